@@ -1,0 +1,30 @@
+# Every target sets up what it needs in .venv; PYTHON chooses the interpreter (3.11 or later).
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow bench lint clean
+
+demo: .venv/demo
+	$(BIN)/python notebooks/demo.py
+
+test: .venv/test
+	$(BIN)/python -m pytest
+
+test-slow: .venv/test
+	$(BIN)/python -m pytest -m slow
+
+bench: .venv/test
+	$(BIN)/python bench/run.py
+
+lint: .venv/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv build
+
+.venv/demo .venv/test .venv/lint: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(notdir $@)]'
+	touch $@

@@ -1,0 +1,137 @@
+"""Early checks of public facts: a bad concrete parameter raises, a bad traced one becomes NaN."""
+
+import importlib
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is known only when the compiled program runs."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -> Any:
+    if is_traced(value):
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
+            raise ValueError(
+                f"{name} must be {expected}, got a traced {value.dtype} of shape {value.shape};"
+                " use jax.vmap for a grid of values"
+            )
+        value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        return jnp.where(valid(value), value, jnp.nan)
+    if isinstance(value, (bool, np.bool_, str)) or value is None or np.ndim(value) != 0:
+        raise TypeError(f"{name} must be {expected}, got {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be {expected}, got {value!r}") from error
+    if not valid(number):
+        raise ValueError(f"{name} must be {expected}, got {number:g}")
+    return number
+
+
+def positive(name: str, value: Any) -> Any:
+    """A finite number above 0."""
+    return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
+
+
+def non_negative(name: str, value: Any) -> Any:
+    """A finite number, 0 or above."""
+    return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
+
+
+def fraction(name: str, value: Any) -> Any:
+    """A number strictly between 0 and 1."""
+    return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+
+
+def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """A concrete integer in a range."""
+    expected = f"an integer of at least {least}" + (f" and at most {most}" if most else "")
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be {expected}, got {value!r}") from error
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name} must be {expected}, got {number}")
+    return number
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+    return value
+
+
+def extra(module: str, name: str) -> Any:
+    """Imports an optional dependency, or says which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{module} is not installed; run: pip install 'dpjax[{name}]'"
+        ) from error
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {type(value).__name__}: {value!r}")
+    return value
+
+
+def real_arrays(name: str, tree: Any) -> Any:
+    """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        raise ValueError(f"{name} must hold at least one array, got {tree!r}")
+    return jax.tree.unflatten(structure, [_real_array(name, leaf) for leaf in leaves])
+
+
+def _real_array(name: str, leaf: Any) -> jax.Array:
+    """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
+    if callable(leaf):
+        raise TypeError(
+            f"{name} must be arrays, got a function; a target that returns a function on"
+            " [0, 1]^dims is released through dpjax.on_lattice and dpjax.bernstein"
+        )
+    if not isinstance(leaf, jax.Array):
+        leaf = np.asarray(leaf)
+    real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
+    if not (real or leaf.dtype == bool):
+        raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
+    if leaf.size == 0:
+        raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
+    return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def saturating_cast(array: Any, dtype: Any) -> jax.Array:
+    """Converts within a kind of number, clamping to the range of the new dtype.
+
+    A cast of a private value must neither wrap nor fail. NaN stays: what it becomes is for the
+    release to say.
+    """
+    dtype = np.dtype(dtype)
+    if array.dtype == dtype or dtype == np.dtype(bool):
+        return jnp.asarray(array, dtype)
+    numpy = jnp if isinstance(array, jax.Array) else np
+    if jnp.issubdtype(dtype, jnp.integer):
+        low, high = (
+            max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min),
+            min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max),
+        )
+    else:
+        high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
+        low = -high
+    clamped = numpy.clip(array, numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype))
+    return jnp.asarray(clamped.astype(dtype))

@@ -1,0 +1,46 @@
+"""Helpers for float dtypes, log-space arithmetic and rounding outward."""
+
+import functools
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+
+def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
+    """The float dtype to compute in: at least float32, JAX's default float for integers."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return np.dtype(jnp.result_type(float))
+    return np.dtype(jnp.promote_types(dtype, jnp.float32))
+
+
+def round_up(exact: Fraction) -> float:
+    """The least float64 that is not below an exact rational."""
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
+def sum_up(terms: Iterable[Any]) -> float:
+    """The sum of concrete numbers in float64, rounded up where it is not representable."""
+    numbers = [float(term) for term in terms]
+    if not all(math.isfinite(number) for number in numbers):
+        return math.fsum(numbers)
+    return round_up(sum(map(Fraction, numbers), Fraction(0)))
+
+
+def log_difference(larger: jax.Array, smaller: jax.Array) -> jax.Array:
+    """log(exp(larger) - exp(smaller)), exact where smaller is -inf and -inf where they agree."""
+    gap = jnp.where(larger > smaller, smaller - larger, -jnp.inf)
+    return jnp.where(larger > smaller, larger + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+
+
+@functools.lru_cache
+def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes on [-1, 1] and log weights of Gauss-Legendre quadrature, on the host in float64."""
+    nodes, weights = special.roots_legendre(count)
+    return nodes, np.log(weights)

@@ -1,0 +1,170 @@
+"""Traced programs with a fingerprint: what is fingerprinted is what runs."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax._pytree import TreeSpec
+
+# Parameters of a traced operation that do not change what it computes: names, and the rules of
+# differentiation, which are functions with an address of their own in every process.
+_IGNORED_PARAMETERS = frozenset(
+    ("name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "jvp")
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function traced at fixed shapes; equal fingerprints make equal programs.
+
+    Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
+    reuses the compiled program.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    inputs: TreeSpec
+    outputs: TreeSpec
+
+    @classmethod
+    def trace(cls, name: str, function: Callable[..., Any], *arguments: Any) -> "Program":
+        """Traces `function` on shape structs; `name` is what messages call it.
+
+        Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
+        difference that the sensitivity depends on.
+        """
+
+        # A new function object each time: JAX caches traces by function, and would hide that a
+        # closed-over array has changed.
+        def fresh(*args: Any) -> Any:
+            return _checks.real_arrays(f"the value of the {name}", function(*args))
+
+        with jax.default_matmul_precision("highest"):
+            jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+        return cls(jaxpr, TreeSpec.of(arguments), TreeSpec.of(outputs))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the operations and constants; needs concrete constants."""
+        return digest(self.jaxpr)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the program on arguments of the traced structure and shapes."""
+        leaves = jex.jaxpr_as_fun(self.jaxpr)(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(self.outputs.structure, leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and (
+            (self.fingerprint, self.inputs, self.outputs)
+            == (other.fingerprint, other.inputs, other.outputs)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def uses_input(self) -> bool:
+        """Whether any of the outputs depends on any of the inputs."""
+        reached = set(self.jaxpr.jaxpr.invars)
+        for equation in self.jaxpr.jaxpr.eqns:
+            if any(isinstance(v, jex.Var) and v in reached for v in equation.invars):
+                reached.update(equation.outvars)
+        return any(isinstance(v, jex.Var) and v in reached for v in self.jaxpr.jaxpr.outvars)
+
+    def largest_array(self) -> int:
+        """Bytes of the largest array that the program handles."""
+        return max(_sizes(self.jaxpr.jaxpr), default=0)
+
+
+def digest(*parts: Any) -> str:
+    """A hash of nested values that is the same in every process: 128 bits, in hex."""
+    sink = hashlib.sha256()
+    _encode(sink, parts)
+    return sink.hexdigest()[:32]
+
+
+def _sizes(jaxpr: jex.Jaxpr) -> list[int]:
+    variables = [*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)]
+    avals: list[Any] = [variable.aval for variable in variables]
+    sizes = [aval.size * getattr(aval.dtype, "itemsize", 16) for aval in avals]
+    for inner in jex.subjaxprs(jaxpr):
+        sizes += _sizes(inner)
+    return sizes
+
+
+def _encode(sink: Any, value: Any) -> None:
+    """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
+    if isinstance(value, jex.ClosedJaxpr):
+        _encode(sink, ("closed", value.jaxpr, tuple(value.consts)))
+    elif isinstance(value, jex.Jaxpr):
+        _encode_jaxpr(sink, value)
+    elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        _encode_array(sink, value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        _encode(sink, (type(value).__qualname__, fields))
+    elif isinstance(value, dict):
+        _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
+    elif isinstance(value, (set, frozenset)):
+        _encode(sink, ("set", sorted(map(repr, value))))
+    elif isinstance(value, (tuple, list)):
+        sink.update(b"(%d" % len(value))
+        for item in value:
+            _encode(sink, item)
+    elif isinstance(value, types.FunctionType):
+        _encode_function(sink, value)
+    elif isinstance(value, types.CodeType):
+        _encode(sink, ("code", value.co_code.hex(), value.co_names, value.co_consts))
+    else:
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).encode()
+        sink.update(b"'%d:" % len(text) + text)
+
+
+def _encode_array(sink: Any, value: Any) -> None:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        _encode(sink, ("key", str(jax.random.key_impl(value))))
+        value = jax.random.key_data(value)
+    host = np.asarray(value)
+    _encode(sink, ("array", host.dtype.name, host.shape))
+    sink.update(host.tobytes())
+
+
+def _encode_function(sink: Any, function: types.FunctionType) -> None:
+    """A Python function inside a program, such as a host callback: its code and its closure."""
+    cells = []
+    for cell in function.__closure__ or ():
+        content = cell.cell_contents
+        cells.append("itself" if content is function else content)
+    _encode(sink, ("function", function.__code__, cells, function.__defaults__))
+
+
+def _encode_jaxpr(sink: Any, jaxpr: jex.Jaxpr) -> None:
+    """Operations, shapes and constants; variables are numbered in order of appearance."""
+    numbers: dict[Any, int] = {}
+
+    def atom(variable: Any) -> Any:
+        if isinstance(variable, jex.Literal):
+            return ("literal", str(variable.aval), variable.val)
+        return (numbers.setdefault(variable, len(numbers)), str(variable.aval))
+
+    def atoms(variables: Any) -> tuple[Any, ...]:
+        return tuple(atom(variable) for variable in variables)
+
+    _encode(sink, ("jaxpr", atoms(jaxpr.constvars), atoms(jaxpr.invars)))
+    for equation in jaxpr.eqns:
+        parameters = {
+            name: value
+            for name, value in equation.params.items()
+            if name not in _IGNORED_PARAMETERS
+        }
+        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters))
+        _encode(sink, atoms(equation.outvars))
+    _encode(sink, atoms(jaxpr.outvars))

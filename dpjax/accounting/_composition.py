@@ -1,0 +1,224 @@
+"""What several releases promise together: host arithmetic in float64, rounded outward."""
+
+import hashlib
+import math
+from fractions import Fraction
+from typing import Any
+
+from dpjax import _checks
+from dpjax._numerics import round_up, sum_up
+from dpjax.base import Guarantee, SampledEvent
+
+
+def compose(*guarantees: Guarantee) -> Guarantee:
+    """What several releases on one database promise together.
+
+    Valid only for targets, sizes, norms and oracles that were fixed without the private data and
+    without earlier releases of it: after a release the database is no longer a draw from the
+    oracle, and choosing the second target by the first answer can make its pairs exceed the
+    estimate with probability .75 where gamma said .057.
+
+    epsilon and delta add. Each sampled sensitivity counts once, however many releases used it:
+    gamma and 1 - confidence add over distinct samplings. If any of them is marginal, so is the
+    result, and a (gamma, C) counts as marginal gamma + 1 - C.
+
+    Args:
+        *guarantees: of the releases.
+
+    Returns:
+        A `Guarantee` in float64, every sum rounded up.
+
+    Raises:
+        TypeError: if an argument is not a concrete guarantee.
+        ValueError: if there is none, or their neighboring relations differ.
+
+    Formal guarantees:
+        (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
+        above. gamma and delta are capped at 1, confidence at 0.
+
+    Source:
+        Dwork and Roth (2014), Theorem 3.16, and a union bound over the samplings.
+
+    Example:
+        >>> import dpjax
+        >>> one = dpjax.laplace(0.01, epsilon=0.5).guarantee
+        >>> dpjax.accounting.compose(one, one)
+        (epsilon=1, delta=0)-DP
+    """
+    if not guarantees:
+        raise ValueError("guarantees must hold at least one, got none")
+    concrete = [_concrete(guarantee) for guarantee in guarantees]
+    relations = {guarantee.relation for guarantee in concrete}
+    if len(relations) > 1:
+        raise ValueError(
+            f"guarantees must share a neighboring relation, got {sorted(map(str, relations))}"
+        )
+    events = _distinct_events(concrete)
+    gamma, confidence = _joint(events)
+    return Guarantee(
+        sum_up(guarantee.epsilon for guarantee in concrete),
+        min(1.0, sum_up(guarantee.delta for guarantee in concrete)),
+        gamma,
+        confidence,
+        events,
+        concrete[0].relation,
+        tuple(dict.fromkeys(note for guarantee in concrete for note in guarantee.notes)),
+    )
+
+
+def group(guarantee: Guarantee, size: int) -> Guarantee:
+    """What a guarantee promises to a group of t people.
+
+    t * epsilon, t * gamma, and delta (e^(t epsilon) - 1) / (e^epsilon - 1), by walking from D to D'
+    one record at a time.
+
+    Args:
+        guarantee: for one person.
+        size: t, at least 1.
+
+    Returns:
+        A `Guarantee`, rounded up.
+
+    Raises:
+        TypeError: if the guarantee is not concrete or t is not an integer.
+        ValueError: if t is below 1.
+
+    Formal guarantees:
+        (t epsilon, ..., t gamma)-random DP for databases that differ in t records.
+
+    Source:
+        Dwork and Roth (2014), Theorem 2.2; Vadhan (2017), Lemma 2.2, for delta.
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.accounting.group(dpjax.laplace(0.01, epsilon=0.5).guarantee, 3)
+        (epsilon=1.5, delta=0)-DP
+    """
+    one = _concrete(guarantee)
+    size = _checks.integer("size", size, least=1)
+    events = tuple(
+        SampledEvent(min(1.0, _times(event.gamma, size)), event.confidence, event.identity)
+        for event in _distinct_events([one])
+    )
+    gamma, confidence = _joint(events)
+    epsilon, delta = _times(one.epsilon, size), _group_delta(one, size)
+    return Guarantee(epsilon, delta, gamma, confidence, events, one.relation, one.notes)
+
+
+def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
+    """What a guarantee under the oracle P promises when records really come from Q.
+
+    gamma grows by sqrt((n + 1) tau / 2), Pinsker's bound on the total variation between n + 1
+    records of P and of Q.
+
+    Args:
+        guarantee: under P, for databases of n records.
+        kl: tau, an upper bound on KL(P || Q) for one record, 0 or above.
+        n: number of records, at least 1.
+
+    Returns:
+        A `Guarantee` under Q, gamma capped at 1 and rounded up.
+
+    Raises:
+        TypeError: if the guarantee is not concrete or a parameter is not a number.
+        ValueError: if tau is negative or n below 1.
+
+    Formal guarantees:
+        Assumes i.i.d. records. Applies once to everything that the guarantee covers: compose
+        first, transfer last. A guarantee with gamma 0 holds under any Q and stays as it is.
+
+    Source:
+        Rubinstein and Aldà (2017), Proposition 8.
+
+    Example:
+        >>> import dpjax
+        >>> sampled = dpjax.Guarantee(1.0, gamma=0.05, confidence=0.99)
+        >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
+        (epsilon=1, delta=0, gamma=0.0723607)-random DP, confidence 0.99
+    """
+    under_p = _concrete(guarantee)
+    tau = _checks.non_negative("kl", kl)
+    n = _checks.integer("n", n, least=1)
+    events = _distinct_events([under_p])
+    if not events:
+        return under_p
+    shift = math.nextafter(math.sqrt((n + 1) * tau / 2), math.inf) if tau else 0.0
+    gamma, confidence = _joint(events)
+    moved = min(1.0, sum_up((gamma, shift)))
+    name = "|".join((*sorted(event.identity for event in events), repr(tau)))
+    identity = hashlib.sha256(name.encode()).hexdigest()[:32]
+    event = SampledEvent(moved, confidence, identity)
+    return Guarantee(
+        under_p.epsilon,
+        under_p.delta,
+        moved,
+        confidence,
+        (event,),
+        under_p.relation,
+        under_p.notes,
+    )
+
+
+def _concrete(guarantee: Any) -> Guarantee:
+    """The same guarantee with Python numbers for leaves."""
+    if not isinstance(guarantee, Guarantee):
+        raise TypeError(f"guarantee must be a Guarantee, got {guarantee!r}")
+
+    def number(name: str, value: Any) -> Any:
+        if _checks.is_traced(value):
+            raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
+        return value if value is None else float(value)
+
+    events = tuple(
+        SampledEvent(
+            number("gamma", event.gamma), number("confidence", event.confidence), event.identity
+        )
+        for event in guarantee.events
+    )
+    return Guarantee(
+        number("epsilon", guarantee.epsilon),
+        number("delta", guarantee.delta),
+        number("gamma", guarantee.gamma),
+        number("confidence", guarantee.confidence),
+        events,
+        guarantee.relation,
+        guarantee.notes,
+    )
+
+
+def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
+    """The samplings behind some guarantees, each once; one that is written by hand is its own."""
+    distinct: dict[str, SampledEvent] = {}
+    for place, guarantee in enumerate(guarantees):
+        events = guarantee.events
+        if not events and (guarantee.gamma > 0 or guarantee.confidence != 1):
+            events = (SampledEvent(guarantee.gamma, guarantee.confidence, f"unnamed {place}"),)
+        for event in events:
+            known = distinct.get(event.identity)
+            if known is None or event.gamma > known.gamma:
+                distinct[event.identity] = event
+    return tuple(distinct.values())
+
+
+def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
+    """Gamma and confidence of several events at once."""
+    gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
+    confidences = [float(event.confidence) for event in events if event.confidence is not None]
+    doubt = sum((1 - Fraction(confidence) for confidence in confidences), Fraction(0))
+    if len(confidences) < len(events):
+        return min(1.0, round_up(gamma + doubt)), None
+    return min(1.0, round_up(gamma)), max(0.0, -round_up(doubt - 1))
+
+
+def _times(value: Any, factor: int) -> float:
+    return round_up(Fraction(float(value)) * factor)
+
+
+def _group_delta(guarantee: Guarantee, size: int) -> float:
+    epsilon, delta = float(guarantee.epsilon), float(guarantee.delta)
+    if delta == 0 or size == 1:
+        return delta
+    if size * epsilon > 700:
+        return 1.0
+    steps = math.expm1(size * epsilon) / math.expm1(epsilon) if epsilon > 0 else size
+    return min(1.0, delta * steps * (1 + 1e-12))

@@ -1,0 +1,1 @@
+"""Checks that a mechanism keeps its promise."""

@@ -1,0 +1,172 @@
+"""The Bernstein mechanism: private release of functions on the unit cube."""
+
+import math
+from typing import Any
+
+import jax
+
+from dpjax import _checks
+from dpjax._numerics import compute_dtype
+from dpjax._pytree import frozen_pytree, static
+from dpjax.base import Scalar, Sensitivity
+from dpjax.mechanisms._additive import additive_log_prob, sum_over_leaves
+from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, quantile_level
+from dpjax.random._noise import LAPLACE
+from dpjax.random._release import add_noise
+
+
+@frozen_pytree
+class BernsteinMechanism(SensitivityMechanism):
+    """Releases polynomials from lattice values; made by `bernstein`.
+
+    Attributes:
+        sensitivity: of the lattice values, norm "linf".
+        epsilon: of the guarantee.
+        degree: of the polynomial in each coordinate.
+        dims: number of coordinates.
+        order: h of the operator I - (I - B)^h.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar
+    degree: int = static()
+    dims: int = static()
+    order: int = static()
+
+    norm = "linf"
+
+    @property
+    def lattice_shape(self) -> tuple[int, ...]:
+        """The shape of a value."""
+        return (self.degree + 1,) * self.dims
+
+    @property
+    def scale(self) -> Scalar:
+        """Scale of the noise in a lattice value, where the value is one lattice."""
+        return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
+
+    def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
+        """The scale really drawn: nominal, with the margin for rounding."""
+        del shape  # Floating-point noise has no grid, hence no charge that grows with the size.
+        return self.scale * (1 + 4 * 2.0**-23)
+
+    def _check_value(self, value: Any) -> None:
+        for leaf in jax.tree.leaves(value):
+            if leaf.shape != self.lattice_shape:
+                raise ValueError(
+                    f"value must be lattice values of shape {self.lattice_shape} (see"
+                    f" dpjax.on_lattice), got shape {leaf.shape}"
+                )
+
+    def _scale_of(self, value: Any) -> Scalar:
+        # A pytree of J lattices lies in the l1 ball of J lattices' radius.
+        return self.scale * len(jax.tree.leaves(value))
+
+    def _draw(self, key: jax.Array, value: Any) -> Any:
+        value = jax.tree.map(lambda leaf: leaf.astype(compute_dtype(leaf.dtype)), value)
+        noisy = add_noise(
+            key,
+            value,
+            self._scale_of(value),
+            LAPLACE,
+            zero_allowed=self.sensitivity.zero_allowed,
+        )
+        return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        value = _checks.real_arrays("value", value)
+        scale = self._scale_of(value)
+
+        def lattice(x: jax.Array, polynomial: BernsteinPolynomial) -> jax.Array:
+            x = x.astype(compute_dtype(x.dtype))
+            return additive_log_prob(polynomial.values, x, scale, LAPLACE)
+
+        return sum_over_leaves(lattice, value, output)
+
+    def error_quantile(
+        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+    ) -> Scalar:
+        """How far the noise takes a lattice value, or the released polynomial, from the truth.
+
+        Args:
+            probability: in (0, 1).
+            shape: ignored: the shape of a value is the lattice's.
+            simultaneous: a bound for the polynomial everywhere on the cube, against the polynomial
+                without noise, instead of the quantile for each lattice value.
+
+        Returns:
+            A scalar in the units of the function.
+        """
+        del shape
+        level = quantile_level(probability, self.lattice_shape, simultaneous)
+        growth = sup_norm_growth(self.degree, self.dims, self.order) if simultaneous else 1.0
+        return growth * self.scale * LAPLACE.magnitude_quantile(level)
+
+    @property
+    def dp_event(self) -> Any:
+        """The event of the Laplace mechanism on the lattice values."""
+        assert LAPLACE.dp_event is not None
+        return LAPLACE.dp_event(1 / float(self.epsilon))
+
+
+def bernstein(
+    sensitivity: Sensitivity | float,
+    epsilon: Scalar,
+    *,
+    degree: int,
+    dims: int,
+    order: int = 1,
+) -> BernsteinMechanism:
+    """The Bernstein mechanism: releases a function on [0, 1]^dims as a polynomial.
+
+    Laplace noise of scale (degree + 1)^dims Delta / epsilon enters the lattice values; the iterated
+    operator I - (I - B)^h is applied to the noisy values, as post-processing.
+
+    Args:
+        sensitivity: a `Sensitivity` of the lattice values in the norm "linf", or a number, taken as
+            a global bound in it.
+        epsilon: finite, above 0.
+        degree: k, at least 1: the lattice is {0, 1/k, ..., 1}^dims.
+        dims: number of coordinates, at least 1.
+        order: h, at least 1; smooth functions are approximated better at higher orders.
+
+    Returns:
+        A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes shape (degree + 1,) * dims,
+        as `dpjax.on_lattice` makes it, and releases a `BernsteinPolynomial`. A pytree of J lattices
+        gets J times the scale and gives a pytree of polynomials.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, or the sensitivity's norm is not linf; at a
+            release, if a value has not the shape of the lattice.
+
+    Formal guarantees:
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
+        the sensitivity is a global bound. The polynomial may be evaluated anywhere, any number of
+        times. Assumes real arithmetic: the noise of this version is floating-point, see the README.
+
+    Source:
+        Aldà and Rubinstein (2017), Theorem 1; Rubinstein and Aldà (2017), Corollary 14.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism = dpjax.bernstein(0.01, epsilon=1.0, degree=4, dims=1)
+        >>> round(mechanism.scale, 6)
+        0.05
+        >>> release = mechanism(dpjax.random.seeded_key(0), jnp.zeros(5))
+        >>> release.value(jnp.array([[0.0], [0.5]])).shape
+        (2,)
+    """
+    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    return BernsteinMechanism(
+        sensitivity,
+        epsilon,
+        _checks.integer("degree", degree, least=1),
+        _checks.integer("dims", dims, least=1),
+        _checks.integer("order", order, least=1),
+    )

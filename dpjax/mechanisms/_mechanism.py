@@ -1,0 +1,190 @@
+"""What all mechanisms share: the checks of a release, its guarantee, and how factories begin."""
+
+import abc
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._pytree import TreeSpec
+from dpjax.base import Guarantee, Norm, Release, SampledEvent, Scalar, Sensitivity, norm_name
+from dpjax.norms import norm_function
+from dpjax.random._keys import check_key
+
+
+class SensitivityMechanism(abc.ABC):
+    """A mechanism that is private on every pair within its sensitivity (Definition 9).
+
+    Subclasses are frozen pytrees with the fields `sensitivity` and `epsilon`, a `norm`, and what is
+    abstract here. They are made by lower-case factories, where checks and calibration belong.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar
+    norm: Norm
+
+    @abc.abstractmethod
+    def _draw(self, key: jax.Array, value: Any) -> Any:
+        """The noisy value; pure, and the same program for every epsilon."""
+
+    @abc.abstractmethod
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        """Log density, or log probability where outputs are discrete, of releasing an output.
+
+        Args:
+            output: the value of a release.
+            value: the target's value that it would be a release of.
+
+        Returns:
+            A scalar.
+        """
+
+    @abc.abstractmethod
+    def error_quantile(
+        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+    ) -> Any:
+        """How far the noise takes a release from the truth, with a given probability at most.
+
+        Args:
+            probability: in (0, 1).
+            shape: shape of the value.
+            simultaneous: for all coordinates at once, instead of for each one of them.
+
+        Returns:
+            A scalar in the units of the value.
+        """
+
+    @property
+    def dp_event(self) -> Any:
+        """The epsilon-delta part of one release as an event of dp-accounting; gamma is not in it.
+
+        The event of binary randomized response, which dominates every epsilon-DP mechanism
+        (Kairouz, Oh and Viswanath 2015). Compose several releases as a list of events:
+        dp-accounting ignores the count of a repeated `RandomizedResponseDpEvent`.
+        """
+        accounting = _checks.extra("dp_accounting", "accounting")
+        return accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(float(self.epsilon))), 2)
+
+    def _delta(self) -> Scalar:
+        return 0.0
+
+    def _check_value(self, value: Any) -> None:
+        """Refuses values of a shape or dtype that the mechanism cannot take."""
+        del value  # Most mechanisms take any.
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What one release promises; NaN throughout where a traced parameter was bad."""
+        sensitivity = self.sensitivity
+        gamma = _nan_with(self.epsilon, sensitivity.gamma)
+        confidence = sensitivity.confidence
+        if confidence is not None:
+            confidence = _nan_with(self.epsilon, confidence)
+        events = ()
+        if sensitivity.identity is not None:
+            events = (SampledEvent(gamma, confidence, sensitivity.identity),)
+        return Guarantee(
+            self.epsilon,
+            _nan_with(self.epsilon, self._delta()),
+            gamma,
+            confidence,
+            events,
+            sensitivity.relation,
+            _notes(sensitivity),
+        )
+
+    def __call__(self, key: jax.Array, value: Any) -> Release:
+        """Releases a value of the target under the mechanism's guarantee.
+
+        Args:
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+            value: a pytree of real arrays. What it holds never decides whether a release happens:
+                NaN and values out of range become fixed public values and get noise.
+
+        Returns:
+            A `Release`.
+
+        Raises:
+            TypeError: if the key is not a typed key, or the value does not hold real arrays.
+            ValueError: if the value's structure or shapes are not those that were sampled.
+        """
+        check_key(key)
+        value = _checks.real_arrays("value", value)
+        _check_sampled_outputs(self.sensitivity, value)
+        self._check_value(value)
+        return Release(_compiled_draw(self, key, value), self.guarantee)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
+
+
+@jax.jit
+def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
+    return mechanism._draw(key, value)
+
+
+def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scalar]:
+    """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
+
+    A bare number is taken as a global bound. A bad traced sensitivity makes epsilon NaN, so that
+    the guarantee shows it.
+    """
+    norm_function(norm)
+    epsilon = _checks.positive("epsilon", epsilon)
+    if not isinstance(sensitivity, Sensitivity):
+        sensitivity = Sensitivity(
+            _checks.positive("sensitivity", sensitivity), 0.0, 1.0, norm, None
+        )
+    if sensitivity.norm != norm:
+        raise ValueError(
+            f"sensitivity must be in the norm {norm_name(norm)}, got one in"
+            f" {norm_name(sensitivity.norm)}: sample it with norm={norm_name(norm)!r}"
+        )
+    check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
+    value = check("sensitivity", sensitivity.value)
+    if _checks.is_traced(value):
+        epsilon = jnp.where(jnp.isnan(value), jnp.nan, epsilon)
+    return sensitivity, epsilon
+
+
+def quantile_level(probability: float, shape: tuple[int, ...], simultaneous: bool) -> float:
+    """The level per coordinate: probability^(1/d) where d independent ones must hold at once."""
+    probability = _checks.fraction("probability", probability)
+    return probability ** (1 / math.prod(shape)) if simultaneous else probability
+
+
+def _nan_with(epsilon: Scalar, value: Scalar) -> Scalar:
+    if isinstance(epsilon, float):
+        return value
+    return jnp.where(jnp.isnan(epsilon), jnp.nan, value)
+
+
+def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
+    notes = ()
+    if sensitivity.positions == "average":
+        notes += ("averaged over positions",)
+    if sensitivity.zero_allowed:
+        value = sensitivity.value
+        if _checks.is_traced(value):
+            notes += ("no noise where the sensitivity is 0",)
+        elif value == 0:
+            notes += ("no noise",)
+    return notes
+
+
+def _check_sampled_outputs(sensitivity: Sensitivity, value: Any) -> None:
+    sampled = sensitivity.outputs
+    if sampled is None:
+        return
+    got = TreeSpec.of(value)
+    if got.structure != sampled.structure or any(
+        x.shape != y.shape or _kind(x.dtype) != _kind(y.dtype)
+        for x, y in zip(got.leaves, sampled.leaves, strict=True)
+    ):
+        raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
+
+
+def _kind(dtype: Any) -> str:
+    return "float" if jnp.issubdtype(dtype, jnp.floating) else "integer"

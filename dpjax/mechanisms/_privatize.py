@@ -1,0 +1,113 @@
+"""From a target and a mechanism to a private function of the database."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._programs import Program
+from dpjax._pytree import TreeSpec
+from dpjax.base import Mechanism, Release, Sensitivity, Target
+from dpjax.random._keys import check_key
+
+
+def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any], Release]:
+    """A private version of a target: `private(key, database) -> Release`.
+
+    Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
+
+    Args:
+        target: the function that was sampled.
+        mechanism: calibrated to its sensitivity.
+
+    Returns:
+        A function of a typed key and a database: a pytree of arrays with leading axis n. Jit-able,
+        and vmap-able over keys.
+
+    Raises:
+        TypeError: if the target is not a function; at a release, if the key is not a typed key or
+            the database does not hold arrays of the kinds that were sampled.
+        ValueError: if the target is not the one that was sampled (the traced programs and their
+            constants are compared); at a release, if the database has another size or structure.
+
+    Formal guarantees:
+        Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
+        sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
+        the database holds decides whether a release happens. For an analytic sensitivity the
+        claim that it bounds this target, on databases of this size, is yours.
+
+    Source:
+        Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
+        >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
+        >>> release.guarantee
+        (epsilon=1, delta=0)-DP
+    """
+    _checks.function("target", target)
+    sensitivity = mechanism.sensitivity
+    sampled = sensitivity.records
+    program = None if sampled is None else _same_program(target, sampled, sensitivity)
+
+    def private(key: jax.Array, database: Any) -> Release:
+        check_key(key)
+        records = _records(database, sensitivity)
+        traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
+        return mechanism(key, _evaluate(records, program=traced))
+
+    return private
+
+
+@partial(jax.jit, static_argnames="program")
+def _evaluate(records: Any, *, program: Program) -> Any:
+    return program(records)
+
+
+def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
+    program = Program.trace("target", target, records.tree())
+    if program.fingerprint != sensitivity.target:
+        raise ValueError(
+            "target is not the one that was sampled: its traced program or a constant in it differs"
+            f" (fingerprint {program.fingerprint}, sampled {sensitivity.target}); sample the"
+            " sensitivity of this target"
+        )
+    return program
+
+
+def _records(database: Any, sensitivity: Sensitivity) -> Any:
+    """The database as the arrays that were sampled; refusals depend on its structure alone."""
+    records = _checks.real_arrays("database", database)
+    got, sampled = TreeSpec.of(records), sensitivity.records
+    sizes = {leaf.shape[:1] for leaf in got.leaves}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            f"database must be arrays with a common leading axis of n records, got {got}"
+        )
+    ((n,),) = sizes
+    if sensitivity.n is not None and n != sensitivity.n:
+        raise ValueError(
+            f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"
+        )
+    if sampled is None:
+        return records
+    if got.structure != sampled.structure or any(
+        x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
+    ):
+        raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
+    return jax.tree.map(_as_sampled, records, sampled.tree())
+
+
+def _as_sampled(leaf: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
+    for kind in (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_):
+        if jnp.issubdtype(sampled.dtype, kind) != jnp.issubdtype(leaf.dtype, kind):
+            raise TypeError(
+                f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the oracle"
+                f" does, got {leaf.dtype}"
+            )
+    return _checks.saturating_cast(leaf, sampled.dtype)

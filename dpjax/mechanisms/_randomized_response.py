@@ -1,0 +1,149 @@
+"""Randomized response over any number of categories."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import stats
+
+from dpjax import _checks
+from dpjax._pytree import frozen_pytree, static
+from dpjax.base import Scalar, Sensitivity
+from dpjax.mechanisms._additive import sum_over_leaves
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.random._release import keep_or_lie
+
+_MOST_CATEGORIES = 2**15
+
+
+@frozen_pytree
+class RandomizedResponse(SensitivityMechanism):
+    """Keeps each answer or lies about it; made by `randomized_response`.
+
+    Attributes:
+        sensitivity: one answer changes, norm "hamming".
+        epsilon: of the guarantee.
+        lie_weight: each lie has probability lie_weight / 2^32.
+        categories: number of possible answers.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar
+    lie_weight: Any
+    categories: int = static()
+
+    norm = "hamming"
+
+    def _check_value(self, value: Any) -> None:
+        for leaf in jax.tree.leaves(value):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
+
+    def _draw(self, key: jax.Array, value: Any) -> Any:
+        leaves, structure = jax.tree.flatten(value)
+        keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
+        answers = [
+            keep_or_lie(leaf_key, leaf, self.lie_weight, self.categories)
+            for leaf_key, leaf in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, answers)
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        weight = jnp.asarray(self.lie_weight).astype(jnp.float32)
+        weight = jnp.where(weight == 0, jnp.nan, weight) / 2.0**32
+
+        def answer(y: jax.Array, x: jax.Array) -> jax.Array:
+            truth = jnp.clip(x, 0, self.categories - 1)
+            log_truth = jnp.log1p(-(self.categories - 1) * weight)
+            return jnp.sum(jnp.where(jnp.asarray(y) == truth, log_truth, jnp.log(weight)))
+
+        return sum_over_leaves(answer, output, _checks.real_arrays("value", value))
+
+    def error_quantile(
+        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+    ) -> Any:
+        """The number of lies among the answers of a shape; of a single answer, 0 or 1.
+
+        Args:
+            probability: in (0, 1).
+            shape: shape of the value.
+            simultaneous: over all the answers, instead of for each one of them.
+
+        Returns:
+            An integer.
+        """
+        answers = math.prod(shape) if simultaneous else 1
+        lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
+        return int(stats.binom.ppf(_checks.fraction("probability", probability), answers, lying))
+
+    @property
+    def dp_event(self) -> Any:
+        """The event of one answer; see `SensitivityMechanism.dp_event` on composing several."""
+        accounting = _checks.extra("dp_accounting", "accounting")
+        resampled = self.categories / (math.exp(float(self.epsilon)) + self.categories - 1)
+        return accounting.RandomizedResponseDpEvent(resampled, self.categories)
+
+
+def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedResponse:
+    """Randomized response: the truth with probability e^eps / (e^eps + K - 1), else a uniform lie.
+
+    Drawn from one 32-bit word: each lie has probability ceil(2^32 / (e^eps + K - 1)) / 2^32,
+    rounded up, so the ratio of truth to lie never exceeds e^eps. No floating-point noise.
+
+    Args:
+        epsilon: finite, above 0.
+        categories: K, the number of possible answers, from 2 to 2^15.
+
+    Returns:
+        A `RandomizedResponse`: `mechanism(key, answers)` takes integer arrays of categories in
+        [0, K), of any shape, and releases int32. Out of range they are clamped.
+
+    Raises:
+        TypeError: if epsilon is not a number or K not an integer; at a release, if the answers
+            are not integers.
+        ValueError: if one of them is out of range, or epsilon is too small for K (below K^2 2^-32).
+
+    Formal guarantees:
+        epsilon-DP when one answer changes: every entry of a value is the answer of another person.
+        A person who gives t of the entries gets t * epsilon. Exact given uniform random bits.
+
+    Source:
+        Warner (1965); Kairouz, Bonawitz and Ramage (2016) for K categories.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism = dpjax.randomized_response(1.0, categories=4)
+        >>> release = mechanism(dpjax.random.seeded_key(0), jnp.arange(4))
+        >>> release.value.shape
+        (4,)
+    """
+    sensitivity, epsilon = begin("hamming", 1.0, epsilon)
+    count = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
+    return RandomizedResponse(sensitivity, epsilon, _lie_weight(epsilon, count), count)
+
+
+def _lie_weight(epsilon: Scalar, count: int) -> Any:
+    """2^32 times the probability of each lie, rounded up; 0 where epsilon is traced and too small.
+
+    At most floor(2^32 / K): above, a lie would be likelier than the truth.
+    """
+    most = 2**32 // count
+    if isinstance(epsilon, float):
+        # exp is good to an ulp; a weight one too high is the outward direction.
+        share = 2**32 / (math.exp(min(epsilon, 700.0)) + count - 1)
+        weight = math.ceil(share * (1 + 1e-15))
+        if weight > most:
+            raise ValueError(
+                f"epsilon={epsilon:g} is too small for {count} categories: their probabilities"
+                " are multiples of 2^-32"
+            )
+        return np.uint32(weight)
+    share = 2.0**32 / (jnp.exp(jnp.asarray(epsilon).astype(jnp.float32)) + (count - 1))
+    weight = (jnp.ceil(share * (1 + 1e-5)) + 1).astype(jnp.uint32)
+    return jnp.where(jnp.isnan(epsilon) | (weight > most), 0, weight).astype(jnp.uint32)

@@ -1,0 +1,108 @@
+"""Private selection: a noisy maximum over an array of scores."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._pytree import frozen_pytree, static
+from dpjax.base import Scalar, Sensitivity
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.random._noise import Sampler
+from dpjax.random._release import noisy_argmax, score_gaps
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionRule:
+    """How to select: the noise of the race, and the log probabilities that it gives.
+
+    Attributes:
+        name: what messages call it.
+        race: draws the noise that is added to score / temperature.
+        log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    name: str
+    race: Sampler
+    log_pmf: Callable[[jax.Array], jax.Array]
+
+
+@frozen_pytree
+class SelectionMechanism(SensitivityMechanism):
+    """Selects a response by its score; made by `exponential` or `permute_and_flip`.
+
+    Attributes:
+        sensitivity: how far any score moves, norm "linf".
+        epsilon: of the guarantee.
+        rule: how to select.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar
+    rule: SelectionRule = static()
+
+    norm = "linf"
+
+    @property
+    def _temperature(self) -> Scalar:
+        return 2 * self.sensitivity.value / self.epsilon
+
+    def _check_value(self, value: Any) -> None:
+        if not isinstance(value, jax.Array) or value.ndim != 1:
+            raise ValueError(
+                "value must be one array of scores over the response set, shape (K,), got"
+                f" {jax.tree.map(jnp.shape, value)}; use jax.vmap for a batch"
+            )
+
+    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+        return noisy_argmax(
+            key,
+            value,
+            self._temperature,
+            self.rule.race,
+            zero_allowed=self.sensitivity.zero_allowed,
+        )
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        scores = _checks.real_arrays("value", value)
+        self._check_value(scores)
+        gaps = score_gaps(scores)
+        log_pmf = self.rule.log_pmf(-gaps / jnp.asarray(self._temperature).astype(gaps.dtype))
+        return log_pmf[output]
+
+    def error_quantile(
+        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+    ) -> Scalar:
+        """A gap of scores: how far the selected score may lie below the best one.
+
+        A response with a gap g is selected with probability at most exp(-epsilon g / (2 Delta)).
+
+        Args:
+            probability: in (0, 1).
+            shape: (K,), the number of responses; needed where simultaneous.
+            simultaneous: for all responses at once, instead of for each one of them.
+
+        Returns:
+            A scalar in the units of the scores.
+        """
+        tail = 1 - _checks.fraction("probability", probability)
+        responses = math.prod(shape) if simultaneous else 1
+        return self._temperature * math.log(responses / tail)
+
+
+def select_by(
+    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar
+) -> SelectionMechanism:
+    """Makes a selection mechanism."""
+    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    return SelectionMechanism(sensitivity, epsilon, rule)

@@ -1,0 +1,96 @@
+"""Norms of target values, and the distance between two of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._numerics import compute_dtype
+from dpjax.base import Norm
+
+
+def _flat(difference: Any) -> jax.Array:
+    leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
+    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    return jnp.concatenate([leaf.astype(widest) for leaf in leaves])
+
+
+def _l1(difference: Any) -> jax.Array:
+    return jnp.sum(_flat(difference))
+
+
+def _l2(difference: Any) -> jax.Array:
+    # Squares of small differences underflow to an un-noised 0, so the largest one is factored out.
+    flat = _flat(difference)
+    largest = jnp.max(flat)
+    safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return safe * jnp.sqrt(jnp.sum(jnp.square(flat / safe)))
+
+
+def _linf(difference: Any) -> jax.Array:
+    return jnp.max(_flat(difference))
+
+
+def _hamming(difference: Any) -> jax.Array:
+    flat = _flat(difference)
+    return jnp.sum(flat != 0, dtype=flat.dtype)
+
+
+NORMS: dict[str, Callable[[Any], jax.Array]] = {
+    "l1": _l1,
+    "l2": _l2,
+    "linf": _linf,
+    "hamming": _hamming,
+}
+
+
+def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
+    """The function that a norm stands for; unknown names are refused."""
+    if callable(norm):
+        return norm
+    if not isinstance(norm, str) or norm not in NORMS:
+        raise ValueError(f"norm must be a function or one of {tuple(NORMS)}, got {norm!r}")
+    return NORMS[norm]
+
+
+def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
+    """The norm of the difference of two target values; NaN counts as infinite.
+
+    Args:
+        norm: name or function.
+        value: a pytree of real arrays.
+        other: a pytree of the same structure, shapes and dtypes.
+
+    Returns:
+        A float scalar, 0 or above.
+    """
+    length = norm_function(norm)(jax.tree.map(_difference, value, other))
+    return jnp.where(jnp.isnan(length), jnp.inf, length)
+
+
+def resolution(norm: Norm, value: Any) -> jax.Array:
+    """The norm of one unit in the last place of every coordinate of a value; 0 for integers."""
+    length = norm_function(norm)(jax.tree.map(_unit_in_the_last_place, value))
+    return jnp.where(jnp.isfinite(length), length, 0)
+
+
+def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    dtype = compute_dtype(x.dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(dtype) - y.astype(dtype)
+    if x.dtype == bool:
+        return (x != y).astype(dtype)
+    # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    magnitude = jnp.where(
+        x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
+    ).astype(dtype)
+    return jnp.where(x > y, magnitude, -magnitude)
+
+
+def _unit_in_the_last_place(x: jax.Array) -> jax.Array:
+    dtype = compute_dtype(x.dtype)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.zeros(x.shape, dtype)
+    return jnp.abs(x).astype(dtype) * float(jnp.finfo(x.dtype).eps)

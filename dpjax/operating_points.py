@@ -1,0 +1,219 @@
+"""Operating points: how many pairs, which order statistic, and the gamma that follows."""
+
+import math
+from fractions import Fraction
+from typing import Any, Literal
+
+from scipy import special
+
+from dpjax import _checks
+from dpjax.base import OperatingPoint
+
+MOST_PAIRS = 10**10
+
+
+def operating_point(
+    *,
+    m: int | None = None,
+    gamma: float | None = None,
+    method: str = "exact",
+    confidence: float | Literal["default"] | None = "default",
+) -> OperatingPoint:
+    """The least resources that make a sampled sensitivity cover all but gamma of random pairs.
+
+    Let Phi be the distribution function of the distance G of a random pair. Method "exact" uses
+    that Phi(G_(k)) is stochastically at least Beta(k, m - k + 1):
+
+    - with `confidence` C, the least k with P(Binomial(m, 1 - gamma) <= k - 1) >= C;
+    - with `confidence=None`, k = ceil((1 - gamma)(m + 1)), by exchangeability.
+
+    Method "dkw" is Table 1 of the paper: a union over all thresholds, hence larger k.
+
+    Given gamma alone, m is the least that is feasible and k = m (the largest distance seen); given
+    m alone, gamma is the least and k = m; given both, k is the least.
+
+    Args:
+        m: number of pairs, at most 10^10.
+        gamma: probability over random pairs that may be left uncovered, in (0, 1).
+        method: "exact" or "dkw".
+        confidence: probability C over the samples, in (0, 1); None for the marginal statement.
+            The default is 0.99 for "exact" and None for "dkw", whose statement is marginal.
+
+    Returns:
+        The `OperatingPoint`.
+
+    Raises:
+        TypeError: if m or gamma is not a number.
+        ValueError: if a parameter is out of range, if neither m nor gamma is given, if they are
+            infeasible together (the message says what would do), if m would exceed 10^10, or if a
+            confidence is given with "dkw".
+
+    Formal guarantees:
+        Assumes that the m pairs are independent draws. With C: with probability at least C over
+        the samples, Phi(G_(k)) >= 1 - gamma. Marginal: P(G_new <= G_(k)) >= 1 - gamma over the
+        samples and a fresh pair together. Holds for any Phi, continuous or not. m, gamma and C
+        must be fixed before the samples are looked at: to pick one of J, use 1 - (1 - C)/J.
+
+    Source:
+        Wilks (1941) for "exact"; Rubinstein and Aldà (2017), Theorem 15 and Table 1, for "dkw".
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.operating_point(m=1500, gamma=0.1).k
+        1377
+        >>> print(dpjax.operating_point(gamma=0.05, method="dkw"))
+        m=1305, k=1305, gamma=0.05, rho=0.004183 (dkw, marginal)
+    """
+    _checks.choice("method", method, ("exact", "dkw"))
+    if m is None and gamma is None:
+        raise ValueError("give m, gamma, or both: got neither")
+    if m is not None:
+        m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
+    if gamma is not None:
+        gamma = _concrete_fraction("gamma", gamma)
+    if method == "dkw":
+        if confidence not in ("default", None):
+            raise ValueError(
+                f'confidence must be None with method="dkw", got {confidence!r}: the statement of'
+                " Theorem 15 is marginal, over the samples and a fresh pair together"
+            )
+        return _dkw(m, gamma)
+    if confidence == "default":
+        confidence = 0.99
+    if confidence is None:
+        return _marginal(m, gamma)
+    return _exact(m, gamma, _concrete_fraction("confidence", confidence))
+
+
+def _concrete_fraction(name: str, value: Any) -> float:
+    if _checks.is_traced(value):
+        raise TypeError(f"{name} is traced, but operating points are computed on the host")
+    return _checks.fraction(name, value)
+
+
+def _refuse_too_many(m: float, gamma: float) -> int:
+    if m > MOST_PAIRS:
+        raise ValueError(
+            f"gamma {gamma:g} needs m of about {m:.3g}, above the limit of {MOST_PAIRS:.0g} pairs"
+        )
+    return int(m)
+
+
+def _refuse_infeasible(m: int, gamma: float, least_m: int, least_gamma: float) -> None:
+    raise ValueError(
+        f"m={m} is too small for gamma={gamma:g}: take m of at least {least_m},"
+        f" or gamma of at least {least_gamma:.6g}"
+    )
+
+
+# Method "exact" with a confidence.
+
+
+def _covers(m: int, gamma: float, confidence: float) -> bool:
+    """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
+    return m * math.log1p(-gamma) <= math.log1p(-confidence)
+
+
+def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
+    if gamma is None:
+        assert m is not None
+        return OperatingPoint(m, m, _least_gamma(m, confidence), None, "exact", confidence)
+    least_m = _least_m(gamma, confidence)
+    if m is None:
+        m = _refuse_too_many(least_m, gamma)
+        return OperatingPoint(m, m, gamma, None, "exact", confidence)
+    if m < least_m:
+        _refuse_infeasible(m, gamma, least_m, _least_gamma(m, confidence))
+    return OperatingPoint(m, _least_k(m, gamma, confidence), gamma, None, "exact", confidence)
+
+
+def _least_m(gamma: float, confidence: float) -> int:
+    m = max(1, math.ceil(math.log1p(-confidence) / math.log1p(-gamma)) - 1)
+    while not _covers(m, gamma, confidence):
+        m += 1
+    return m
+
+
+def _least_gamma(m: int, confidence: float) -> float:
+    gamma = -math.expm1(math.log1p(-confidence) / m)
+    while not _covers(m, gamma, confidence):
+        gamma = math.nextafter(gamma, 1.0)
+    return gamma
+
+
+def _least_k(m: int, gamma: float, confidence: float) -> int:
+    """The least k with P(Binomial(m, 1 - gamma) <= k - 1) >= confidence, by bisection."""
+    low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
+    while high - low > 1:
+        k = (low + high) // 2
+        # P(Binomial(m, p) <= k - 1) is the regularized incomplete beta I_{1-p}(m - k + 1, k).
+        if special.betainc(m - k + 1, k, gamma) >= confidence:
+            high = k
+        else:
+            low = k
+    return high
+
+
+# Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,
+# ceil((1 - gamma)(m + 1)) may land one too high or one too low.
+
+
+def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
+    if gamma is None:
+        assert m is not None
+        return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
+    least_m = max(1, math.ceil(1 / _as_written(gamma) - 1))
+    if m is None:
+        m = _refuse_too_many(least_m, gamma)
+    if m < least_m:
+        _refuse_infeasible(m, gamma, least_m, _least_marginal_gamma(m))
+    return OperatingPoint(m, _marginal_k(m, gamma), gamma, None, "exact", None)
+
+
+def _as_written(gamma: float) -> Fraction:
+    return Fraction(repr(gamma))
+
+
+def _marginal_k(m: int, gamma: float) -> int:
+    return max(1, math.ceil((1 - _as_written(gamma)) * (m + 1)))
+
+
+def _least_marginal_gamma(m: int) -> float:
+    gamma = 1 / (m + 1)
+    while _marginal_k(m, gamma) > m:
+        gamma = math.nextafter(gamma, 1.0)
+    return gamma
+
+
+# Method "dkw": Table 1, one function per row.
+
+
+def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
+    if m is None:
+        assert gamma is not None
+        return _dkw_minimize_m(gamma)
+    rho, least_gamma = _dkw_minimize_gamma(m)
+    if gamma is None:
+        if least_gamma >= 1:
+            raise ValueError(
+                f"m={m} is too small: its least gamma would be {least_gamma:.4g};"
+                " take m of at least 2"
+            )
+        return OperatingPoint(m, m, least_gamma, rho, "dkw", None)
+    if gamma < least_gamma:
+        least_m = _dkw_minimize_m(gamma).m
+        _refuse_infeasible(m, gamma, least_m, least_gamma)
+    k = max(1, min(m, math.ceil(m * (1 - gamma + least_gamma))))
+    return OperatingPoint(m, k, gamma, rho, "dkw", None)
+
+
+def _dkw_minimize_m(gamma: float) -> OperatingPoint:
+    rho = math.exp(special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
+    m = math.ceil(math.log(1 / rho) / (2 * (gamma - rho) ** 2))
+    m = _refuse_too_many(m, gamma)
+    return OperatingPoint(m, m, gamma, rho, "dkw", None)
+
+
+def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
+    rho = math.exp(special.lambertw(-1 / (4 * m), k=-1).real / 2)
+    return rho, rho + math.sqrt(math.log(1 / rho) / (2 * m))

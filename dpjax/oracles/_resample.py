@@ -1,0 +1,59 @@
+"""Oracles fitted to public records."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax.base import Oracle
+
+
+def resample(records: Any) -> Oracle:
+    """The bootstrap oracle: draws n records uniformly, with replacement, from public ones.
+
+    Args:
+        records: a pytree of arrays with a common leading axis: public records, at least 2.
+
+    Returns:
+        An `Oracle`: `oracle(key, n)` draws a database of n independent records.
+
+    Raises:
+        TypeError: if the records are not real arrays.
+        ValueError: if they have no common leading axis, or fewer than 2 records.
+
+    Formal guarantees:
+        A guarantee under this oracle speaks of the public records, not of the population that they
+        came from: a private record unlike any of them is not covered. With p public records at
+        most p^2 pairs of records occur, so gamma below 1/p says little.
+
+    Source:
+        Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> oracle = dpjax.oracles.resample({"age": jnp.array([31.0, 44.0, 58.0])})
+        >>> oracle(dpjax.random.seeded_key(0), 5)["age"].shape
+        (5,)
+    """
+    public = public_records(records)
+    count = jax.tree.leaves(public)[0].shape[0]
+
+    def oracle(key: jax.Array, n: int) -> Any:
+        chosen = jax.random.randint(key, (n,), 0, count)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), public)
+
+    return oracle
+
+
+def public_records(records: Any) -> Any:
+    """Real arrays with a common leading axis of at least 2."""
+    public = _checks.real_arrays("records", records)
+    sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(public)}
+    if len(sizes) != 1 or () in sizes or (1,) in sizes:
+        raise ValueError(
+            "records must be arrays with a common leading axis of at least 2 records, got shapes"
+            f" {jax.tree.map(jnp.shape, public)}"
+        )
+    return public

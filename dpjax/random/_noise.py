@@ -1,0 +1,95 @@
+"""Distributions of noise, at scale 1 and centered at 0."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import stats
+from scipy import special
+
+from dpjax import _checks
+from dpjax._numerics import log_difference
+
+
+class Sampler(Protocol):
+    """Draws independent coordinates: `sample(key, shape, dtype)`."""
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any, /) -> jax.Array:
+        """Draws an array."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """A symmetric distribution of independent coordinates at scale 1.
+
+    Attributes:
+        name: what messages call it.
+        sample: draws it, `sample(key, shape, dtype)`.
+        log_density: log density at a point, elementwise.
+        log_cdf: log of the distribution function, elementwise.
+        magnitude_quantile: on the host, the value that |Z| stays below with a given probability.
+        dp_event: makes the event of dp-accounting from the noise multiplier (scale over
+            sensitivity); None for the dominating event of any pure mechanism.
+
+    Formal guarantees:
+        None of its own: a mechanism pairs it with a norm and a scale.
+    """
+
+    name: str
+    sample: Sampler
+    log_density: Callable[[jax.Array], jax.Array]
+    log_cdf: Callable[[jax.Array], jax.Array]
+    magnitude_quantile: Callable[[float], float]
+    dp_event: Callable[[float], Any] | None = None
+
+    def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """Log of the probability of (lower, upper), without cancellation in either tail."""
+        right = lower > 0
+        low, high = jnp.where(right, -upper, lower), jnp.where(right, -lower, upper)
+        return log_difference(self.log_cdf(high), self.log_cdf(low))
+
+
+def _laplace_log_cdf(x: jax.Array) -> jax.Array:
+    tail = -jnp.abs(x) - math.log(2)
+    return jnp.where(x < 0, tail, jnp.log1p(-jnp.exp(tail)))
+
+
+def _laplace_event(noise_multiplier: float) -> Any:
+    return _checks.extra("dp_accounting", "accounting").LaplaceDpEvent(noise_multiplier)
+
+
+def _gaussian_event(noise_multiplier: float) -> Any:
+    return _checks.extra("dp_accounting", "accounting").GaussianDpEvent(noise_multiplier)
+
+
+LAPLACE = Noise(
+    name="laplace",
+    sample=jax.random.laplace,
+    log_density=stats.laplace.logpdf,
+    log_cdf=_laplace_log_cdf,
+    magnitude_quantile=lambda probability: -math.log1p(-probability),
+    dp_event=_laplace_event,
+)
+
+GAUSSIAN = Noise(
+    name="gaussian",
+    sample=jax.random.normal,
+    log_density=stats.norm.logpdf,
+    log_cdf=stats.norm.logcdf,
+    magnitude_quantile=lambda probability: float(-special.ndtri((1 - probability) / 2)),
+    dp_event=_gaussian_event,
+)
+
+
+def gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Gumbel noise; mode "high" resolves the upper tail, where unlikely options win."""
+    return jax.random.gumbel(key, shape, dtype, mode="high")
+
+
+def exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """One-sided exponential noise."""
+    return jax.random.exponential(key, shape, dtype)

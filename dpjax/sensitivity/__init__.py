@@ -1,0 +1,1 @@
+"""Sensitivities: sampled, and known from analysis."""

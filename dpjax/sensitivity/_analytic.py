@@ -1,0 +1,52 @@
+"""Sensitivities that are known from analysis."""
+
+from dpjax import _checks
+from dpjax.base import NeighboringRelation, Norm, Scalar, Sensitivity
+from dpjax.norms import norm_function
+
+
+def analytic_sensitivity(
+    value: Scalar,
+    *,
+    norm: Norm,
+    n: int | None = None,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    allow_zero: bool = False,
+) -> Sensitivity:
+    """A global bound: sup ||f(D) - f(D')|| over all pairs of neighboring databases.
+
+    Args:
+        value: the bound, in the units of the target's output; finite, above 0.
+        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values.
+        n: the number of records that it holds for; None for any.
+        relation: which databases are neighbors.
+        allow_zero: accepts a bound of 0; the target is then released without noise.
+
+    Returns:
+        A `Sensitivity` with gamma 0 and confidence 1.
+
+    Raises:
+        TypeError: if the bound is not a number.
+        ValueError: if the bound is not finite and above 0, if n is below 1, or if the norm is
+            unknown.
+
+    Formal guarantees:
+        You promise the bound. Mechanisms calibrated to it are (epsilon, delta)-DP.
+
+    Source:
+        Dwork, McSherry, Nissim and Smith (2006), Definition 2.
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.analytic_sensitivity(1 / 1000, norm="l1", n=1000)
+        Sensitivity(0.001 in l1, n=1000, replace-one; analytic)
+    """
+    norm_function(norm)
+    if n is not None:
+        n = _checks.integer("n", n, least=1)
+    if not isinstance(relation, NeighboringRelation):
+        raise TypeError(f"relation must be a NeighboringRelation, got {relation!r}")
+    check = _checks.non_negative if allow_zero else _checks.positive
+    return Sensitivity(
+        check("value", value), 0.0, 1.0, norm, n, relation, zero_allowed=bool(allow_zero)
+    )

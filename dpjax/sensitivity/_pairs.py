@@ -1,0 +1,112 @@
+"""Random pairs of neighboring databases, and how far the target moves on each."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._programs import Program
+from dpjax._pytree import TreeSpec
+from dpjax.base import Norm, Oracle, Target
+from dpjax.neighbors import neighboring_pair, permuted
+from dpjax.norms import distance, norm_function, resolution
+
+POSITIONS = ("last", "average", "each")
+
+# Pair i uses fold_in(key, i), i < 2^32 - 2; the last two indices derive other randomness.
+MOST_PAIRS = 2**32 - 2
+_POSITION_DOMAIN = 2**32 - 2
+_PROBE_DOMAIN = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSampler:
+    """One pair of neighboring databases and the distance of the target's values on it.
+
+    Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
+
+    Attributes:
+        target: takes n records.
+        oracle: takes a key to n + 1 records.
+        norm: of the distance.
+        positions: "last", "average" or "each".
+    """
+
+    target: Program
+    oracle: Program
+    norm: Norm
+    positions: str
+
+    @classmethod
+    def trace(
+        cls, key: jax.Array, target: Target, oracle: Oracle, *, n: int, norm: Norm, positions: str
+    ) -> "PairSampler":
+        """Traces target and oracle at n records, and refuses what cannot be sampled."""
+        _checks.function("target", target)
+        _checks.function("oracle", oracle)
+        norm_function(norm)
+        _checks.choice("positions", positions, POSITIONS)
+        n = _checks.integer("n", n, least=1)
+        key_spec = jax.ShapeDtypeStruct((), key.dtype)
+        oracle_program = Program.trace("oracle", lambda key: oracle(key, n + 1), key_spec)
+        _check_oracle(oracle_program, n)
+        database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
+        return cls(Program.trace("target", target, database), oracle_program, norm, positions)
+
+    @property
+    def records(self) -> TreeSpec:
+        """Structure, shapes and dtypes of a database."""
+        return self.target.inputs.argument(0)
+
+    @property
+    def n(self) -> int:
+        """Records of a database."""
+        return self.oracle.outputs.leaves[0].shape[0] - 1
+
+    def distance(
+        self, key: jax.Array, index: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The distance on pair `index`, and the resolution of the target's value there.
+
+        `position` is the changed record where positions="each", and ignored otherwise.
+        """
+        changed = {
+            "last": lambda: None,
+            "average": lambda: self._random_position(key, index),
+            "each": lambda: position,
+        }[self.positions]()
+        records = self.oracle(jax.random.fold_in(key, index))
+        database, neighbor = neighboring_pair(records, changed)
+        value = self.target(database)
+        return distance(self.norm, value, self.target(neighbor)), resolution(self.norm, value)
+
+    def moved_by_permutation(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        """How far the target moves on a random database when its records are permuted.
+
+        0 where the target's value is NaN: that shows in the distances.
+        """
+        probe_key = jax.random.fold_in(jax.random.fold_in(key, _PROBE_DOMAIN), index)
+        key_records, key_order = jax.random.split(probe_key)
+        database, _ = neighboring_pair(self.oracle(key_records))
+        value, other = self.target(database), self.target(permuted(key_order, database))
+        undefined = jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(value)])
+        return jnp.where(jnp.any(undefined), 0, distance(self.norm, value, other))
+
+    def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
+        return jax.random.randint(position_key, (), 0, self.n)
+
+
+def _check_oracle(oracle: Program, n: int) -> None:
+    for leaf in oracle.outputs.leaves:
+        if leaf.shape[:1] != (n + 1,):
+            raise ValueError(
+                "oracle must return arrays whose leading axis is the number of records that it is"
+                f" asked for: asked for {n + 1}, got {oracle.outputs}"
+            )
+    if not oracle.uses_input():
+        raise ValueError(
+            "oracle does not use its key: every database would be the same. Draw with jax.random,"
+            " not with numpy.random, whose numbers are fixed when JAX traces the oracle"
+        )

@@ -1,0 +1,243 @@
+"""The sensitivity sampler: an order statistic of sampled distances, and what may be wrong with it.
+
+Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
+"""
+
+import math
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax._numerics import sum_up
+from dpjax._programs import digest
+from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
+from dpjax.operating_points import operating_point
+from dpjax.order_statistics import order_statistic
+from dpjax.random._keys import check_key
+from dpjax.sensitivity._chunks import chunk_size, collect_distances
+from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+
+# Given gamma alone, the least m would take the largest distance seen, which costs utility.
+_PAIRS_OVER_LEAST = 10
+# A distance of fewer units in the last place than this is mostly rounding error.
+_LEAST_RESOLVED = 8
+# Rounding error of a permuted sum, in units in the last place of the value.
+_PERMUTED_UNITS = 4
+_PROBES = 32
+
+
+def sample_sensitivity(
+    key: jax.Array,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    norm: Norm,
+    m: int | None = None,
+    gamma: float | None = None,
+    method: str = "exact",
+    confidence: float | Literal["default"] | None = "default",
+    positions: str = "last",
+    batch_size: int | None = None,
+    progress: bool = False,
+    allow_zero: bool = False,
+    allow_cancellation: bool = False,
+) -> Sensitivity:
+    """Estimates the sensitivity of a target from random pairs of neighboring databases.
+
+    Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
+    distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic (a unit in the last
+    place of the largest f(D), or what permuting the records moves it, whichever is larger): the
+    release runs in another batch, whose roundings may differ.
+
+    Args:
+        key: a typed key.
+        target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
+            randomized learner closes over one fixed, public key.
+        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge.
+        n: records of a database, at least 1.
+        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
+            mechanism's.
+        m: number of pairs; given gamma alone, ten times the least.
+        gamma: probability over random pairs that may be left uncovered; given m alone, the least.
+        method: "exact" or "dkw", see `dpjax.operating_point`.
+        confidence: probability over the samples; None for the marginal statement.
+        positions: which record changes. "last", as in the paper, for targets that ignore the order
+            of records; a target that does not is refused. "average": one drawn uniformly, and the
+            guarantee is averaged over positions. "each": every position is sampled separately and
+            the worst one counts; n times the work.
+        batch_size: pairs in a chunk; by default what fits the cache or the device.
+        progress: shows a progress bar (needs tqdm).
+        allow_zero: accepts an estimate of 0; the target is then released without noise.
+        allow_cancellation: accepts an estimate below 8 times the resolution.
+
+    Returns:
+        A `Sensitivity` for the mechanism.
+
+    Raises:
+        TypeError: if the key is not a typed key, target or oracle is not a function, or the target
+            does not return real arrays.
+        ValueError: if a parameter is out of range or infeasible; if the oracle ignores its key or
+            the number of records that it is asked for; if the target depends on the order of the
+            records; if the estimate is infinite, 0, or lost in rounding error.
+
+    Formal guarantees:
+        Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
+        from the oracle lies further apart than the estimate with probability at most gamma; if
+        `confidence` is None, with probability at most gamma over samples and pair together. For
+        positions="each" this holds for all positions at once: each is sampled at confidence
+        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000 up to 50 people, typically the
+        outliers, may be less protected than epsilon says. Assumes that the private database is a
+        draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle costs), and
+        that m, gamma, confidence and the key were fixed before the samples were looked at. Oracle,
+        n, target and tuning must come from public knowledge; then the estimate may be published.
+
+    Source:
+        Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> sensitivity = dpjax.sample_sensitivity(
+        ...     dpjax.random.seeded_key(0),
+        ...     jnp.mean,
+        ...     lambda key, n: jax.random.uniform(key, (n,)),
+        ...     n=100,
+        ...     norm="l1",
+        ...     gamma=0.05,
+        ... )
+        >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
+        (900, 871, True)
+    """
+    check_key(key)
+    sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+    point = _operating_point(m, gamma, method, confidence)
+    sampled = _at_every_position(point, sampler.n, m) if positions == "each" else point
+    size = chunk_size(sampler, sampled.m, batch_size)
+    moved = _check_order(key, sampler, size) if positions == "last" else 0.0
+
+    estimate, resolution = 0.0, 0.0
+    for position in range(sampler.n if positions == "each" else 1):
+        distances, coarsest = collect_distances(
+            key, sampler, m=sampled.m, size=size, position=position, progress=progress
+        )
+        estimate = max(estimate, float(order_statistic(jnp.asarray(distances), sampled.k)))
+        resolution = max(resolution, coarsest)
+
+    _refuse_order_dependent(moved, estimate, resolution)
+    _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
+    return Sensitivity(
+        value=sum_up((estimate, max(resolution, moved))) if estimate > 0 else 0.0,
+        gamma=point.gamma,
+        confidence=point.confidence,
+        norm=norm,
+        n=sampler.n,
+        m=sampled.m,
+        k=sampled.k,
+        method=point.method,
+        positions=positions,
+        batch_size=size,
+        zero_allowed=estimate == 0,
+        identity=_identity(key, sampler, sampled),
+        target=sampler.target.fingerprint,
+        records=sampler.records,
+        outputs=sampler.target.outputs,
+    )
+
+
+def _operating_point(
+    m: int | None,
+    gamma: float | None,
+    method: str,
+    confidence: float | Literal["default"] | None,
+) -> OperatingPoint:
+    point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+    if m is None:
+        m = min(_PAIRS_OVER_LEAST * point.m, MOST_PAIRS)
+        point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+    if point.m > MOST_PAIRS:
+        raise ValueError(f"m must be at most {MOST_PAIRS} to be sampled, got {point.m}")
+    return point
+
+
+def _at_every_position(point: OperatingPoint, n: int, m: int | None) -> OperatingPoint:
+    """The point for one position that makes the statement hold for all n at once."""
+    if point.confidence is None:
+        return point  # A marginal statement is about one random pair, whatever its position.
+    confidence = 1 - (1 - point.confidence) / n
+    return _operating_point(m, point.gamma, point.method, confidence)
+
+
+def _check_order(key: jax.Array, sampler: PairSampler, size: int) -> float:
+    """How far permuting the records of random databases moves the target, at most.
+
+    Refuses at once where that is more than replacing a record does.
+    """
+    moved, replaced, resolution = (
+        float(x) for x in _probe(key, sampler=sampler, size=min(size, _PROBES))
+    )
+    if replaced > 0:
+        _refuse_order_dependent(moved, _LEAST_RESOLVED * replaced, resolution)
+    return moved
+
+
+@partial(jax.jit, static_argnames=("sampler", "size"))
+def _probe(
+    key: jax.Array, *, sampler: PairSampler, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Largest permutation distance, pair distance and resolution over a few databases."""
+
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        moved = sampler.moved_by_permutation(key, index)
+        return moved, *sampler.distance(key, index, jnp.zeros((), jnp.uint32))
+
+    probes = jnp.arange(_PROBES, dtype=jnp.uint32)
+    moved, replaced, resolution = lax.map(one, probes, batch_size=size)
+    return jnp.max(moved), jnp.max(replaced), jnp.max(resolution)
+
+
+def _refuse_order_dependent(moved: float, estimate: float, resolution: float) -> None:
+    if moved > max(estimate / _LEAST_RESOLVED, _PERMUTED_UNITS * resolution):
+        raise ValueError(
+            f"target depends on the order of the records: permuting a database moved its value by"
+            f" {moved:.3g}, where replacing the last record moves it by {estimate:.3g}. Records at"
+            ' other positions may move it further: ask for positions="average" or'
+            ' positions="each", or, if this is rounding error, compute in float64'
+        )
+
+
+def _refuse_unusable(
+    estimate: float, resolution: float, allow_zero: bool, allow_cancellation: bool
+) -> None:
+    if math.isinf(estimate):
+        raise ValueError(
+            "the estimated sensitivity is infinite: the target's value is infinite or NaN on too"
+            " many random databases; make it finite, or clip what it returns"
+        )
+    if estimate == 0 and not allow_zero:
+        raise ValueError(
+            "the estimated sensitivity is 0: no noise would be added. If the target is constant and"
+            " a release without noise is meant, pass allow_zero=True"
+        )
+    if 0 < estimate < _LEAST_RESOLVED * resolution and not allow_cancellation:
+        raise ValueError(
+            f"the estimated sensitivity {estimate:.3g} is below {_LEAST_RESOLVED} times the"
+            f" resolution {resolution:.3g} of the target's value, so it is mostly rounding error:"
+            " enable float64, or let the target compute the difference directly; to accept it, pass"
+            " allow_cancellation=True"
+        )
+
+
+def _identity(key: jax.Array, sampler: PairSampler, point: OperatingPoint) -> str:
+    return digest(
+        jax.random.key_data(key),
+        sampler.target.fingerprint,
+        sampler.oracle.fingerprint,
+        sampler.norm,
+        sampler.positions,
+        point,
+    )

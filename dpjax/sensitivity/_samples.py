@@ -1,0 +1,89 @@
+"""The distances themselves: pure, for plots, sweeps and programs of your own."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import _checks
+from dpjax.base import Norm, Oracle, Target
+from dpjax.random._keys import check_key
+from dpjax.sensitivity._chunks import chunk_distances, chunk_size
+from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+
+
+def sensitivity_samples(
+    key: jax.Array,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    norm: Norm,
+    m: int,
+    positions: str = "last",
+    batch_size: int | None = None,
+) -> jax.Array:
+    """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
+
+    Pair i is drawn from oracle(fold_in(key, i), n + 1). Pure: works under `jit` and `vmap`, also
+    over what target or oracle close over.
+
+    Args:
+        key: a typed key.
+        target: a pure JAX function of a database.
+        oracle: `oracle(key, n)` draws n exchangeable records.
+        n: records of a database, at least 1.
+        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values.
+        m: number of pairs, at least 1.
+        positions: which record changes: "last", "average" (a random one) or "each".
+        batch_size: pairs in a chunk; by default what fits the cache or the device.
+
+    Returns:
+        Shape (m,), in the order of the pairs, float32 or the float dtype of the target's value; for
+        positions="each" shape (n, m). NaN counts as infinite.
+
+    Raises:
+        TypeError: if the key is not a typed key, target or oracle is not a function, or the target
+            does not return real arrays.
+        ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
+            the number of records that it is asked for.
+
+    Formal guarantees:
+        The m pairs are independent draws, so an order statistic of the distances is what
+        `dpjax.operating_point` speaks of, for m, gamma and confidence C fixed before they are
+        looked at. For J gammas, or J reruns from which one is picked, use C' = 1 - (1 - C)/J, or
+        the band of method "dkw", which holds for all gammas at once. None of the checks of
+        `dpjax.sample_sensitivity` is made. The same bits for one batch size and backend.
+
+    Source:
+        Rubinstein and Aldà (2017), Algorithm 1.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> distances = dpjax.sensitivity_samples(
+        ...     dpjax.random.seeded_key(0),
+        ...     jnp.mean,
+        ...     lambda key, n: jax.random.uniform(key, (n,)),
+        ...     n=100,
+        ...     norm="l1",
+        ...     m=500,
+        ... )
+        >>> distances.shape, bool(jnp.max(distances) <= 0.01)
+        ((500,), True)
+    """
+    check_key(key)
+    m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
+    sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+    size = chunk_size(sampler, m, batch_size)
+    starts = jnp.arange(-(-m // size), dtype=jnp.uint32) * jnp.uint32(size)
+
+    def at(position: jax.Array) -> jax.Array:
+        def chunk(start: jax.Array) -> jax.Array:
+            return chunk_distances(key, start, position, sampler=sampler, size=size)[0]
+
+        return lax.map(chunk, starts).reshape(-1)[:m]
+
+    if positions == "each":
+        return lax.map(at, jnp.arange(sampler.n, dtype=jnp.uint32))
+    return at(jnp.zeros((), jnp.uint32))
