@@ -16,7 +16,7 @@ def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
     """The float dtype to compute in: at least float32, JAX's default float for integers."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.dtype(jnp.result_type(float))
-    return np.dtype(jnp.promote_types(dtype, jnp.float32))
+    return np.promote_types(np.dtype(dtype), np.float32)
 
 
 def round_up(exact: Fraction) -> float:

@@ -102,7 +102,9 @@ def _sizes(jaxpr: jex.Jaxpr) -> list[int]:
 
 def _encode(sink: Any, value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
-    if isinstance(value, jex.ClosedJaxpr):
+    if value is None or isinstance(value, (str, int, float)):
+        _encode_text(sink, repr(value))
+    elif isinstance(value, jex.ClosedJaxpr):
         _encode(sink, ("closed", value.jaxpr, tuple(value.consts)))
     elif isinstance(value, jex.Jaxpr):
         _encode_jaxpr(sink, value)
@@ -124,8 +126,12 @@ def _encode(sink: Any, value: Any) -> None:
     elif isinstance(value, types.CodeType):
         _encode(sink, ("code", value.co_code.hex(), value.co_names, value.co_consts))
     else:
-        text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).encode()
-        sink.update(b"'%d:" % len(text) + text)
+        _encode_text(sink, re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
+
+
+def _encode_text(sink: Any, text: str) -> None:
+    data = text.encode()
+    sink.update(b"'%d:" % len(data) + data)
 
 
 def _encode_array(sink: Any, value: Any) -> None:
@@ -146,14 +152,19 @@ def _encode_function(sink: Any, function: types.FunctionType) -> None:
     _encode(sink, ("function", function.__code__, cells, function.__defaults__))
 
 
+@functools.lru_cache(maxsize=4096)
+def _type_name(aval: Any) -> str:
+    return str(aval)
+
+
 def _encode_jaxpr(sink: Any, jaxpr: jex.Jaxpr) -> None:
     """Operations, shapes and constants; variables are numbered in order of appearance."""
     numbers: dict[Any, int] = {}
 
     def atom(variable: Any) -> Any:
         if isinstance(variable, jex.Literal):
-            return ("literal", str(variable.aval), variable.val)
-        return (numbers.setdefault(variable, len(numbers)), str(variable.aval))
+            return ("literal", _type_name(variable.aval), variable.val)
+        return (numbers.setdefault(variable, len(numbers)), _type_name(variable.aval))
 
     def atoms(variables: Any) -> tuple[Any, ...]:
         return tuple(atom(variable) for variable in variables)

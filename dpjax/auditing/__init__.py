@@ -1,1 +1,3 @@
 """Checks that a mechanism keeps its promise."""
+
+from dpjax.auditing._conformance import check_conformance as check_conformance

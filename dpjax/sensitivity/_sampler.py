@@ -118,9 +118,10 @@ def sample_sensitivity(
     point = _operating_point(m, gamma, method, confidence)
     sampled = _at_every_position(point, sampler.n, m) if positions == "each" else point
     size = chunk_size(sampler, sampled.m, batch_size)
-    moved = _check_order(key, sampler, size) if positions == "last" else 0.0
 
-    estimate, resolution = 0.0, 0.0
+    moved, estimate, resolution = 0.0, 0.0, 0.0
+    if positions == "last":
+        moved = float(_moved_by_permutation(key, sampler=sampler, size=min(size, _PROBES)))
     for position in range(sampler.n if positions == "each" else 1):
         distances, coarsest = collect_distances(
             key, sampler, m=sampled.m, size=size, position=position, progress=progress
@@ -172,32 +173,12 @@ def _at_every_position(point: OperatingPoint, n: int, m: int | None) -> Operatin
     return _operating_point(m, point.gamma, point.method, confidence)
 
 
-def _check_order(key: jax.Array, sampler: PairSampler, size: int) -> float:
-    """How far permuting the records of random databases moves the target, at most.
-
-    Refuses at once where that is more than replacing a record does.
-    """
-    moved, replaced, resolution = (
-        float(x) for x in _probe(key, sampler=sampler, size=min(size, _PROBES))
-    )
-    if replaced > 0:
-        _refuse_order_dependent(moved, _LEAST_RESOLVED * replaced, resolution)
-    return moved
-
-
 @partial(jax.jit, static_argnames=("sampler", "size"))
-def _probe(
-    key: jax.Array, *, sampler: PairSampler, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Largest permutation distance, pair distance and resolution over a few databases."""
-
-    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        moved = sampler.moved_by_permutation(key, index)
-        return moved, *sampler.distance(key, index, jnp.zeros((), jnp.uint32))
-
+def _moved_by_permutation(key: jax.Array, *, sampler: PairSampler, size: int) -> jax.Array:
+    """How far permuting the records of random databases moves the target, at most."""
     probes = jnp.arange(_PROBES, dtype=jnp.uint32)
-    moved, replaced, resolution = lax.map(one, probes, batch_size=size)
-    return jnp.max(moved), jnp.max(replaced), jnp.max(resolution)
+    moved = lax.map(partial(sampler.moved_by_permutation, key), probes, batch_size=size)
+    return jnp.max(moved)
 
 
 def _refuse_order_dependent(moved: float, estimate: float, resolution: float) -> None:

@@ -1,4 +1,4 @@
-"""Targets worth having: pure JAX functions of a database, each with its bound where one is known."""
+"""Targets worth having: pure JAX functions of a database, with bounds where they are known."""
 
 from dpjax.targets._kernel_regression import nadaraya_watson as nadaraya_watson
 from dpjax.targets._kernel_regression import nadaraya_watson_bound as nadaraya_watson_bound

@@ -1,0 +1,118 @@
+"""The conformance table: a new mechanism is one row."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpjax
+from dpjax.auditing import check_conformance
+from dpjax.mechanisms import additive
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.random import LAPLACE, Noise, seeded_key
+
+LOGISTIC = Noise(
+    name="logistic",
+    sample=jax.random.logistic,
+    log_density=jax.scipy.stats.logistic.logpdf,
+    log_cdf=jax.nn.log_sigmoid,
+    magnitude_quantile=lambda p: float(jnp.log1p(p) - jnp.log1p(-p)),
+)
+
+SCALAR = {"value": jnp.asarray(0.0), "neighbor": jnp.asarray(1.0)}
+VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.4])}
+L2_VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.8])}
+TREE = {
+    "value": {"a": jnp.zeros(2), "b": jnp.asarray(0.0)},
+    "neighbor": {"a": jnp.asarray([0.25, 0.25]), "b": jnp.asarray(0.5)},
+}
+COUNTS = {"value": jnp.asarray([3, 0]), "neighbor": jnp.asarray([4, 0])}
+SCORES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([1.0, 2.0, 1.0])}
+LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
+ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
+
+TABLE = {
+    "laplace": (dpjax.laplace, SCALAR),
+    "laplace, vector": (dpjax.laplace, VECTOR),
+    "laplace, pytree": (dpjax.laplace, TREE),
+    "laplace, integers": (dpjax.laplace, COUNTS),
+    "laplace, epsilon 5": (dpjax.laplace, SCALAR | {"epsilon": 5.0, "sensitivity": 2.0}),
+    "gaussian": (lambda s, e: dpjax.gaussian(s, e, 1e-2), SCALAR),
+    "gaussian, vector": (lambda s, e: dpjax.gaussian(s, e, 1e-5), L2_VECTOR),
+    "gaussian, integers": (lambda s, e: dpjax.gaussian(s, e, 1e-2), COUNTS),
+    "gaussian, classical": (
+        lambda s, e: dpjax.gaussian(s, e, 1e-3, calibration="classical"),
+        SCALAR,
+    ),
+    "exponential": (dpjax.exponential, SCORES),
+    "permute-and-flip": (dpjax.permute_and_flip, SCORES),
+    "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2), LATTICE),
+    "bernstein, order 3": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2, order=3), LATTICE),
+    "randomized response": (
+        lambda e: dpjax.randomized_response(e, categories=3),
+        ANSWERS | {"sensitivity": None},
+    ),
+    "one's own": (lambda s, e: additive(s, e, norm="l1", noise=LOGISTIC), VECTOR),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_mechanism_conforms(name):
+    factory, arguments = TABLE[name]
+    check_conformance(factory, key=seeded_key(1), **arguments)
+
+
+# The checks must be able to fail: each of these mechanisms is broken in one way.
+
+
+def _quiet(factor):
+    """Laplace noise whose scale is a factor of what log_prob says."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Sample:
+        def __call__(self, key, shape, dtype):
+            return factor * jax.random.laplace(key, shape, dtype)
+
+    noise = dataclasses.replace(LAPLACE, sample=Sample())
+    return lambda s, e: additive(s, e, norm="l1", noise=noise)
+
+
+def _half_the_sensitivity(s, e):
+    half = dpjax.laplace(s, e)
+    return dataclasses.replace(half, scale=half.scale / 2)
+
+
+def _forgets_gamma(s, e):
+    if isinstance(s, dpjax.Sensitivity):
+        s = s.value
+    return dpjax.laplace(s, e)
+
+
+def _accepts_anything(s, e):
+    if not isinstance(s, dpjax.Sensitivity):
+        s = dpjax.Sensitivity(s, 0.0, 1.0, "l1", None)
+    return AdditiveMechanism(s, e, 0.0, s.value, "l1", LAPLACE)
+
+
+BROKEN = {
+    "no noise": (_quiet(0.0), "depend on the key"),
+    "scale 10% low": (_quiet(0.9), "density of log_prob"),
+    "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
+    "forgets gamma": (_forgets_gamma, "gamma"),
+    "accepts anything": (_accepts_anything, "epsilon=0.0 must be refused"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_mechanism_is_caught(name):
+    factory, message = BROKEN[name]
+    with pytest.raises((AssertionError, TypeError), match=message):
+        check_conformance(factory, key=seeded_key(1), **SCALAR)
+
+
+def test_neighbor_beyond_the_sensitivity_is_refused():
+    with pytest.raises(ValueError, match="distance 2"):
+        check_conformance(
+            dpjax.laplace, key=seeded_key(1), value=jnp.asarray(0.0), neighbor=jnp.asarray(2.0)
+        )
