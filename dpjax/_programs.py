@@ -104,10 +104,10 @@ def _encode(sink: Any, value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
     if value is None or isinstance(value, (str, int, float)):
         _encode_text(sink, repr(value))
-    elif isinstance(value, jex.ClosedJaxpr):
-        _encode(sink, ("closed", value.jaxpr, tuple(value.consts)))
-    elif isinstance(value, jex.Jaxpr):
-        _encode_jaxpr(sink, value)
+    elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+        # One class from jax 0.11 on; before, only a closed one has constants.
+        _encode_jaxpr(sink, getattr(value, "jaxpr", value))
+        _encode(sink, tuple(getattr(value, "consts", ())))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
         _encode_array(sink, value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -51,8 +51,9 @@ def check_conformance(
 
     The checks: it is a function of the key; it works under `jit` and `vmap` over keys, epsilons and
     sensitivities; a new epsilon does not trace it again; its guarantee says the epsilon that was
-    asked for and carries gamma, confidence and identity of a sampled sensitivity; bad parameters raise, or become NaN where traced; and on the pair `value`,
-    `neighbor` its draws have the distribution that `log_prob` states and keep the guarantee.
+    asked for and carries gamma, confidence and identity of a sampled sensitivity; bad parameters
+    raise, or become NaN where traced; and on the pair `value`, `neighbor` its draws have the
+    distribution that `log_prob` states and keep the guarantee.
 
     Args:
         factory: `factory(sensitivity, epsilon)` makes the mechanism; `factory(epsilon)` where
