@@ -105,6 +105,8 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
             f"{name} must be arrays, got a function; a target that returns a function on"
             " [0, 1]^dims is released through dpjax.on_lattice and dpjax.bernstein"
         )
+    if isinstance(leaf, int) and not isinstance(leaf, bool):
+        leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)

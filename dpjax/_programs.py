@@ -1,9 +1,10 @@
 """Traced programs with a fingerprint: what is fingerprinted is what runs."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
-import re
+import pickle
 import types
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,11 @@ class Program:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    @property
+    def is_concrete(self) -> bool:
+        """Whether every constant is known; not so under `vmap` over what the function closes over."""
+        return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
+
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
         reached = set(self.jaxpr.jaxpr.invars)
@@ -123,15 +129,32 @@ def _encode(sink: Any, value: Any) -> None:
             _encode(sink, item)
     elif isinstance(value, types.FunctionType):
         _encode_function(sink, value)
+    elif isinstance(value, types.MethodType):
+        _encode(sink, ("method", value.__func__, value.__self__))
+    elif isinstance(value, functools.partial):
+        _encode(sink, ("partial", value.func, value.args, value.keywords))
     elif isinstance(value, types.CodeType):
         _encode(sink, ("code", value.co_code.hex(), value.co_names, value.co_consts))
     else:
-        _encode_text(sink, re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
+        _encode_object(sink, value)
 
 
 def _encode_text(sink: Any, text: str) -> None:
     data = text.encode()
     sink.update(b"'%d:" % len(data) + data)
+
+
+def _encode_object(sink: Any, value: Any) -> None:
+    """Anything else, by its text, or by its state where the text is no more than an address.
+
+    Where there is no state to be had either, the address stays: then the fingerprint holds for one
+    process only, and elsewhere the target is refused.
+    """
+    text = repr(value)
+    if " at 0x" in text:
+        with contextlib.suppress(Exception):
+            text = pickle.dumps(value).hex()
+    _encode_text(sink, text)
 
 
 def _encode_array(sink: Any, value: Any) -> None:
@@ -157,7 +180,7 @@ def _type_name(aval: Any) -> str:
     return str(aval)
 
 
-def _encode_jaxpr(sink: Any, jaxpr: jex.Jaxpr) -> None:
+def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
     """Operations, shapes and constants; variables are numbered in order of appearance."""
     numbers: dict[Any, int] = {}
 

@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, quantile_level
 from dpjax.random._noise import Noise
-from dpjax.random._release import add_noise, centered, usable_scale
+from dpjax.random._release import OUTWARD, add_noise, centered, check_scale, usable_scale
 
 
 @frozen_pytree
@@ -47,10 +46,14 @@ class AdditiveMechanism(SensitivityMechanism):
             key, value, self.scale, self.noise, zero_allowed=self.sensitivity.zero_allowed
         )
 
+    def _check_value(self, value: Any) -> None:
+        zero_allowed = self.sensitivity.zero_allowed
+        check_scale("scale of the noise", self.scale, value, zero_allowed=zero_allowed)
+
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
         """The scale really drawn for a value of a shape: nominal, with the margin for rounding."""
         del shape  # Floating-point noise has no grid, hence no charge that grows with the size.
-        return self.scale * (1 + 4 * float(jnp.finfo(compute_dtype(jnp.float32)).eps))
+        return self.scale * OUTWARD
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         value = _checks.real_arrays("value", value)

@@ -13,7 +13,7 @@ from dpjax.mechanisms._additive import additive_log_prob, sum_over_leaves
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, quantile_level
 from dpjax.random._noise import LAPLACE
-from dpjax.random._release import add_noise
+from dpjax.random._release import OUTWARD, add_noise, check_scale
 
 
 @frozen_pytree
@@ -52,7 +52,7 @@ class BernsteinMechanism(SensitivityMechanism):
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
         """The scale really drawn: nominal, with the margin for rounding."""
         del shape  # Floating-point noise has no grid, hence no charge that grows with the size.
-        return self.scale * (1 + 4 * 2.0**-23)
+        return self.scale * OUTWARD
 
     def _check_value(self, value: Any) -> None:
         for leaf in jax.tree.leaves(value):
@@ -61,6 +61,9 @@ class BernsteinMechanism(SensitivityMechanism):
                     f"value must be lattice values of shape {self.lattice_shape} (see"
                     f" dpjax.on_lattice), got shape {leaf.shape}"
                 )
+
+        zero_allowed = self.sensitivity.zero_allowed
+        check_scale("scale of the noise", self._scale_of(value), value, zero_allowed=zero_allowed)
 
     def _scale_of(self, value: Any) -> Scalar:
         # A pytree of J lattices lies in the l1 ball of J lattices' radius.

@@ -59,7 +59,8 @@ def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any]
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
-        return mechanism(key, _evaluate(records, program=traced))
+        evaluate = partial(_evaluate, program=traced) if traced.is_concrete else traced
+        return mechanism(key, evaluate(records))
 
     return private
 

@@ -13,7 +13,7 @@ from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.random._noise import Sampler
-from dpjax.random._release import noisy_argmax, score_gaps
+from dpjax.random._release import check_scale, noisy_argmax, score_gaps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,9 @@ class SelectionMechanism(SensitivityMechanism):
                 "value must be one array of scores over the response set, shape (K,), got"
                 f" {jax.tree.map(jnp.shape, value)}; use jax.vmap for a batch"
             )
+
+        zero_allowed = self.sensitivity.zero_allowed
+        check_scale("2 sensitivity / epsilon", self._temperature, value, zero_allowed=zero_allowed)
 
     def _draw(self, key: jax.Array, value: Any) -> jax.Array:
         return noisy_argmax(

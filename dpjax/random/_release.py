@@ -7,10 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
 from dpjax.random._noise import Noise, Sampler
+
+# Covers the few roundings on the way to a draw, and parameters that crossed `jit` as float32.
+OUTWARD = 1 + 2.0**-21
 
 # Integer values and their noise are clamped so that no sum wraps. Clamping the noise at twice the
 # bound of the sum changes nothing: whatever lies beyond lands on the bound of the sum anyway.
@@ -49,9 +53,7 @@ def add_noise(
 
 def _add_to_array(key: jax.Array, x: jax.Array, scale: jax.Array, noise: Noise) -> jax.Array:
     center = centered(x, scale)
-    # The margin of a few roundings keeps the noise outward of the nominal scale.
-    outward = scale * (1 + 4 * float(jnp.finfo(scale.dtype).eps))
-    drawn = outward * noise.sample(key, x.shape, scale.dtype)
+    drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
     if jnp.issubdtype(center.dtype, jnp.integer):
         bound = _INTEGER_BOUND[center.dtype.itemsize]
         rounded = jnp.clip(jnp.round(drawn), -2.0 * bound, 2.0 * bound).astype(center.dtype)
@@ -67,6 +69,20 @@ def usable_scale(scale: Any, dtype: Any, *, zero_allowed: bool = False) -> jax.A
     limits = jnp.finfo(dtype)
     usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
     return jnp.where(usable | (zero_allowed & (scale == 0)), scale, jnp.nan)
+
+
+def check_scale(name: str, scale: Any, value: Any, *, zero_allowed: bool = False) -> None:
+    """Refuses a concrete scale that the dtypes of a value cannot carry."""
+    if _checks.is_traced(scale) or np.ndim(scale) > 0:
+        return
+    for leaf in jax.tree.leaves(value):
+        limits = jnp.finfo(compute_dtype(leaf.dtype))
+        carried = float(limits.tiny) / float(limits.eps) <= scale <= float(limits.max)
+        if not carried and not (zero_allowed and scale == 0):
+            raise ValueError(
+                f"{name} {float(scale):.3g} is out of the range of {limits.dtype}: rescale the"
+                " target's value, or enable float64"
+            )
 
 
 def centered(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -111,9 +127,10 @@ def noisy_argmax(
         An int32 scalar; -1 where the temperature could carry no noise.
     """
     temperature = usable_scale(temperature, scores.dtype, zero_allowed=zero_allowed)
-    outward = temperature * (1 + 4 * float(jnp.finfo(temperature.dtype).eps))
     drawn = race(key, scores.shape, temperature.dtype)
-    logits = jnp.where(temperature == 0, -score_gaps(scores), -score_gaps(scores) / outward + drawn)
+    logits = jnp.where(
+        temperature == 0, -score_gaps(scores), -score_gaps(scores) / (OUTWARD * temperature) + drawn
+    )
     return jnp.where(jnp.isnan(temperature), -1, jnp.argmax(logits).astype(jnp.int32))
 
 

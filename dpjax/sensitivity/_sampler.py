@@ -115,18 +115,22 @@ def sample_sensitivity(
     """
     check_key(key)
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    point = _operating_point(m, gamma, method, confidence)
-    sampled = _at_every_position(point, sampler.n, m) if positions == "each" else point
-    size = chunk_size(sampler, sampled.m, batch_size)
+    stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
+    # For the worst of n positions to be covered, every one of them must be: a union bound.
+    doubts = sampler.n if positions == "each" else 1
+    point = _operating_point(
+        m, gamma, method, None if stated is None else 1 - (1 - stated) / doubts
+    )
+    size = chunk_size(sampler, point.m, batch_size)
 
     moved, estimate, resolution = 0.0, 0.0, 0.0
     if positions == "last":
         moved = float(_moved_by_permutation(key, sampler=sampler, size=min(size, _PROBES)))
     for position in range(sampler.n if positions == "each" else 1):
         distances, coarsest = collect_distances(
-            key, sampler, m=sampled.m, size=size, position=position, progress=progress
+            key, sampler, m=point.m, size=size, position=position, progress=progress
         )
-        estimate = max(estimate, float(order_statistic(jnp.asarray(distances), sampled.k)))
+        estimate = max(estimate, float(order_statistic(jnp.asarray(distances), point.k)))
         resolution = max(resolution, coarsest)
 
     _refuse_order_dependent(moved, estimate, resolution)
@@ -134,16 +138,16 @@ def sample_sensitivity(
     return Sensitivity(
         value=sum_up((estimate, max(resolution, moved))) if estimate > 0 else 0.0,
         gamma=point.gamma,
-        confidence=point.confidence,
+        confidence=stated,
         norm=norm,
         n=sampler.n,
-        m=sampled.m,
-        k=sampled.k,
+        m=point.m,
+        k=point.k,
         method=point.method,
         positions=positions,
         batch_size=size,
         zero_allowed=estimate == 0,
-        identity=_identity(key, sampler, sampled),
+        identity=_identity(key, sampler, point),
         target=sampler.target.fingerprint,
         records=sampler.records,
         outputs=sampler.target.outputs,
@@ -154,7 +158,7 @@ def _operating_point(
     m: int | None,
     gamma: float | None,
     method: str,
-    confidence: float | Literal["default"] | None,
+    confidence: float | None,
 ) -> OperatingPoint:
     point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
     if m is None:
@@ -163,14 +167,6 @@ def _operating_point(
     if point.m > MOST_PAIRS:
         raise ValueError(f"m must be at most {MOST_PAIRS} to be sampled, got {point.m}")
     return point
-
-
-def _at_every_position(point: OperatingPoint, n: int, m: int | None) -> OperatingPoint:
-    """The point for one position that makes the statement hold for all n at once."""
-    if point.confidence is None:
-        return point  # A marginal statement is about one random pair, whatever its position.
-    confidence = 1 - (1 - point.confidence) / n
-    return _operating_point(m, point.gamma, point.method, confidence)
 
 
 @partial(jax.jit, static_argnames=("sampler", "size"))
