@@ -74,7 +74,7 @@ class Program:
 
     @property
     def is_concrete(self) -> bool:
-        """Whether every constant is known; not so under `vmap` over what the function closes over."""
+        """Whether every constant is known; false under `vmap` over what is closed over."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
     def uses_input(self) -> bool:

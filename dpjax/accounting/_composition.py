@@ -5,6 +5,8 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from dpjax import _checks
 from dpjax._numerics import round_up, sum_up
 from dpjax.base import Guarantee, SampledEvent
@@ -30,7 +32,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if there is none, or their neighboring relations differ.
+        ValueError: if there is none, if one is a batch, or if their neighboring relations differ.
 
     Formal guarantees:
         (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
@@ -167,6 +169,8 @@ def _concrete(guarantee: Any) -> Guarantee:
     def number(name: str, value: Any) -> Any:
         if _checks.is_traced(value):
             raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
+        if np.ndim(value) > 0:
+            raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
         return value if value is None else float(value)
 
     events = tuple(

@@ -108,9 +108,11 @@ class SensitivityMechanism(abc.ABC):
 
         Raises:
             TypeError: if the key is not a typed key, or the value does not hold real arrays.
-            ValueError: if the value's structure or shapes are not those that were sampled.
+            ValueError: if the value's structure or shapes are not those that were sampled, or the
+                mechanism is a batch that `vmap` returned: it would use one draw for all of them.
         """
         check_key(key)
+        _check_not_a_batch(self)
         value = _checks.real_arrays("value", value)
         _check_sampled_outputs(self.sensitivity, value)
         self._check_value(value)
@@ -172,6 +174,15 @@ def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
         elif value == 0:
             notes += ("no noise",)
     return notes
+
+
+def _check_not_a_batch(mechanism: Any) -> None:
+    shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(mechanism)} - {()}
+    if shapes:
+        raise ValueError(
+            f"mechanism must be a single one, got a batch of shape {shapes.pop()}: release with"
+            " jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
+        )
 
 
 def _check_sampled_outputs(sensitivity: Sensitivity, value: Any) -> None:
