@@ -79,15 +79,14 @@ class Program:
 
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
-        reached = set(self.jaxpr.jaxpr.invars)
-        for equation in self.jaxpr.jaxpr.eqns:
-            if any(isinstance(v, jex.Var) and v in reached for v in equation.invars):
-                reached.update(equation.outvars)
-        return any(isinstance(v, jex.Var) and v in reached for v in self.jaxpr.jaxpr.outvars)
+        jaxpr = self.jaxpr.jaxpr
+        reached = _reached(jaxpr, set(jaxpr.invars))
+        return any(variable in reached for variable in jaxpr.outvars if _is_variable(variable))
 
     def largest_array(self) -> int:
-        """Bytes of the largest array that the program handles."""
-        return max(_sizes(self.jaxpr.jaxpr), default=0)
+        """Bytes of the largest array that depends on an input: what one call adds to memory."""
+        jaxpr = self.jaxpr.jaxpr
+        return max(_sizes(jaxpr, set(jaxpr.invars)), default=0)
 
 
 def digest(*parts: Any) -> str:
@@ -97,12 +96,30 @@ def digest(*parts: Any) -> str:
     return sink.hexdigest()[:32]
 
 
-def _sizes(jaxpr: jex.Jaxpr) -> list[int]:
-    variables = [*jaxpr.invars, *(v for equation in jaxpr.eqns for v in equation.outvars)]
-    avals: list[Any] = [variable.aval for variable in variables]
+def _is_variable(atom: Any) -> bool:
+    return isinstance(atom, jex.Var)
+
+
+def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
+    """The variables that depend on the given ones."""
+    reached = set(inputs)
+    for equation in jaxpr.eqns:
+        if any(_is_variable(atom) and atom in reached for atom in equation.invars):
+            reached.update(equation.outvars)
+    return reached
+
+
+def _sizes(jaxpr: Any, inputs: set[Any]) -> list[int]:
+    """Bytes of the arrays that depend on the given variables, also in inner programs."""
+    reached = _reached(jaxpr, inputs)
+    avals: list[Any] = [variable.aval for variable in reached]
     sizes = [aval.size * getattr(aval.dtype, "itemsize", 16) for aval in avals]
-    for inner in jex.subjaxprs(jaxpr):
-        sizes += _sizes(inner)
+    for equation in jaxpr.eqns:
+        for inner in jex.jaxprs_in_params(equation.params):
+            # Operands line up with inner inputs from the back: a branch has a predicate in front.
+            pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
+            passed = {v for v, atom in pairs if _is_variable(atom) and atom in reached}
+            sizes += _sizes(inner, passed)
     return sizes
 
 

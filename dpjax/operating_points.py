@@ -1,8 +1,9 @@
 """Operating points: how many pairs, which order statistic, and the gamma that follows."""
 
+import decimal
 import math
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from scipy import special
 
@@ -91,19 +92,23 @@ def _concrete_fraction(name: str, value: Any) -> float:
     return _checks.fraction(name, value)
 
 
-def _refuse_too_many(m: float, gamma: float) -> int:
+def _within_limit(m: float, gamma: float) -> int:
+    """The number of pairs, rounded up, or a refusal."""
     if m > MOST_PAIRS:
         raise ValueError(
-            f"gamma {gamma:g} needs m of about {m:.3g}, above the limit of {MOST_PAIRS:.0g} pairs"
+            f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
+            " gamma"
         )
-    return int(m)
+    return math.ceil(m)
 
 
-def _refuse_infeasible(m: int, gamma: float, least_m: int, least_gamma: float) -> None:
-    raise ValueError(
-        f"m={m} is too small for gamma={gamma:g}: take m of at least {least_m},"
-        f" or gamma of at least {least_gamma:.6g}"
-    )
+def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float) -> NoReturn:
+    advice = [f"m of at least {math.ceil(least_m)}"] if least_m <= MOST_PAIRS else []
+    if least_gamma < 1:
+        # Rounded up, so that the gamma named here is feasible as it is printed.
+        rounding = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+        advice.append(f"gamma of at least {rounding.create_decimal(least_gamma)}")
+    raise ValueError(f"m={m} is too small for gamma={gamma:g}: take {', or '.join(advice)}")
 
 
 # Method "exact" with a confidence.
@@ -118,17 +123,24 @@ def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPo
     if gamma is None:
         assert m is not None
         return OperatingPoint(m, m, _least_gamma(m, confidence), None, "exact", confidence)
-    least_m = _least_m(gamma, confidence)
     if m is None:
-        m = _refuse_too_many(least_m, gamma)
+        m = _least_m(_within_limit(_covering_pairs(gamma, confidence), gamma), gamma, confidence)
         return OperatingPoint(m, m, gamma, None, "exact", confidence)
-    if m < least_m:
+    if not _covers(m, gamma, confidence):
+        least_m = _covering_pairs(gamma, confidence)
+        if least_m <= MOST_PAIRS:
+            least_m = _least_m(math.ceil(least_m), gamma, confidence)
         _refuse_infeasible(m, gamma, least_m, _least_gamma(m, confidence))
     return OperatingPoint(m, _least_k(m, gamma, confidence), gamma, None, "exact", confidence)
 
 
-def _least_m(gamma: float, confidence: float) -> int:
-    m = max(1, math.ceil(math.log1p(-confidence) / math.log1p(-gamma)) - 1)
+def _covering_pairs(gamma: float, confidence: float) -> float:
+    return math.log1p(-confidence) / math.log1p(-gamma)
+
+
+def _least_m(about: int, gamma: float, confidence: float) -> int:
+    """The exact least m, next to its value in floats."""
+    m = max(1, about - 1)
     while not _covers(m, gamma, confidence):
         m += 1
     return m
@@ -142,12 +154,12 @@ def _least_gamma(m: int, confidence: float) -> float:
 
 
 def _least_k(m: int, gamma: float, confidence: float) -> int:
-    """The least k with P(Binomial(m, 1 - gamma) <= k - 1) >= confidence, by bisection."""
+    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence, by bisection."""
     low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
     while high - low > 1:
         k = (low + high) // 2
-        # P(Binomial(m, p) <= k - 1) is the regularized incomplete beta I_{1-p}(m - k + 1, k).
-        if special.betainc(m - k + 1, k, gamma) >= confidence:
+        # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
+        if special.betaincc(m - k + 1, k, gamma) <= 1 - confidence:
             high = k
         else:
             low = k
@@ -164,7 +176,7 @@ def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
         return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
     least_m = max(1, math.ceil(1 / _as_written(gamma) - 1))
     if m is None:
-        m = _refuse_too_many(least_m, gamma)
+        m = _within_limit(least_m, gamma)
     if m < least_m:
         _refuse_infeasible(m, gamma, least_m, _least_marginal_gamma(m))
     return OperatingPoint(m, _marginal_k(m, gamma), gamma, None, "exact", None)
@@ -191,7 +203,9 @@ def _least_marginal_gamma(m: int) -> float:
 def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
     if m is None:
         assert gamma is not None
-        return _dkw_minimize_m(gamma)
+        rho, least_m = _dkw_minimize_m(gamma)
+        m = _within_limit(least_m, gamma)
+        return OperatingPoint(m, m, gamma, rho, "dkw", None)
     rho, least_gamma = _dkw_minimize_gamma(m)
     if gamma is None:
         if least_gamma >= 1:
@@ -201,19 +215,20 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
             )
         return OperatingPoint(m, m, least_gamma, rho, "dkw", None)
     if gamma < least_gamma:
-        least_m = _dkw_minimize_m(gamma).m
-        _refuse_infeasible(m, gamma, least_m, least_gamma)
+        _refuse_infeasible(m, gamma, _dkw_minimize_m(gamma)[1], least_gamma)
     k = max(1, min(m, math.ceil(m * (1 - gamma + least_gamma))))
     return OperatingPoint(m, k, gamma, rho, "dkw", None)
 
 
-def _dkw_minimize_m(gamma: float) -> OperatingPoint:
+def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
+    """Parameter rho and the least m, before it is rounded up; infinite where gamma^2 underflows."""
+    if gamma < 1e-100:
+        return 0.0, math.inf
     rho = math.exp(special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
-    m = math.ceil(math.log(1 / rho) / (2 * (gamma - rho) ** 2))
-    m = _refuse_too_many(m, gamma)
-    return OperatingPoint(m, m, gamma, rho, "dkw", None)
+    return rho, math.log(1 / rho) / (2 * (gamma - rho) ** 2)
 
 
 def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
+    """Parameter rho and the least gamma."""
     rho = math.exp(special.lambertw(-1 / (4 * m), k=-1).real / 2)
     return rho, rho + math.sqrt(math.log(1 / rho) / (2 * m))
