@@ -28,12 +28,6 @@ def neighboring_pair(records: Any, position: jax.Array | int | None = None) -> t
     return database, jax.tree.map(replaced, records)
 
 
-def permuted(key: jax.Array, database: Any) -> Any:
-    """The same database with its records shifted around a circle by a random distance.
-
-    Shifts take every position to every other, so a target that ignores them treats all positions
-    alike, which is what sampling the last one needs; and they compile faster than a shuffle.
-    """
-    n = jax.tree.leaves(database)[0].shape[0]
-    shift = jax.random.randint(key, (), 1, max(n, 2))
-    return jax.tree.map(lambda leaf: jnp.roll(leaf, shift, axis=0), database)
+def rotated(database: Any, steps: jax.Array) -> Any:
+    """The same database with its records moved along by some steps, the last ones to the front."""
+    return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)

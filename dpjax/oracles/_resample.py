@@ -41,7 +41,8 @@ def resample(records: Any) -> Oracle:
     count = jax.tree.leaves(public)[0].shape[0]
 
     def oracle(key: jax.Array, n: int) -> Any:
-        chosen = jax.random.randint(key, (n,), 0, count)
+        # Uniform to within count / 2^32, from half the words that `randint` takes.
+        chosen = jax.random.bits(key, (n,), jnp.uint32) % jnp.uint32(count)
         return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), public)
 
     return oracle

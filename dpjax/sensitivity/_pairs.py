@@ -9,15 +9,14 @@ from dpjax import _checks
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax.base import Norm, Oracle, Target
-from dpjax.neighbors import neighboring_pair, permuted
+from dpjax.neighbors import neighboring_pair, rotated
 from dpjax.norms import distance, norm_function, resolution
 
 POSITIONS = ("last", "average", "each")
 
-# Pair i uses fold_in(key, i), i < 2^32 - 2; the last two indices derive other randomness.
-MOST_PAIRS = 2**32 - 2
-_POSITION_DOMAIN = 2**32 - 2
-_PROBE_DOMAIN = 2**32 - 1
+# Pair i uses fold_in(key, i); the last index derives the random positions.
+MOST_PAIRS = 2**32 - 1
+_POSITION_DOMAIN = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,15 +80,16 @@ class PairSampler:
         value = self.target(database)
         return distance(self.norm, value, self.target(neighbor)), resolution(self.norm, value)
 
-    def moved_by_permutation(self, key: jax.Array, index: jax.Array) -> jax.Array:
-        """How far the target moves on a random database when its records are permuted.
+    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        """How far the target moves when the records of database `index` are permuted.
 
-        0 where the target's value is NaN: that shows in the distances.
+        By a rotation: rotations take every position to every other, so a target that ignores them
+        treats all positions alike, which is what sampling the last one stands on. 0 where the
+        target's value is NaN: that shows in the distances.
         """
-        probe_key = jax.random.fold_in(jax.random.fold_in(key, _PROBE_DOMAIN), index)
-        key_records, key_order = jax.random.split(probe_key)
-        database, _ = neighboring_pair(self.oracle(key_records))
-        value, other = self.target(database), self.target(permuted(key_order, database))
+        database, _ = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
+        steps = 1 + index % max(self.n - 1, 1)
+        value, other = self.target(database), self.target(rotated(database, steps))
         undefined = jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(value)])
         return jnp.where(jnp.any(undefined), 0, distance(self.norm, value, other))
 

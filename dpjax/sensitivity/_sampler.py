@@ -24,8 +24,8 @@ from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 _PAIRS_OVER_LEAST = 10
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Rounding error of a permuted sum, in units in the last place of the value.
-_PERMUTED_UNITS = 4
+# Rounding error of a sum in another order, in units in the last place of the value.
+_REORDERED_UNITS = 4
 _PROBES = 32
 
 
@@ -125,7 +125,7 @@ def sample_sensitivity(
 
     moved, estimate, resolution = 0.0, 0.0, 0.0
     if positions == "last":
-        moved = float(_moved_by_permutation(key, sampler=sampler, size=min(size, _PROBES)))
+        moved = float(_moved_by_rotation(key, sampler=sampler, size=min(size, _PROBES)))
     for position in range(sampler.n if positions == "each" else 1):
         distances, coarsest = collect_distances(
             key, sampler, m=point.m, size=size, position=position, progress=progress
@@ -170,15 +170,15 @@ def _operating_point(
 
 
 @partial(jax.jit, static_argnames=("sampler", "size"))
-def _moved_by_permutation(key: jax.Array, *, sampler: PairSampler, size: int) -> jax.Array:
+def _moved_by_rotation(key: jax.Array, *, sampler: PairSampler, size: int) -> jax.Array:
     """How far permuting the records of random databases moves the target, at most."""
     probes = jnp.arange(_PROBES, dtype=jnp.uint32)
-    moved = lax.map(partial(sampler.moved_by_permutation, key), probes, batch_size=size)
+    moved = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
     return jnp.max(moved)
 
 
 def _refuse_order_dependent(moved: float, estimate: float, resolution: float) -> None:
-    if moved > max(estimate / _LEAST_RESOLVED, _PERMUTED_UNITS * resolution):
+    if moved > max(estimate / _LEAST_RESOLVED, _REORDERED_UNITS * resolution):
         raise ValueError(
             f"target depends on the order of the records: permuting a database moved its value by"
             f" {moved:.3g}, where replacing the last record moves it by {estimate:.3g}. Records at"
