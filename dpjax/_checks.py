@@ -83,6 +83,12 @@ def extra(module: str, name: str) -> Any:
         ) from error
 
 
+def host_only(name: str, value: Any, instead: str) -> None:
+    """Refuses to run on the host what is being traced."""
+    if is_traced(value):
+        raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
+
+
 def function(name: str, value: Any) -> Callable[..., Any]:
     """Something that can be called."""
     if not callable(value):

@@ -1,6 +1,5 @@
 """Traced programs with a fingerprint: what is fingerprinted is what runs."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -35,6 +34,7 @@ class Program:
     jaxpr: jex.ClosedJaxpr
     inputs: TreeSpec
     outputs: TreeSpec
+    configuration: tuple[Any, ...]
 
     @classmethod
     def trace(cls, name: str, function: Callable[..., Any], *arguments: Any) -> "Program":
@@ -51,12 +51,20 @@ class Program:
 
         with jax.default_matmul_precision("highest"):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
-        return cls(jaxpr, TreeSpec.of(arguments), TreeSpec.of(outputs))
+        return cls(jaxpr, TreeSpec.of(arguments), TreeSpec.of(outputs), _configuration())
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of the operations and constants; needs concrete constants."""
-        return digest(self.jaxpr)
+        """A hash of operations, constants and configuration; needs concrete constants."""
+        return digest(self.jaxpr, self.configuration)
+
+    def check_unchanged(self, name: str) -> None:
+        """Refuses to run where a constant was written to, or JAX was configured anew, since."""
+        if digest(self.jaxpr, _configuration()) != self.fingerprint:
+            raise ValueError(
+                f"{name} has changed since it was traced: an array that it closes over was written"
+                " to, or JAX's configuration (float64, random numbers) is another"
+            )
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the program on arguments of the traced structure and shapes."""
@@ -79,9 +87,7 @@ class Program:
 
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
-        jaxpr = self.jaxpr.jaxpr
-        reached = _reached(jaxpr, set(jaxpr.invars))
-        return any(variable in reached for variable in jaxpr.outvars if _is_variable(variable))
+        return any(_depends(self.jaxpr.jaxpr, set(self.jaxpr.jaxpr.invars)))
 
     def largest_array(self) -> int:
         """Bytes of the largest array that depends on an input: what one call adds to memory."""
@@ -104,9 +110,29 @@ def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
     """The variables that depend on the given ones."""
     reached = set(inputs)
     for equation in jaxpr.eqns:
-        if any(_is_variable(atom) and atom in reached for atom in equation.invars):
+        if not any(_is_variable(atom) and atom in reached for atom in equation.invars):
+            continue
+        inner = jex.jaxprs_in_params(equation.params)
+        called = [program for program in inner if len(program.invars) == len(equation.invars)]
+        if equation.primitive.name in ("jit", "pjit", "closed_call") and called:
+            depends = _depends(called[0], _passed(called[0], equation, reached))
+            reached.update(v for v, d in zip(equation.outvars, depends, strict=True) if d)
+        else:
             reached.update(equation.outvars)
     return reached
+
+
+def _depends(jaxpr: Any, inputs: set[Any]) -> list[bool]:
+    """For each output, whether it depends on the given variables."""
+    reached = _reached(jaxpr, inputs)
+    return [_is_variable(atom) and atom in reached for atom in jaxpr.outvars]
+
+
+def _passed(inner: Any, equation: Any, reached: set[Any]) -> set[Any]:
+    """The inputs of an inner program that depend on reached variables."""
+    # Operands line up with inner inputs from the back: a branch has a predicate in front.
+    pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
+    return {v for v, atom in pairs if _is_variable(atom) and atom in reached}
 
 
 def _sizes(jaxpr: Any, inputs: set[Any]) -> list[int]:
@@ -116,11 +142,14 @@ def _sizes(jaxpr: Any, inputs: set[Any]) -> list[int]:
     sizes = [aval.size * getattr(aval.dtype, "itemsize", 16) for aval in avals]
     for equation in jaxpr.eqns:
         for inner in jex.jaxprs_in_params(equation.params):
-            # Operands line up with inner inputs from the back: a branch has a predicate in front.
-            pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
-            passed = {v for v, atom in pairs if _is_variable(atom) and atom in reached}
-            sizes += _sizes(inner, passed)
+            sizes += _sizes(inner, _passed(inner, equation, reached))
     return sizes
+
+
+def _configuration() -> tuple[Any, ...]:
+    """The settings of JAX that change what a traced program computes."""
+    names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")
+    return tuple(getattr(jax.config, name) for name in names)
 
 
 def _encode(sink: Any, value: Any) -> None:
@@ -138,6 +167,9 @@ def _encode(sink: Any, value: Any) -> None:
         _encode(sink, (type(value).__qualname__, fields))
     elif isinstance(value, dict):
         _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
+    elif type(value).__name__ == "PRNGImpl":
+        implementation: Any = value
+        _encode_text(sink, implementation.name)
     elif isinstance(value, (set, frozenset)):
         _encode(sink, ("set", sorted(map(repr, value))))
     elif isinstance(value, (tuple, list)):
@@ -146,10 +178,6 @@ def _encode(sink: Any, value: Any) -> None:
             _encode(sink, item)
     elif isinstance(value, types.FunctionType):
         _encode_function(sink, value)
-    elif isinstance(value, types.MethodType):
-        _encode(sink, ("method", value.__func__, value.__self__))
-    elif isinstance(value, functools.partial):
-        _encode(sink, ("partial", value.func, value.args, value.keywords))
     elif isinstance(value, types.CodeType):
         _encode(sink, ("code", value.co_code.hex(), value.co_names, value.co_consts))
     else:
@@ -162,16 +190,35 @@ def _encode_text(sink: Any, text: str) -> None:
 
 
 def _encode_object(sink: Any, value: Any) -> None:
-    """Anything else, by its text, or by its state where the text is no more than an address.
-
-    Where there is no state to be had either, the address stays: then the fingerprint holds for one
-    process only, and elsewhere the target is refused.
-    """
+    """A parameter of an operation, by its text; what lies behind an address, by its state."""
     text = repr(value)
-    if " at 0x" in text:
-        with contextlib.suppress(Exception):
-            text = pickle.dumps(value).hex()
-    _encode_text(sink, text)
+    if " at 0x" in text or callable(value):
+        _encode_host_object(sink, value)
+    else:
+        _encode_text(sink, text)
+
+
+def _encode_host_object(sink: Any, value: Any) -> None:
+    """Something that a host callback reaches: a function by its code, an object by its state.
+
+    Where no state can be had the identity counts: then only the very same object matches.
+    """
+    if isinstance(value, types.FunctionType):
+        _encode_function(sink, value)
+    elif isinstance(value, types.MethodType):
+        _encode_function(sink, value.__func__)
+        _encode_host_object(sink, value.__self__)
+    elif isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *sorted(value.keywords.items())):
+            _encode_host_object(sink, part)
+    elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
+        _encode_text(sink, f"{getattr(value, '__module__', '')}.{value.__name__}")
+    else:
+        try:
+            state = pickle.dumps(value, protocol=4).hex()
+        except Exception:  # Anything may go wrong in the pickling of a stranger's object.
+            state = f"identity {id(value)}"
+        _encode_text(sink, state)
 
 
 def _encode_array(sink: Any, value: Any) -> None:
@@ -184,12 +231,25 @@ def _encode_array(sink: Any, value: Any) -> None:
 
 
 def _encode_function(sink: Any, function: types.FunctionType) -> None:
-    """A Python function inside a program, such as a host callback: its code and its closure."""
-    cells = []
+    """A Python function inside a program: its code, closure, defaults, and the globals it names."""
+    code = function.__code__
+    _encode(sink, ("function", code))
     for cell in function.__closure__ or ():
-        content = cell.cell_contents
-        cells.append("itself" if content is function else content)
-    _encode(sink, ("function", function.__code__, cells, function.__defaults__))
+        _encode_referred(sink, cell.cell_contents, function)
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()):
+        _encode_referred(sink, default, function)
+    for name in code.co_names:
+        if name in function.__globals__:
+            _encode_text(sink, name)
+            _encode_referred(sink, function.__globals__[name], function)
+
+
+def _encode_referred(sink: Any, value: Any, function: types.FunctionType) -> None:
+    if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+        # Helpers of the same module by their code alone, so that recursion comes to an end.
+        _encode(sink, ("helper", value.__code__))
+    else:
+        _encode_host_object(sink, value)
 
 
 @functools.lru_cache(maxsize=4096)

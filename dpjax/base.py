@@ -121,6 +121,7 @@ class Guarantee:
         events: the samplings that gamma stands for; empty without samples.
         relation: which databases are neighbors.
         notes: what else the reader must know, such as "no noise".
+        group_size: in how many records neighboring databases differ.
 
     Formal guarantees:
         The statement above, for the mechanism run once. `dpjax.accounting` composes several.
@@ -133,6 +134,7 @@ class Guarantee:
     events: tuple[SampledEvent, ...] = ()
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
     notes: tuple[str, ...] = static(default=())
+    group_size: int = static(default=1)
 
     def __repr__(self) -> str:
         budget = f"epsilon={_number(self.epsilon)}, delta={_number(self.delta)}"
@@ -142,7 +144,8 @@ class Guarantee:
             statement = f"({budget}, gamma={_number(self.gamma)})-random DP, " + (
                 describe_confidence(self.confidence)
             )
-        return ", ".join((statement, *self.notes))
+        group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
+        return ", ".join((statement, *group, *self.notes))
 
 
 @frozen_pytree
@@ -163,7 +166,7 @@ class Sensitivity:
         method: "exact", "dkw" or "analytic".
         positions: which record of a pair was changed: "last", "average" or "each".
         batch_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
-        zero_allowed: whether a value of 0, hence a release without noise, was asked for by name.
+        zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
         identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
         target: fingerprint of the traced target; None for a bound.
         records: structure, shapes and dtypes of a database; None for a bound.
@@ -274,10 +277,14 @@ def describe_confidence(confidence: Scalar | None) -> str:
 
 
 def _number(value: Any) -> str:
+    """Six digits, or all of them where six would make a certainty of a near-certainty."""
     if _checks.is_traced(value):
         return str(value)
     array = np.asarray(value)
-    return f"{array.item():.6g}" if array.ndim == 0 else np.array2string(array, precision=6)
+    if array.ndim > 0:
+        return np.array2string(array, precision=6)
+    text = f"{array.item():.6g}"
+    return str(array[()]) if text in ("0", "1") and float(text) != array.item() else text
 
 
 def _is_zero(value: Any) -> bool:

@@ -54,6 +54,11 @@ def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
     return NORMS[norm]
 
 
+def difference(value: Any, other: Any) -> Any:
+    """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
+    return jax.tree.map(_difference, value, other)
+
+
 def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
     """The norm of the difference of two target values; NaN counts as infinite.
 
@@ -65,7 +70,7 @@ def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
     Returns:
         A float scalar, 0 or above.
     """
-    length = norm_function(norm)(jax.tree.map(_difference, value, other))
+    length = norm_function(norm)(difference(value, other))
     return jnp.where(jnp.isnan(length), jnp.inf, length)
 
 

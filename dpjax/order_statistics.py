@@ -23,7 +23,7 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         A scalar of the dtype of `distances` (float32 at least).
 
     Raises:
-        TypeError: if k is not an integer.
+        TypeError: if k is not an integer or the distances are not floats.
         ValueError: if `distances` is not a non-empty vector or k is not between 1 and m.
 
     Formal guarantees:
@@ -43,6 +43,8 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
     distances = jnp.asarray(distances)
     if distances.ndim != 1 or distances.size == 0:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {distances.shape}")
+    if not jnp.issubdtype(distances.dtype, jnp.floating):
+        raise TypeError(f"distances must be floats, got dtype {distances.dtype}")
     m = distances.shape[0]
     if not _checks.is_traced(k):
         k = _checks.integer("k", k, least=1, most=m)

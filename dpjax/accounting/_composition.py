@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import uuid
 from fractions import Fraction
 from typing import Any
 
@@ -32,7 +33,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if there is none, if one is a batch, or if their neighboring relations differ.
+        ValueError: if there is none, if one is a batch or NaN, or if their neighboring relations or
+            group sizes differ.
 
     Formal guarantees:
         (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
@@ -55,6 +57,9 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         raise ValueError(
             f"guarantees must share a neighboring relation, got {sorted(map(str, relations))}"
         )
+    sizes = {guarantee.group_size for guarantee in concrete}
+    if len(sizes) > 1:
+        raise ValueError(f"guarantees must be for groups of one size, got {sorted(sizes)}")
     events = _distinct_events(concrete)
     gamma, confidence = _joint(events)
     return Guarantee(
@@ -65,6 +70,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         events,
         concrete[0].relation,
         tuple(dict.fromkeys(note for guarantee in concrete for note in guarantee.notes)),
+        concrete[0].group_size,
     )
 
 
@@ -83,7 +89,7 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
 
     Raises:
         TypeError: if the guarantee is not concrete or t is not an integer.
-        ValueError: if t is below 1.
+        ValueError: if t is out of range, or the guarantee is a batch or NaN.
 
     Formal guarantees:
         (t epsilon, ..., t gamma)-random DP for databases that differ in t records.
@@ -94,24 +100,25 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     Example:
         >>> import dpjax
         >>> dpjax.accounting.group(dpjax.laplace(0.01, epsilon=0.5).guarantee, 3)
-        (epsilon=1.5, delta=0)-DP
+        (epsilon=1.5, delta=0)-DP, for groups of 3
     """
     one = _concrete(guarantee)
-    size = _checks.integer("size", size, least=1)
+    size = _checks.integer("size", size, least=1, most=10**9)
     events = tuple(
         SampledEvent(min(1.0, _times(event.gamma, size)), event.confidence, event.identity)
         for event in _distinct_events([one])
     )
     gamma, confidence = _joint(events)
     epsilon, delta = _times(one.epsilon, size), _group_delta(one, size)
-    return Guarantee(epsilon, delta, gamma, confidence, events, one.relation, one.notes)
+    people = size * one.group_size
+    return Guarantee(epsilon, delta, gamma, confidence, events, one.relation, one.notes, people)
 
 
 def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
     """What a guarantee under the oracle P promises when records really come from Q.
 
-    gamma grows by sqrt((n + 1) tau / 2), Pinsker's bound on the total variation between n + 1
-    records of P and of Q.
+    gamma grows by sqrt((n + 1) tau / 2), Pinsker's bound on the total variation between the n + 1
+    records of a pair under P and under Q; for groups of t by sqrt((n + t) tau / 2).
 
     Args:
         guarantee: under P, for databases of n records.
@@ -144,10 +151,10 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
     events = _distinct_events([under_p])
     if not events:
         return under_p
-    shift = math.nextafter(math.sqrt((n + 1) * tau / 2), math.inf) if tau else 0.0
+    shift = math.nextafter(math.sqrt((n + under_p.group_size) * tau / 2), math.inf) if tau else 0.0
     gamma, confidence = _joint(events)
     moved = min(1.0, sum_up((gamma, shift)))
-    name = "|".join((*sorted(event.identity for event in events), repr(tau)))
+    name = "|".join((*sorted(event.identity for event in events), repr((tau, n))))
     identity = hashlib.sha256(name.encode()).hexdigest()[:32]
     event = SampledEvent(moved, confidence, identity)
     return Guarantee(
@@ -158,6 +165,7 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
         (event,),
         under_p.relation,
         under_p.notes,
+        under_p.group_size,
     )
 
 
@@ -171,6 +179,8 @@ def _concrete(guarantee: Any) -> Guarantee:
             raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
         if np.ndim(value) > 0:
             raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
+        if value is not None and math.isnan(value):
+            raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
         return value if value is None else float(value)
 
     events = tuple(
@@ -187,21 +197,28 @@ def _concrete(guarantee: Any) -> Guarantee:
         events,
         guarantee.relation,
         guarantee.notes,
+        guarantee.group_size,
     )
 
 
 def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
     """The samplings behind some guarantees, each once; one that is written by hand is its own."""
     distinct: dict[str, SampledEvent] = {}
-    for place, guarantee in enumerate(guarantees):
+    for guarantee in guarantees:
         events = guarantee.events
         if not events and (guarantee.gamma > 0 or guarantee.confidence != 1):
-            events = (SampledEvent(guarantee.gamma, guarantee.confidence, f"unnamed {place}"),)
+            events = (SampledEvent(guarantee.gamma, guarantee.confidence, uuid.uuid4().hex),)
         for event in events:
-            known = distinct.get(event.identity)
-            if known is None or event.gamma > known.gamma:
-                distinct[event.identity] = event
+            known = distinct.get(event.identity, event)
+            distinct[event.identity] = _worse(known, event)
     return tuple(distinct.values())
+
+
+def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
+    """Two statements about one sampling, as the weaker of both."""
+    confidences = (event.confidence, other.confidence)
+    confidence = None if None in confidences else min(confidences)  # type: ignore[type-var]
+    return SampledEvent(max(event.gamma, other.gamma), confidence, event.identity)
 
 
 def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:

@@ -71,6 +71,8 @@ class AdditiveMechanism(SensitivityMechanism):
     def dp_event(self) -> Any:
         if self.noise.dp_event is None:
             return super().dp_event
+        if self.sensitivity.zero_allowed:
+            return _checks.extra("dp_accounting", "accounting").NonPrivateDpEvent()
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
 
@@ -133,8 +135,10 @@ def additive(
 def additive_log_prob(output: jax.Array, x: jax.Array, scale: Scalar, noise: Noise) -> jax.Array:
     """Log density of one noisy array; log probability where it holds integers."""
     usable = usable_scale(scale, x.dtype)
-    center = centered(x, usable).astype(usable.dtype)
-    error = (jnp.asarray(output).astype(usable.dtype) - center) / usable
+    output = jnp.asarray(output)
+    if output.shape != x.shape:
+        raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
+    error = (output.astype(usable.dtype) - centered(x).astype(usable.dtype)) / usable
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(noise.log_density(error) - jnp.log(usable))
     half = 0.5 / usable

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -70,7 +71,7 @@ class BernsteinMechanism(SensitivityMechanism):
         return self.scale * len(jax.tree.leaves(value))
 
     def _draw(self, key: jax.Array, value: Any) -> Any:
-        value = jax.tree.map(lambda leaf: leaf.astype(compute_dtype(leaf.dtype)), value)
+        value = jax.tree.map(_as_float, value)
         noisy = add_noise(
             key,
             value,
@@ -85,8 +86,7 @@ class BernsteinMechanism(SensitivityMechanism):
         scale = self._scale_of(value)
 
         def lattice(x: jax.Array, polynomial: BernsteinPolynomial) -> jax.Array:
-            x = x.astype(compute_dtype(x.dtype))
-            return additive_log_prob(polynomial.values, x, scale, LAPLACE)
+            return additive_log_prob(polynomial.values, _as_float(x), scale, LAPLACE)
 
         return sum_over_leaves(lattice, value, output)
 
@@ -97,7 +97,8 @@ class BernsteinMechanism(SensitivityMechanism):
 
         Args:
             probability: in (0, 1).
-            shape: ignored: the shape of a value is the lattice's.
+            shape: ignored: the shape of a value is the lattice's. For a pytree of J lattices the
+                result is J times as large.
             simultaneous: a bound for the polynomial everywhere on the cube, against the polynomial
                 without noise, instead of the quantile for each lattice value.
 
@@ -114,6 +115,15 @@ class BernsteinMechanism(SensitivityMechanism):
         """The event of the Laplace mechanism on the lattice values."""
         assert LAPLACE.dp_event is not None
         return LAPLACE.dp_event(1 / float(self.epsilon))
+
+
+def _as_float(lattice: jax.Array) -> jax.Array:
+    """Lattice values in floats; integers are first clamped to those that a float can tell apart."""
+    dtype = compute_dtype(lattice.dtype)
+    if jnp.issubdtype(lattice.dtype, jnp.integer):
+        limits, exact = jnp.iinfo(lattice.dtype), 2 ** (jnp.finfo(dtype).nmant + 1)
+        lattice = jnp.clip(lattice, max(limits.min, -exact), min(limits.max, exact))
+    return lattice.astype(dtype)
 
 
 def bernstein(

@@ -25,7 +25,7 @@ def gaussian(
     Args:
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
         epsilon: finite, above 0; at most 1 for the classical calibration, which under-noises above.
-        delta: in (0, 1).
+        delta: from 1e-300 to 1 - 1e-9 (traced: from 1e-30 to .999, else NaN).
         calibration: "analytic" or "classical".
 
     Returns:
@@ -40,8 +40,7 @@ def gaussian(
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation;
         (epsilon, delta)-DP where the sensitivity is a global bound. sigma is rounded outward: by
         less than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Assumes real
-        arithmetic: the noise of this version is floating-point, see the README. Values beyond
-        sigma / eps of their dtype (2^29 for int32) are clamped to it.
+        arithmetic: the noise of this version is floating-point, see the README.
 
     Source:
         Balle and Wang (2018), Theorem 8; Dwork and Roth (2014), Theorem A.1, for the classical
@@ -54,6 +53,9 @@ def gaussian(
     """
     multiplier = _CALIBRATIONS[_checks.choice("calibration", calibration, tuple(_CALIBRATIONS))]
     delta = _checks.fraction("delta", delta)
+    epsilon = _checks.positive("epsilon", epsilon)
+    if not _checks.is_traced(delta) and not 1e-300 <= delta <= 1 - 1e-9:
+        raise ValueError(f"delta must be from 1e-300 to 1 - 1e-9, got {delta}")
     if calibration == "classical" and not _checks.is_traced(epsilon) and epsilon > 1:
         raise ValueError(
             f"epsilon must be at most 1 for the classical calibration, got {epsilon}:"

@@ -27,7 +27,7 @@ from dpjax._numerics import legendre_rule
 
 _NODES = 100
 # The bracket of x: delta underflows float64 below, and is 1 to within rounding above.
-_LOWEST_X, _HIGHEST_X = -38.0, 12.0
+_LOWEST_X, _HIGHEST_X = -40.0, 12.0
 # Outward margins on sigma: above the error of the root in float64, and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
@@ -72,7 +72,9 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
     low, _ = lax.fori_loop(0, 60, halve, start)
     multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    return jnp.where((epsilon > 0) & (delta > 0), multiplier, jnp.nan)
+    # Closer to 1, float32 cannot tell delta from 1.
+    usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
+    return jnp.where(usable, multiplier, jnp.nan)
 
 
 def _multiplier(x: Any, epsilon: Any, numpy: Any) -> Any:

@@ -25,13 +25,13 @@ def laplace(sensitivity: Sensitivity | float, epsilon: Scalar) -> AdditiveMechan
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
         the sensitivity is a global bound (gamma 0). Assumes real arithmetic: the noise of this
-        version is floating-point, see the README. Values beyond scale / eps of their dtype (2^29
-        for int32) are clamped to it.
+        version is floating-point, see the README.
 
         `dp_event` is that of the scalar mechanism, also for vectors: shifts a >= b of two
         coordinates (in scales) are dominated by the shift a + b of one. The hockey-stick divergence
-        of that one at t is 1 - exp((t - a - b) / 2); with s = t - a, that of the two is smaller by
-        (b - s) exp((s - b) / 2) / 4 where |s| <= b, by b exp((s - b) / 2) / 2 where s < -b.
+        of that one at t >= 0 is 1 - exp((t - a - b) / 2); with s = t - a, that of the two is
+        smaller by (b - s) exp((s - b) / 2) / 4 where |s| <= b, by b exp((s - b) / 2) / 2 where
+        s < -b; negative t follow by symmetry.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Rubinstein and Aldà (2017), Corollary 10.

@@ -45,7 +45,9 @@ class SensitivityMechanism(abc.ABC):
     def error_quantile(
         self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
     ) -> Any:
-        """How far the noise takes a release from the truth, with a given probability at most.
+        """What the noise stays below with a given probability, or a higher one.
+
+        Of the noise alone: rounding to integers adds up to 1/2.
 
         Args:
             probability: in (0, 1).
@@ -65,7 +67,8 @@ class SensitivityMechanism(abc.ABC):
         dp-accounting ignores the count of a repeated `RandomizedResponseDpEvent`.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
-        return accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(float(self.epsilon))), 2)
+        epsilon = min(float(self.epsilon), 700.0)  # exp overflows soon after.
+        return accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(epsilon)), 2)
 
     def _delta(self) -> Scalar:
         return 0.0
@@ -99,7 +102,8 @@ class SensitivityMechanism(abc.ABC):
         """Releases a value of the target under the mechanism's guarantee.
 
         Args:
-            key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases
+                of one value under one key, at two epsilons, give the value away.
             value: a pytree of real arrays. What it holds never decides whether a release happens:
                 NaN and values out of range become fixed public values and get noise.
 
@@ -116,7 +120,9 @@ class SensitivityMechanism(abc.ABC):
         value = _checks.real_arrays("value", value)
         _check_sampled_outputs(self.sensitivity, value)
         self._check_value(value)
-        return Release(_compiled_draw(self, key, value), self.guarantee)
+        # A NaN in a private value is not an error to stop at.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return Release(_compiled_draw(self, key, value), self.guarantee)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
@@ -154,7 +160,12 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
 def quantile_level(probability: float, shape: tuple[int, ...], simultaneous: bool) -> float:
     """The level per coordinate: probability^(1/d) where d independent ones must hold at once."""
     probability = _checks.fraction("probability", probability)
-    return probability ** (1 / math.prod(shape)) if simultaneous else probability
+    return probability ** (1 / count(shape)) if simultaneous else probability
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """The number of entries of a shape, at least 1."""
+    return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 
 def _nan_with(epsilon: Scalar, value: Scalar) -> Scalar:
@@ -168,11 +179,7 @@ def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
     if sensitivity.positions == "average":
         notes += ("averaged over positions",)
     if sensitivity.zero_allowed:
-        value = sensitivity.value
-        if _checks.is_traced(value):
-            notes += ("no noise where the sensitivity is 0",)
-        elif value == 0:
-            notes += ("no noise",)
+        notes += ("no noise",)
     return notes
 
 

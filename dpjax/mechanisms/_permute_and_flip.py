@@ -15,7 +15,8 @@ _NODES = 200
 def _log_pmf(logits: jax.Array) -> jax.Array:
     """Log of p_i * integral_0^1 prod_{j != i} (1 - t p_j) dt, with p_j = exp(logit_j).
 
-    With t = exp(-s) the integrand is smooth in s and varies where s is near log K.
+    With t = exp(-s) the integrand is smooth in s and varies where s is near log K. In float32 the
+    error grows with K: 6e-4 at K = 10^5.
     """
     logits = logits - jnp.max(logits)
     nodes, log_weights = legendre_rule(_NODES)

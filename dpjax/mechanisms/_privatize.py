@@ -59,8 +59,12 @@ def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any]
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
-        evaluate = partial(_evaluate, program=traced) if traced.is_concrete else traced
-        return mechanism(key, evaluate(records))
+        if not traced.is_concrete:
+            return mechanism(key, traced(records))
+        traced.check_unchanged("target")
+        # A NaN in a private value is not an error to stop at.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return mechanism(key, _evaluate(records, program=traced))
 
     return private
 
@@ -72,6 +76,11 @@ def _evaluate(records: Any, *, program: Program) -> Any:
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
     program = Program.trace("target", target, records.tree())
+    if not program.is_concrete:
+        raise TypeError(
+            "target closes over a traced value, so it cannot be the one that was sampled: make the"
+            " private function outside jit and vmap"
+        )
     if program.fingerprint != sensitivity.target:
         raise ValueError(
             "target is not the one that was sampled: its traced program or a constant in it differs"

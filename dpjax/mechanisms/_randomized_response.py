@@ -12,7 +12,7 @@ from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import sum_over_leaves
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
 from dpjax.random._release import keep_or_lie
 
 _MOST_CATEGORIES = 2**15
@@ -60,7 +60,10 @@ class RandomizedResponse(SensitivityMechanism):
         def answer(y: jax.Array, x: jax.Array) -> jax.Array:
             truth = jnp.clip(x, 0, self.categories - 1)
             log_truth = jnp.log1p(-(self.categories - 1) * weight)
-            return jnp.sum(jnp.where(jnp.asarray(y) == truth, log_truth, jnp.log(weight)))
+            y = jnp.asarray(y)
+            chosen = jnp.where(y == truth, log_truth, jnp.log(weight))
+            possible = (y >= 0) & (y < self.categories) & (y == jnp.round(y))
+            return jnp.sum(jnp.where(possible, chosen, -jnp.inf))
 
         return sum_over_leaves(answer, output, _checks.real_arrays("value", value))
 
@@ -77,7 +80,7 @@ class RandomizedResponse(SensitivityMechanism):
         Returns:
             An integer.
         """
-        answers = math.prod(shape) if simultaneous else 1
+        answers = count(shape) if simultaneous else 1
         lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
         return int(stats.binom.ppf(_checks.fraction("probability", probability), answers, lying))
 
@@ -110,7 +113,9 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
     Formal guarantees:
         epsilon-DP when one answer changes: every entry of a value is the answer of another person.
-        A person who gives t of the entries gets t * epsilon. Exact given uniform random bits.
+        A person who gives t of the entries gets t * epsilon; with `dpjax.privatize` you promise
+        that one record of the database moves one entry of the target's value. Exact given uniform
+        random bits.
 
     Source:
         Warner (1965); Kairouz, Bonawitz and Ramage (2016) for K categories.
@@ -124,8 +129,8 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
         (4,)
     """
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
-    count = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
-    return RandomizedResponse(sensitivity, epsilon, _lie_weight(epsilon, count), count)
+    size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
+    return RandomizedResponse(sensitivity, epsilon, _lie_weight(epsilon, size), size)
 
 
 def _lie_weight(epsilon: Scalar, count: int) -> Any:
@@ -146,4 +151,4 @@ def _lie_weight(epsilon: Scalar, count: int) -> Any:
         return np.uint32(weight)
     share = 2.0**32 / (jnp.exp(jnp.asarray(epsilon).astype(jnp.float32)) + (count - 1))
     weight = (jnp.ceil(share * (1 + 1e-5)) + 1).astype(jnp.uint32)
-    return jnp.where(jnp.isnan(epsilon) | (weight > most), 0, weight).astype(jnp.uint32)
+    return jnp.where(jnp.isnan(epsilon) | (weight > np.uint32(most)), 0, weight).astype(jnp.uint32)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
 from dpjax.random._noise import Sampler
 from dpjax.random._release import check_scale, noisy_argmax, score_gaps
 
@@ -81,25 +81,31 @@ class SelectionMechanism(SensitivityMechanism):
         self._check_value(scores)
         gaps = score_gaps(scores)
         log_pmf = self.rule.log_pmf(-gaps / jnp.asarray(self._temperature).astype(gaps.dtype))
-        return log_pmf[output]
+        index = jnp.asarray(output)
+        possible = (index >= 0) & (index < scores.size)
+        return jnp.where(possible, log_pmf[jnp.clip(index, 0, scores.size - 1)], -jnp.inf)
 
     def error_quantile(
         self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
     ) -> Scalar:
-        """A gap of scores: how far the selected score may lie below the best one.
+        """A gap of scores that the selected one stays within.
 
         A response with a gap g is selected with probability at most exp(-epsilon g / (2 Delta)).
+        For each response: one with a larger gap is selected with probability below 1 - p. For all
+        K at once: whatever is selected has a gap of at most this, with probability p.
 
         Args:
-            probability: in (0, 1).
+            probability: p, in (0, 1).
             shape: (K,), the number of responses; needed where simultaneous.
             simultaneous: for all responses at once, instead of for each one of them.
 
         Returns:
             A scalar in the units of the scores.
         """
+        if simultaneous and not shape:
+            raise ValueError("shape must be (K,), the number of responses, got ()")
         tail = 1 - _checks.fraction("probability", probability)
-        responses = math.prod(shape) if simultaneous else 1
+        responses = count(shape) if simultaneous else 1
         return self._temperature * math.log(responses / tail)
 
 

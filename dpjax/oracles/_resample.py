@@ -24,8 +24,9 @@ def resample(records: Any) -> Oracle:
 
     Formal guarantees:
         A guarantee under this oracle speaks of the public records, not of the population that they
-        came from: a private record unlike any of them is not covered. With p public records at
-        most p^2 pairs of records occur, so gamma below 1/p says little.
+        came from: a private record unlike any of them is not covered. Each of p public records is
+        the replaced or the replacing one in about 2/p of the pairs, so a larger gamma may leave
+        one of them out altogether.
 
     Source:
         Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.

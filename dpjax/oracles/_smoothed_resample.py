@@ -64,4 +64,4 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
 def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
-    return leaf + scale.astype(leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)
+    return leaf + scale.astype(leaf.dtype)[None] * jax.random.normal(key, leaf.shape, leaf.dtype)

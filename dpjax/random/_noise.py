@@ -58,6 +58,14 @@ def _laplace_log_cdf(x: jax.Array) -> jax.Array:
     return jnp.where(x < 0, tail, jnp.log1p(-jnp.exp(tail)))
 
 
+def _laplace_quantile(probability: float) -> float:
+    return -math.log1p(-probability)
+
+
+def _gaussian_quantile(probability: float) -> float:
+    return float(-special.ndtri((1 - probability) / 2))
+
+
 def _laplace_event(noise_multiplier: float) -> Any:
     return _checks.extra("dp_accounting", "accounting").LaplaceDpEvent(noise_multiplier)
 
@@ -71,7 +79,7 @@ LAPLACE = Noise(
     sample=jax.random.laplace,
     log_density=stats.laplace.logpdf,
     log_cdf=_laplace_log_cdf,
-    magnitude_quantile=lambda probability: -math.log1p(-probability),
+    magnitude_quantile=_laplace_quantile,
     dp_event=_laplace_event,
 )
 
@@ -80,7 +88,7 @@ GAUSSIAN = Noise(
     sample=jax.random.normal,
     log_density=stats.norm.logpdf,
     log_cdf=stats.norm.logcdf,
-    magnitude_quantile=lambda probability: float(-special.ndtri((1 - probability) / 2)),
+    magnitude_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
 )
 

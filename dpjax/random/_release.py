@@ -26,8 +26,8 @@ def add_noise(
 ) -> Any:
     """Adds independent noise of a scale to every coordinate of a pytree.
 
-    NaN becomes 0, and values beyond `center_bound` are clamped to it: nothing about a private value
-    decides whether or how it is released. Integers get noise rounded to integers, which is
+    NaN becomes 0, and values out of range are clamped, see `centered`: nothing about a private
+    value decides whether or how it is released. Integers get noise rounded to integers, which is
     post-processing: x + round(Z) = round(x + Z). A scale that is NaN, infinite or not positive
     gives NaN, for integers the least of their dtype.
 
@@ -52,7 +52,7 @@ def add_noise(
 
 
 def _add_to_array(key: jax.Array, x: jax.Array, scale: jax.Array, noise: Noise) -> jax.Array:
-    center = centered(x, scale)
+    center = centered(x)
     drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
     if jnp.issubdtype(center.dtype, jnp.integer):
         bound = _INTEGER_BOUND[center.dtype.itemsize]
@@ -85,22 +85,20 @@ def check_scale(name: str, scale: Any, value: Any, *, zero_allowed: bool = False
             )
 
 
-def centered(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """An array as noise is added to it: NaN replaced by 0, clamped to a public bound.
+def centered(x: jax.Array) -> jax.Array:
+    """An array as noise is added to it: in the computation's dtype, NaN replaced by 0, clamped.
 
-    For floats the bound is scale / eps of the dtype: beyond it the spacing of floats exceeds the
-    scale, and the noise would be rounded away.
+    Clamped to half the largest float, or to 2^29 (2^61 for int64). Rounding the sum to a float is
+    post-processing, so a value so large that noise hardly changes it needs no other bound.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype = jnp.dtype("int64" if x.dtype.itemsize == 8 else "int32")
         bound = _INTEGER_BOUND[dtype.itemsize]
         whole = x.astype(dtype) if x.dtype == bool else _checks.saturating_cast(x, dtype)
         return jnp.clip(whole, -bound, bound)
-    limits = jnp.finfo(scale.dtype)
-    bound = jnp.where(scale == 0, jnp.inf, scale / float(limits.eps))
-    bound = jnp.minimum(bound, float(limits.max) / 2)
-    finite = jnp.where(jnp.isnan(x), 0, x).astype(scale.dtype)
-    return jnp.clip(finite, -bound, bound)
+    dtype = compute_dtype(x.dtype)
+    bound = float(jnp.finfo(dtype).max) / 2
+    return jnp.clip(jnp.where(jnp.isnan(x), 0, x).astype(dtype), -bound, bound)
 
 
 def noisy_argmax(

@@ -31,7 +31,9 @@ def analytic_sensitivity(
             unknown.
 
     Formal guarantees:
-        You promise the bound. Mechanisms calibrated to it are (epsilon, delta)-DP.
+        You promise the bound: for the target as it is computed, in the float dtype it returns, and
+        with a NaN in its value counted as 0, which is how it is released. Mechanisms calibrated to
+        it are (epsilon, delta)-DP.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Definition 2.
@@ -46,7 +48,8 @@ def analytic_sensitivity(
         n = _checks.integer("n", n, least=1)
     if not isinstance(relation, NeighboringRelation):
         raise TypeError(f"relation must be a NeighboringRelation, got {relation!r}")
-    check = _checks.non_negative if allow_zero else _checks.positive
-    return Sensitivity(
-        check("value", value), 0.0, 1.0, norm, n, relation, zero_allowed=bool(allow_zero)
-    )
+    if allow_zero:
+        _checks.host_only("allow_zero", value, "a concrete bound")
+    bound = (_checks.non_negative if allow_zero else _checks.positive)("value", value)
+    zero = allow_zero and bound == 0
+    return Sensitivity(bound, 0.0, 1.0, norm, n, relation, zero_allowed=zero)

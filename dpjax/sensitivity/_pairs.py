@@ -10,7 +10,7 @@ from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair, rotated
-from dpjax.norms import distance, norm_function, resolution
+from dpjax.norms import difference, distance, norm_function, resolution
 
 POSITIONS = ("last", "average", "each")
 
@@ -28,13 +28,13 @@ class PairSampler:
     Attributes:
         target: takes n records.
         oracle: takes a key to n + 1 records.
-        norm: of the distance.
+        norm: takes the difference of two values.
         positions: "last", "average" or "each".
     """
 
     target: Program
     oracle: Program
-    norm: Norm
+    norm: Program
     positions: str
 
     @classmethod
@@ -44,14 +44,23 @@ class PairSampler:
         """Traces target and oracle at n records, and refuses what cannot be sampled."""
         _checks.function("target", target)
         _checks.function("oracle", oracle)
-        norm_function(norm)
+        norm_of = norm_function(norm)
         _checks.choice("positions", positions, POSITIONS)
         n = _checks.integer("n", n, least=1)
         key_spec = jax.ShapeDtypeStruct((), key.dtype)
         oracle_program = Program.trace("oracle", lambda key: oracle(key, n + 1), key_spec)
         _check_oracle(oracle_program, n)
         database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
-        return cls(Program.trace("target", target, database), oracle_program, norm, positions)
+        target_program = Program.trace("target", target, database)
+        value = target_program.outputs.tree()
+        norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
+        _check_norm(norm_program)
+        return cls(target_program, oracle_program, norm_program, positions)
+
+    @property
+    def is_concrete(self) -> bool:
+        """Whether every constant is known."""
+        return all(p.is_concrete for p in (self.target, self.oracle, self.norm))
 
     @property
     def records(self) -> TreeSpec:
@@ -80,22 +89,29 @@ class PairSampler:
         value = self.target(database)
         return distance(self.norm, value, self.target(neighbor)), resolution(self.norm, value)
 
-    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> jax.Array:
+    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """How far the target moves when the records of database `index` are permuted.
 
         By a rotation: rotations take every position to every other, so a target that ignores them
         treats all positions alike, which is what sampling the last one stands on. 0 where the
-        target's value is NaN: that shows in the distances.
+        target's value is NaN: that shows in the distances. Also the resolution of the value.
         """
         database, _ = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
         steps = 1 + index % max(self.n - 1, 1)
         value, other = self.target(database), self.target(rotated(database, steps))
         undefined = jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(value)])
-        return jnp.where(jnp.any(undefined), 0, distance(self.norm, value, other))
+        moved = jnp.where(jnp.any(undefined), 0, distance(self.norm, value, other))
+        return moved, resolution(self.norm, value)
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
         return jax.random.randint(position_key, (), 0, self.n)
+
+
+def _check_norm(norm: Program) -> None:
+    (length,) = norm.outputs.leaves
+    if length.shape != () or not jnp.issubdtype(length.dtype, jnp.floating):
+        raise ValueError(f"norm must return a float scalar, got {norm.outputs}")
 
 
 def _check_oracle(oracle: Program, n: int) -> None:

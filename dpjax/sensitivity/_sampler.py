@@ -9,8 +9,10 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
@@ -24,9 +26,12 @@ from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 _PAIRS_OVER_LEAST = 10
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Rounding error of a sum in another order, in units in the last place of the value.
-_REORDERED_UNITS = 4
-_PROBES = 32
+# What a rotation of the records may move a target by: rounding error of a sum in another order, in
+# units in the last place of the value, or a share of what replacing a record moves it by.
+_REORDERED_UNITS = 16
+_REORDERED_SHARE = 2**-8
+# With 5 / gamma databases, a dependence that shows on a share gamma of them escapes 1 time in 150.
+_LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 
 
 def sample_sensitivity(
@@ -66,7 +71,8 @@ def sample_sensitivity(
         method: "exact" or "dkw", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
         positions: which record changes. "last", as in the paper, for targets that ignore the order
-            of records; a target that does not is refused. "average": one drawn uniformly, and the
+            of records; a target that does not is refused, if it shows on one of 5 / gamma random
+            databases. "average": one drawn uniformly, and the
             guarantee is averaged over positions. "each": every position is sampled separately and
             the worst one counts; n times the work.
         batch_size: pairs in a chunk; by default what fits the cache or the device.
@@ -114,26 +120,32 @@ def sample_sensitivity(
         (900, 871, True)
     """
     check_key(key)
+    _checks.host_only(
+        "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
+    )
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
     # For the worst of n positions to be covered, every one of them must be: a union bound.
     doubts = sampler.n if positions == "each" else 1
+    if not sampler.is_concrete:
+        raise TypeError(
+            "target, oracle or norm closes over a traced value, but sample_sensitivity runs on the"
+            " host: use dpjax.sensitivity_samples inside jit and vmap"
+        )
     point = _operating_point(
         m, gamma, method, None if stated is None else 1 - (1 - stated) / doubts
     )
     size = chunk_size(sampler, point.m, batch_size)
 
-    moved, estimate, resolution = 0.0, 0.0, 0.0
-    if positions == "last":
-        moved = float(_moved_by_rotation(key, sampler=sampler, size=min(size, _PROBES)))
+    estimate, resolution, moved = 0.0, 0.0, 0.0
     for position in range(sampler.n if positions == "each" else 1):
         distances, coarsest = collect_distances(
             key, sampler, m=point.m, size=size, position=position, progress=progress
         )
         estimate = max(estimate, float(order_statistic(jnp.asarray(distances), point.k)))
         resolution = max(resolution, coarsest)
-
-    _refuse_order_dependent(moved, estimate, resolution)
+        if positions == "last":
+            moved = _check_order(key, sampler, distances, point.gamma, size)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     return Sensitivity(
         value=sum_up((estimate, max(resolution, moved))) if estimate > 0 else 0.0,
@@ -169,22 +181,38 @@ def _operating_point(
     return point
 
 
-@partial(jax.jit, static_argnames=("sampler", "size"))
-def _moved_by_rotation(key: jax.Array, *, sampler: PairSampler, size: int) -> jax.Array:
-    """How far permuting the records of random databases moves the target, at most."""
-    probes = jnp.arange(_PROBES, dtype=jnp.uint32)
-    moved = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
-    return jnp.max(moved)
+def _check_order(
+    key: jax.Array, sampler: PairSampler, distances: np.ndarray, gamma: float, size: int
+) -> float:
+    """How far rotating the records of random databases moves the target, at most.
 
-
-def _refuse_order_dependent(moved: float, estimate: float, resolution: float) -> None:
-    if moved > max(estimate / _LEAST_RESOLVED, _REORDERED_UNITS * resolution):
+    Refuses where that is more than rounding error: replacing the last record then says nothing
+    about the others. Compared with the distances on the same databases, for in heavy tails the
+    estimate is far above what most databases show.
+    """
+    count = min(len(distances), max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / gamma)))
+    moved, resolution = (
+        float(x) for x in _rotate(key, sampler=sampler, count=count, size=min(size, count))
+    )
+    replaced = float(np.max(distances[:count]))
+    if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
         raise ValueError(
-            f"target depends on the order of the records: permuting a database moved its value by"
-            f" {moved:.3g}, where replacing the last record moves it by {estimate:.3g}. Records at"
-            ' other positions may move it further: ask for positions="average" or'
-            ' positions="each", or, if this is rounding error, compute in float64'
+            f"target depends on the order of the records: of {count} databases, permuting the"
+            f" records moved its value by up to {moved:.3g}, and replacing the last record by up to"
+            f" {replaced:.3g}. Records at other positions may move it further: ask for"
+            ' positions="average" or positions="each", or, if this is rounding error, compute in'
+            " float64"
         )
+    return moved
+
+
+@partial(jax.jit, static_argnames=("sampler", "count", "size"))
+def _rotate(
+    key: jax.Array, *, sampler: PairSampler, count: int, size: int
+) -> tuple[jax.Array, jax.Array]:
+    probes = jnp.arange(count, dtype=jnp.uint32)
+    moved, resolution = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
+    return jnp.max(moved), jnp.max(resolution)
 
 
 def _refuse_unusable(
@@ -214,7 +242,7 @@ def _identity(key: jax.Array, sampler: PairSampler, point: OperatingPoint) -> st
         jax.random.key_data(key),
         sampler.target.fingerprint,
         sampler.oracle.fingerprint,
-        sampler.norm,
+        sampler.norm.fingerprint,
         sampler.positions,
         point,
     )

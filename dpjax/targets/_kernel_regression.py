@@ -1,13 +1,14 @@
 """Kernel regression: functions of a database on the unit interval."""
 
-import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._numerics import round_up
 
 
 def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
@@ -44,8 +45,8 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
     h = _checks.positive("bandwidth", bandwidth)
 
     def regress(database: Any) -> Callable[[jax.Array], jax.Array]:
-        order = jnp.argsort(database["x"])
-        x, y = database["x"][order], database["y"][order]
+        # By y where x is tied, so that the order of the records never counts.
+        x, y = jax.lax.sort((database["x"], database["y"]), num_keys=2)
         weights = jnp.diff(x, prepend=x[:1]) * y / h
 
         def curve(point: jax.Array) -> jax.Array:
@@ -62,7 +63,7 @@ def nadaraya_watson(
     """Nadaraya-Watson kernel regression with a Gaussian kernel, as a function-valued target.
 
     f(t) = sum_i K((t - x_i) / h) y_i / (sum_i K((t - x_i) / h) + ridge n K(0)): a weighted average
-    of the responses that shrinks to 0 where there are few records.
+    of the responses, clipped to [-1, 1], that shrinks to 0 where there are few records.
 
     Args:
         bandwidth: h, above 0, in the units of x.
@@ -78,7 +79,7 @@ def nadaraya_watson(
         ValueError: if a parameter is not above 0.
 
     Formal guarantees:
-        For |y| <= 1 the global linf sensitivity under replace-one is at most 4 / (1 + ridge n), see
+        The global linf sensitivity under replace-one is at most 4 / (1 + ridge n), see
         `nadaraya_watson_bound`; the target sums over records, so it ignores their order.
 
     Source:
@@ -97,9 +98,12 @@ def nadaraya_watson(
 
     def regress(database: Any) -> Callable[[jax.Array], jax.Array]:
         x, y = database["x"], database["y"]
+        # A record whose x is NaN or infinite weighs nothing, one whose y is NaN counts as 0.
+        y = jnp.clip(jnp.where(jnp.isnan(y), 0, y), -1, 1)
 
         def curve(point: jax.Array) -> jax.Array:
             kernel = _gaussian_kernel((point[0] - x) / h)
+            kernel = jnp.where(jnp.isnan(kernel), 0, kernel)
             floor = share * x.shape[0] * _gaussian_kernel(jnp.zeros((), x.dtype))
             return jnp.sum(kernel * y) / (jnp.sum(kernel) + floor)
 
@@ -109,7 +113,7 @@ def nadaraya_watson(
 
 
 def nadaraya_watson_bound(*, ridge: float, n: int) -> float:
-    """The global linf sensitivity of `nadaraya_watson` for responses in [-1, 1]: 4 / (1 + ridge n).
+    """The global linf sensitivity of `nadaraya_watson`: 4 / (1 + ridge n).
 
     Taking a record out moves the curve by at most 2 K(0) / (K(0) + ridge n K(0)); putting another
     in moves it by as much again.
@@ -126,7 +130,7 @@ def nadaraya_watson_bound(*, ridge: float, n: int) -> float:
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for |y| <= 1 and any x, on any lattice, under replace-one.
+        Holds for any records, on any lattice, under replace-one.
 
     Source:
         The two lines above.
@@ -137,7 +141,7 @@ def nadaraya_watson_bound(*, ridge: float, n: int) -> float:
         1.0
     """
     share = _checks.positive("ridge", ridge)
-    return math.nextafter(4 / (1 + share * _checks.integer("n", n, least=1)), math.inf)
+    return round_up(4 / (1 + Fraction(share) * _checks.integer("n", n, least=1)))
 
 
 def _gaussian_kernel(u: jax.Array) -> jax.Array:
