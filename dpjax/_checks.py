@@ -11,6 +11,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._numerics import compute_dtype
+
 
 def is_traced(value: Any) -> bool:
     """Whether a value is known only when the compiled program runs."""
@@ -24,7 +26,7 @@ def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -
                 f"{name} must be {expected}, got a traced {value.dtype} of shape {value.shape};"
                 " use jax.vmap for a grid of values"
             )
-        value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        value = value.astype(compute_dtype(value.dtype))
         return jnp.where(valid(value), value, jnp.nan)
     if isinstance(value, (bool, np.bool_, str)) or value is None or np.ndim(value) != 0:
         raise TypeError(f"{name} must be {expected}, got {value!r}")
@@ -81,6 +83,11 @@ def extra(module: str, name: str) -> Any:
         raise ModuleNotFoundError(
             f"{module} is not installed; run: pip install 'dpjax[{name}]'"
         ) from error
+
+
+def is_staging() -> bool:
+    """Whether operations are being recorded for a compiled program, not carried out."""
+    return is_traced(jnp.zeros(()) + 0)
 
 
 def host_only(name: str, value: Any, instead: str) -> None:

@@ -103,6 +103,10 @@ class SampledEvent:
     confidence: Scalar | None
     identity: str = static()
 
+    def __repr__(self) -> str:
+        statement = f"gamma={_number(self.gamma)}, {describe_confidence(self.confidence)}"
+        return f"SampledEvent({statement}, {self.identity})"
+
 
 @frozen_pytree
 class Guarantee:
@@ -138,7 +142,7 @@ class Guarantee:
 
     def __repr__(self) -> str:
         budget = f"epsilon={_number(self.epsilon)}, delta={_number(self.delta)}"
-        if not self.events and _is_zero(self.gamma):
+        if not self.events and _is(self.gamma, 0) and _is(self.confidence, 1):
             statement = f"({budget})-DP"
         else:
             statement = f"({budget}, gamma={_number(self.gamma)})-random DP, " + (
@@ -287,5 +291,5 @@ def _number(value: Any) -> str:
     return str(array[()]) if text in ("0", "1") and float(text) != array.item() else text
 
 
-def _is_zero(value: Any) -> bool:
-    return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == 0))
+def _is(value: Any, number: int) -> bool:
+    return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))

@@ -70,19 +70,42 @@ def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
     Returns:
         A float scalar, 0 or above.
     """
-    length = norm_function(norm)(difference(value, other))
+    length = _as_float(norm_function(norm)(difference(value, other)))
     return jnp.where(jnp.isnan(length), jnp.inf, length)
 
 
 def resolution(norm: Norm, value: Any) -> jax.Array:
-    """The norm of one unit in the last place of every coordinate of a value; 0 for integers."""
-    length = norm_function(norm)(jax.tree.map(_unit_in_the_last_place, value))
+    """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
+
+    Measured at full size and scaled down afterwards, so that a norm that counts finds next to
+    nothing.
+    """
+    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if _is_float(leaf)]
+    if not floats:
+        return jnp.zeros((), compute_dtype(jnp.int32))
+    coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floats)
+
+    def magnitude(leaf: jax.Array) -> jax.Array:
+        dtype = compute_dtype(leaf.dtype)
+        if not _is_float(leaf):
+            return jnp.zeros(leaf.shape, dtype)
+        return jnp.abs(leaf).astype(dtype) * (float(jnp.finfo(leaf.dtype).eps) / coarsest)
+
+    length = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
     return jnp.where(jnp.isfinite(length), length, 0)
+
+
+def _is_float(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _as_float(length: jax.Array) -> jax.Array:
+    return length.astype(compute_dtype(length.dtype))
 
 
 def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
     dtype = compute_dtype(x.dtype)
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if _is_float(x):
         return x.astype(dtype) - y.astype(dtype)
     if x.dtype == bool:
         return (x != y).astype(dtype)
@@ -92,10 +115,3 @@ def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
         x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
     ).astype(dtype)
     return jnp.where(x > y, magnitude, -magnitude)
-
-
-def _unit_in_the_last_place(x: jax.Array) -> jax.Array:
-    dtype = compute_dtype(x.dtype)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return jnp.zeros(x.shape, dtype)
-    return jnp.abs(x).astype(dtype) * float(jnp.finfo(x.dtype).eps)

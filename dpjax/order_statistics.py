@@ -48,6 +48,8 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
     m = distances.shape[0]
     if not _checks.is_traced(k):
         k = _checks.integer("k", k, least=1, most=m)
+    elif not jnp.issubdtype(jnp.asarray(k).dtype, jnp.integer):
+        raise TypeError(f"k must be an integer, got a traced {jnp.asarray(k).dtype}")
     return _select(distances.astype(compute_dtype(distances.dtype)), jnp.asarray(k))
 
 

@@ -38,11 +38,11 @@ class _Case:
 
 
 def check_conformance(
+    key: jax.Array,
     factory: Callable[..., Mechanism],
     *,
     value: Any,
     neighbor: Any,
-    key: jax.Array,
     sensitivity: float | None = 1.0,
     epsilon: float = 1.0,
     draws: int = 100_000,
@@ -56,12 +56,12 @@ def check_conformance(
     distribution that `log_prob` states and keep the guarantee.
 
     Args:
+        key: a typed key.
         factory: `factory(sensitivity, epsilon)` makes the mechanism; `factory(epsilon)` where
             `sensitivity` is None.
         value: a value of the target, a pytree of real arrays.
         neighbor: another, within `sensitivity` of it in the mechanism's norm; at that distance,
             the check of the guarantee is sharp.
-        key: a typed key.
         sensitivity: a global bound, or None for a mechanism that takes none.
         epsilon: of the mechanism under test.
         draws: how many to test the distribution on.
@@ -87,10 +87,10 @@ def check_conformance(
         >>> import jax.numpy as jnp
         >>> import dpjax
         >>> dpjax.auditing.check_conformance(
+        ...     dpjax.random.seeded_key(0),
         ...     dpjax.laplace,
         ...     value=jnp.zeros(2),
         ...     neighbor=jnp.array([1.0, 0.0]),
-        ...     key=dpjax.random.seeded_key(0),
         ... )
     """
     check_key(key)

@@ -17,8 +17,17 @@ from dpjax.random._keys import check_key
 class SensitivityMechanism(abc.ABC):
     """A mechanism that is private on every pair within its sensitivity (Definition 9).
 
-    Subclasses are frozen pytrees with the fields `sensitivity` and `epsilon`, a `norm`, and what is
-    abstract here. They are made by lower-case factories, where checks and calibration belong.
+    Subclasses are frozen pytrees with these attributes and what is abstract here. They are made by
+    lower-case factories, where checks and calibration belong.
+
+    Attributes:
+        sensitivity: what the noise is calibrated to.
+        epsilon: of the guarantee.
+        norm: in which the sensitivity is measured.
+
+    Formal guarantees:
+        A subclass promises (epsilon, delta)-indistinguishable releases of any two values within
+        the sensitivity; (epsilon, delta, gamma)-random DP follows.
     """
 
     sensitivity: Sensitivity

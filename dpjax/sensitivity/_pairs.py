@@ -94,13 +94,13 @@ class PairSampler:
 
         By a rotation: rotations take every position to every other, so a target that ignores them
         treats all positions alike, which is what sampling the last one stands on. 0 where the
-        target's value is NaN: that shows in the distances. Also the resolution of the value.
+        target's value is not finite: that shows in the distances. Also the value's resolution.
         """
         database, _ = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
         steps = 1 + index % max(self.n - 1, 1)
         value, other = self.target(database), self.target(rotated(database, steps))
-        undefined = jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(value)])
-        moved = jnp.where(jnp.any(undefined), 0, distance(self.norm, value, other))
+        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)])
+        moved = jnp.where(jnp.all(finite), distance(self.norm, value, other), 0)
         return moved, resolution(self.norm, value)
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
@@ -109,9 +109,8 @@ class PairSampler:
 
 
 def _check_norm(norm: Program) -> None:
-    (length,) = norm.outputs.leaves
-    if length.shape != () or not jnp.issubdtype(length.dtype, jnp.floating):
-        raise ValueError(f"norm must return a float scalar, got {norm.outputs}")
+    if [leaf.shape for leaf in norm.outputs.leaves] != [()]:
+        raise ValueError(f"norm must return one scalar, got {norm.outputs}")
 
 
 def _check_oracle(oracle: Program, n: int) -> None:

@@ -220,8 +220,8 @@ def _refuse_unusable(
 ) -> None:
     if math.isinf(estimate):
         raise ValueError(
-            "the estimated sensitivity is infinite: the target's value is infinite or NaN on too"
-            " many random databases; make it finite, or clip what it returns"
+            "the estimated sensitivity is infinite: on too many random databases the target's value"
+            " is infinite or NaN, or the norm is negative; make it finite, or clip what it returns"
         )
     if estimate == 0 and not allow_zero:
         raise ValueError(

@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax import _checks
 from dpjax.base import Norm, Oracle, Target
 from dpjax.random._keys import check_key
-from dpjax.sensitivity._chunks import chunk_distances, chunk_size
+from dpjax.sensitivity._chunks import chunk_distances, chunk_size, collect_distances
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 
 
@@ -52,7 +53,8 @@ def sensitivity_samples(
         `dpjax.operating_point` speaks of, for m, gamma and confidence C fixed before they are
         looked at. For J gammas, or J reruns from which one is picked, use C' = 1 - (1 - C)/J, or
         the band of method "dkw", which holds for all gammas at once. None of the checks of
-        `dpjax.sample_sensitivity` is made. The same bits for one batch size and backend.
+        `dpjax.sample_sensitivity` is made. The same bits for one batch size and backend; inside a
+        larger compiled program the last bits may differ.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1.
@@ -76,6 +78,23 @@ def sensitivity_samples(
     m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
     size = chunk_size(sampler, m, batch_size)
+    if not (_checks.is_traced(key) or _checks.is_staging()) and sampler.is_concrete:
+        return _on_the_host(key, sampler, m, size)
+    return _in_a_program(key, sampler, m, size)
+
+
+def _on_the_host(key: jax.Array, sampler: PairSampler, m: int, size: int) -> jax.Array:
+    """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
+
+    def at(position: int) -> np.ndarray:
+        return collect_distances(key, sampler, m=m, size=size, position=position, progress=False)[0]
+
+    if sampler.positions == "each":
+        return jnp.asarray(np.stack([at(position) for position in range(sampler.n)]))
+    return jnp.asarray(at(0))
+
+
+def _in_a_program(key: jax.Array, sampler: PairSampler, m: int, size: int) -> jax.Array:
     starts = jnp.arange(-(-m // size), dtype=jnp.uint32) * jnp.uint32(size)
 
     def at(position: jax.Array) -> jax.Array:
@@ -84,6 +103,6 @@ def sensitivity_samples(
 
         return lax.map(chunk, starts).reshape(-1)[:m]
 
-    if positions == "each":
+    if sampler.positions == "each":
         return lax.map(at, jnp.arange(sampler.n, dtype=jnp.uint32))
     return at(jnp.zeros((), jnp.uint32))

@@ -60,7 +60,7 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_mechanism_conforms(name):
     factory, arguments = TABLE[name]
-    check_conformance(factory, key=seeded_key(1), **arguments)
+    check_conformance(seeded_key(1), factory, **arguments)
 
 
 # The checks must be able to fail: each of these mechanisms is broken in one way.
@@ -108,11 +108,11 @@ BROKEN = {
 def test_broken_mechanism_is_caught(name):
     factory, message = BROKEN[name]
     with pytest.raises((AssertionError, TypeError), match=message):
-        check_conformance(factory, key=seeded_key(1), **SCALAR)
+        check_conformance(seeded_key(1), factory, **SCALAR)
 
 
 def test_neighbor_beyond_the_sensitivity_is_refused():
     with pytest.raises(ValueError, match="distance 2"):
         check_conformance(
-            dpjax.laplace, key=seeded_key(1), value=jnp.asarray(0.0), neighbor=jnp.asarray(2.0)
+            seeded_key(1), dpjax.laplace, value=jnp.asarray(0.0), neighbor=jnp.asarray(2.0)
         )

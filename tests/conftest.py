@@ -1,0 +1,86 @@
+"""Strict JAX for all tests, and the fixtures that they share."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import dpjax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def x64():
+    """Enables float64 for one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def key():
+    """The fixed key of a test that needs one."""
+    return dpjax.random.seeded_key(20170611)
+
+
+@pytest.fixture(scope="session")
+def keys():
+    """Fixed keys for tests that need several: `keys(i)`."""
+    return dpjax.random.seeded_key
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """Recorded numbers: `reference("r_diffpriv")` or `reference("peers")`, a dict."""
+
+    @functools.cache
+    def load(name):
+        return json.loads((ROOT / "tests" / "reference" / f"{name}.json").read_text())
+
+    return load
+
+
+@pytest.fixture
+def compilations(caplog):
+    """Names of what XLA compiles while a function runs: `compilations(function)`."""
+
+    def names(function):
+        caplog.clear()
+        with jax.log_compiles():
+            jax.block_until_ready(function())
+        done = "Finished XLA compilation of "
+        messages = [record.getMessage() for record in caplog.records]
+        return [text.removeprefix(done).split(" in ")[0] for text in messages if done in text]
+
+    return names
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs a program in a fresh process, at the root of the repository: `run_python(code, **env)`.
+
+    Returns what it prints.
+    """
+
+    def run(code, **environment):
+        search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": search_path, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run

@@ -1,0 +1,299 @@
+"""What holds for every mechanism: strange values, bad parameters, and its event for accountants."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+import dpjax
+from dpjax.mechanisms import additive
+from dpjax.random import LAPLACE, Noise
+
+DELTA = 1e-5
+LOGISTIC = Noise(
+    name="logistic",
+    sample=jax.random.logistic,
+    log_density=jax.scipy.stats.logistic.logpdf,
+    log_cdf=jax.nn.log_sigmoid,
+    magnitude_quantile=lambda p: float(np.log1p(p) - np.log1p(-p)),
+)
+
+
+def classical(sensitivity, epsilon):
+    return dpjax.gaussian(sensitivity, epsilon, DELTA, calibration="classical")
+
+
+# name: (factory of sensitivity and epsilon, a value)
+MECHANISMS = {
+    "laplace": (dpjax.laplace, jnp.asarray([0.5, -1.0])),
+    "laplace, integers": (dpjax.laplace, jnp.asarray([3, -2])),
+    "laplace, bfloat16": (dpjax.laplace, jnp.asarray([0.5, -1.0], "bfloat16")),
+    "gaussian": (lambda s, e: dpjax.gaussian(s, e, DELTA), jnp.asarray([0.5, -1.0])),
+    "gaussian, integers": (lambda s, e: dpjax.gaussian(s, e, DELTA), jnp.asarray([3, -2])),
+    "classical gaussian": (classical, jnp.asarray([0.5, -1.0])),
+    "exponential": (dpjax.exponential, jnp.asarray([1.0, 2.0, 0.0])),
+    "exponential, integers": (dpjax.exponential, jnp.asarray([1, 2, 0])),
+    "permute and flip": (dpjax.permute_and_flip, jnp.asarray([1.0, 2.0, 0.0])),
+    "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=1, order=2), jnp.zeros(3)),
+    "one's own": (lambda s, e: additive(s, e, norm="l1", noise=LOGISTIC), jnp.asarray([0.5, 1.0])),
+}
+RANDOMIZED_RESPONSE = (lambda _, e: dpjax.randomized_response(e, 3), jnp.asarray([2, 0, 1]))
+EVERY = MECHANISMS | {"randomized response": RANDOMIZED_RESPONSE}
+with_sensitivity = pytest.mark.parametrize("name", MECHANISMS)
+every_mechanism = pytest.mark.parametrize("name", EVERY)
+
+
+def is_floating(array):
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def only_leaf(tree):
+    (leaf,) = jax.tree.leaves(tree)
+    return leaf
+
+
+# Values: what the private database holds never decides whether or how a release happens.
+
+
+def strange_values(value):
+    if is_floating(value):
+        limit = float(jnp.finfo(value.dtype).max)
+        return [math.nan, math.inf, -math.inf, limit, -limit, 0.0]
+    return [int(jnp.iinfo(value.dtype).max), int(jnp.iinfo(value.dtype).min), 0]
+
+
+@every_mechanism
+def test_strange_value_of_one_record_is_released_like_any_other(name, key):
+    make, value = EVERY[name]
+    mechanism = make(1.0, 1.0)
+    ordinary = mechanism(key, value)
+    for strange in strange_values(value):
+        release = mechanism(key, value.at[0].set(strange))
+        assert jax.tree.structure(release) == jax.tree.structure(ordinary)
+        assert repr(release.guarantee) == repr(ordinary.guarantee)
+        got, usual = only_leaf(release.value), only_leaf(ordinary.value)
+        assert (got.dtype, got.shape) == (usual.dtype, usual.shape)
+        assert np.all(np.isfinite(np.asarray(got, float)))
+        if got.shape:  # The others' noise is the same, to the bit.
+            np.testing.assert_array_equal(got[1:], usual[1:])
+
+
+@pytest.mark.parametrize("name", ["laplace", "gaussian", "one's own", "bernstein"])
+def test_nan_becomes_zero_and_infinity_a_public_bound(name, key):
+    make, value = MECHANISMS[name]
+    mechanism = make(1.0, 1.0)
+    nan, zero, up, down, far = (
+        only_leaf(mechanism(key, value.at[0].set(x)).value)[0]
+        for x in (math.nan, 0.0, math.inf, -math.inf, 3e38)
+    )
+    assert nan == zero
+    bound = float(np.finfo("float32").max) / 2
+    assert up == far == pytest.approx(bound)
+    assert down == pytest.approx(-bound)
+
+
+@pytest.mark.parametrize("name", ["laplace, integers", "gaussian, integers"])
+def test_noise_is_added_to_extreme_integers_too(name, draws):
+    make, value = EVERY[name]
+    for strange in strange_values(value):
+        released = draws(make(1.0, 1.0), value.at[0].set(strange), 200)
+        assert len(set(only_leaf(released)[:, 0].tolist())) >= 3
+
+
+@every_mechanism
+def test_log_prob_of_a_strange_value_is_no_nan(name, key):
+    make, value = EVERY[name]
+    mechanism = make(1.0, 1.0)
+    output = mechanism(key, value).value
+    log_prob = jax.jit(mechanism.log_prob)
+    for strange in strange_values(value):
+        assert not math.isnan(float(log_prob(output, value.at[0].set(strange))))
+
+
+# Parameters.
+
+BAD = [0.0, -1.0, math.nan, math.inf]
+
+
+@every_mechanism
+@pytest.mark.parametrize("bad", [*BAD, -math.inf, 0, np.float32(-2), -3])
+def test_bad_epsilon_raises_with_its_value(name, bad):
+    with pytest.raises(ValueError, match=f"epsilon must be .* got {bad:g}"):
+        EVERY[name][0](1.0, bad)
+
+
+@with_sensitivity
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_sensitivity_raises_with_its_value(name, bad):
+    with pytest.raises(ValueError, match=f"sensitivity must be .* got {bad:g}"):
+        MECHANISMS[name][0](bad, 1.0)
+
+
+@pytest.mark.parametrize("calibration", ["analytic", "classical"])
+@pytest.mark.parametrize("bad", [0.0, 1.0, -0.5, 2.0, math.nan, math.inf])
+def test_bad_delta_raises_with_its_value(calibration, bad):
+    with pytest.raises(ValueError, match=f"delta must be strictly between 0 and 1, got {bad:g}"):
+        dpjax.gaussian(1.0, 1.0, bad, calibration=calibration)
+    if bad != 0:
+        with pytest.raises(ValueError, match="delta must be"):
+            additive(1.0, 1.0, norm="l1", noise=LAPLACE, delta=bad)
+
+
+NO_NUMBERS = ["1", None, True, np.bool_(True), np.ones(1), np.ones((2, 2)), [1.0], 1j]
+
+
+@every_mechanism
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=repr)
+def test_what_is_no_number_is_refused(name, wrong):
+    make = EVERY[name][0]
+    with pytest.raises(TypeError, match="epsilon must be a finite number above 0, got"):
+        make(1.0, wrong)
+    if name in MECHANISMS:
+        with pytest.raises(TypeError, match="sensitivity must be a finite number above 0, got"):
+            make(wrong, 1.0)
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=repr)
+def test_delta_that_is_no_number_is_refused(wrong):
+    with pytest.raises(TypeError, match="delta must be strictly between 0 and 1, got"):
+        dpjax.gaussian(1.0, 1.0, wrong)
+    with pytest.raises(TypeError, match="delta must be"):
+        additive(1.0, 1.0, norm="l1", noise=LAPLACE, delta=wrong)
+
+
+@every_mechanism
+def test_numbers_of_any_kind_are_accepted(name):
+    make = EVERY[name][0]
+    kinds = [
+        1,
+        np.float32(1),
+        np.float64(1),
+        np.int64(1),
+        np.ones(()),
+        jnp.float32(1),
+        jnp.ones(()),
+    ]
+    for one in kinds:
+        made = make(one, one)
+        assert made.epsilon == 1.0
+        assert isinstance(made.epsilon, float)
+
+
+@every_mechanism
+def test_sensitivity_in_another_norm_is_refused(name):
+    make, _ = EVERY[name]
+    norm = make(1.0, 1.0).norm
+    other = dpjax.analytic_sensitivity(1.0, norm="l2" if norm != "l2" else "l1")
+    if name in MECHANISMS:
+        with pytest.raises(ValueError, match=f"sensitivity must be in the norm {norm}, got one in"):
+            make(other, 1.0)
+
+
+def assert_closed(batch, lanes):
+    """The bad lanes hold NaN, -1 or the least integer, and so does everything they promise."""
+    for leaf in jax.tree.leaves(batch.value):
+        bad = np.asarray(leaf)[lanes]
+        if is_floating(leaf):
+            assert np.all(np.isnan(bad.astype(float)))
+        else:
+            assert np.all((bad == -1) | (bad == np.iinfo(bad.dtype).min))
+    guarantee = batch.guarantee
+    for promised in (guarantee.epsilon, guarantee.delta, guarantee.gamma, guarantee.confidence):
+        assert np.all(np.isnan(np.asarray(promised)[lanes]))
+
+
+@every_mechanism
+def test_bad_traced_parameter_is_never_released(name, key):
+    make, value = EVERY[name]
+
+    @jax.jit
+    def release_all(lanes):
+        by_epsilon = jax.vmap(lambda epsilon: make(1.0, epsilon)(key, value))(lanes)
+        by_sensitivity = jax.vmap(lambda sensitivity: make(sensitivity, 1.0)(key, value))(lanes)
+        return by_epsilon, by_sensitivity
+
+    by_epsilon, by_sensitivity = release_all(jnp.asarray([*BAD, 0.9]))
+    assert_closed(by_epsilon, slice(4))
+    if name in MECHANISMS:
+        assert_closed(by_sensitivity, slice(4))
+    # The good lane is released as if it were alone.
+    alone = make(1.0, 0.9)(key, value)
+    released, expected = (
+        np.asarray(only_leaf(tree), float) for tree in (by_epsilon.value, alone.value)
+    )
+    np.testing.assert_allclose(released[4], expected, rtol=1e-2, atol=0.03)
+    assert float(by_epsilon.guarantee.epsilon[4]) == pytest.approx(0.9)
+    assert by_epsilon.guarantee.confidence[4] == 1
+
+
+def test_bad_traced_bound_is_never_released(key):
+    def release(bound):
+        return dpjax.laplace(dpjax.analytic_sensitivity(bound, norm="l1"), 1.0)(key, 0.0)
+
+    batch = jax.jit(jax.vmap(release))(jnp.asarray([*BAD, 2.0]))
+    assert_closed(batch, slice(4))
+    assert float(batch.value[4]) == pytest.approx(float(dpjax.laplace(2.0, 1.0)(key, 0.0).value))
+
+
+@pytest.mark.parametrize("calibration", ["analytic", "classical"])
+def test_bad_traced_delta_is_never_released(calibration, key):
+    def release(delta):
+        return dpjax.gaussian(1.0, 1.0, delta, calibration=calibration)(key, jnp.zeros(2))
+
+    deltas = jnp.asarray([0.0, 1.0, math.nan, -1.0, math.inf, 1e-5])
+    batch = jax.jit(jax.vmap(release))(deltas)
+    assert_closed(batch, slice(5))
+    assert np.all(np.isfinite(batch.value[5]))
+
+
+@every_mechanism
+def test_traced_parameters_must_be_scalars(name):
+    with pytest.raises(ValueError, match=r"epsilon must be .* use jax.vmap for a grid"):
+        jax.jit(lambda e: EVERY[name][0](1.0, e).guarantee.epsilon)(jnp.ones(3))
+
+
+# Events for accountants.
+
+
+def accountant_for(event):
+    """Of the relation under which dp-accounting takes neighbors to be one sensitivity apart."""
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if isinstance(event, dp_accounting.RandomizedResponseDpEvent):
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    return PLDAccountant(relation)
+
+
+@every_mechanism
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_event_costs_what_the_guarantee_says(name, epsilon):
+    mechanism = EVERY[name][0](0.7, epsilon)
+    accountant = accountant_for(mechanism.dp_event)
+    accountant.compose(mechanism.dp_event)
+    delta = float(mechanism.guarantee.delta)
+    cost = accountant.get_epsilon(delta or 1e-9)
+    # 10^-4 is the accountant's own rounding.
+    assert cost <= epsilon + 1e-4
+    if name != "classical gaussian":
+        assert cost >= 0.98 * epsilon
+
+
+def test_events_of_all_mechanisms_compose_in_one_accountant():
+    accountant = PLDAccountant()
+    for name, (make, _) in MECHANISMS.items():
+        assert accountant.supports(make(1.0, 0.1).dp_event), name
+
+
+@every_mechanism
+def test_event_of_a_large_epsilon(name):
+    if name != "classical gaussian":
+        assert isinstance(EVERY[name][0](1.0, 1000.0).dp_event, dp_accounting.DpEvent)
+
+
+@pytest.mark.parametrize("make", [dpjax.laplace, dpjax.exponential])
+def test_event_without_noise(make):
+    zero = dpjax.analytic_sensitivity(0.0, norm=make(1.0, 1.0).norm, allow_zero=True)
+    assert isinstance(make(zero, 1.0).dp_event, dp_accounting.DpEvent)

@@ -1,0 +1,63 @@
+"""The Gaussian mechanism: what it promises, and which calibration it takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+
+
+def test_guarantee_and_norm():
+    mechanism = dpjax.gaussian(2.0, 0.5, 1e-6)
+    assert repr(mechanism.guarantee) == "(epsilon=0.5, delta=1e-06)-DP"
+    assert mechanism.norm == "l2"
+    assert mechanism.scale == pytest.approx(2 * dpjax.gaussian(1.0, 0.5, 1e-6).scale, rel=1e-12)
+
+
+def test_analytic_calibration_is_the_default_and_the_smaller():
+    analytic = dpjax.gaussian(1.0, 1.0, 1e-5)
+    assert analytic.scale == dpjax.gaussian(1.0, 1.0, 1e-5, calibration="analytic").scale
+    assert analytic.scale < dpjax.gaussian(1.0, 1.0, 1e-5, calibration="classical").scale
+
+
+def test_unknown_calibration_is_refused():
+    with pytest.raises(ValueError, match=r"calibration must be one of .* got 'best'"):
+        dpjax.gaussian(1.0, 1.0, 1e-5, calibration="best")
+
+
+@pytest.mark.parametrize("epsilon", [1.0000001, 2, 10.0, float("inf")])
+def test_classical_calibration_refuses_epsilon_above_one(epsilon):
+    with pytest.raises(ValueError, match=f"epsilon must be .* got {epsilon}"):
+        dpjax.gaussian(1.0, epsilon, 1e-5, calibration="classical")
+
+
+@pytest.mark.parametrize("epsilon", ["1", None, np.array([0.1, 0.2])])
+def test_classical_calibration_refuses_what_is_no_number(epsilon):
+    with pytest.raises(TypeError, match="epsilon must be"):
+        dpjax.gaussian(1.0, epsilon, 1e-5, calibration="classical")
+
+
+def test_classical_calibration_gives_nan_for_a_traced_epsilon_above_one(key):
+    def release(epsilon):
+        return dpjax.gaussian(1.0, epsilon, 1e-5, calibration="classical")(key, 0.0)
+
+    epsilons = jnp.asarray([0.5, 1.0, 1.001, 10.0])
+    batch = jax.vmap(release)(epsilons)
+    assert np.isnan(batch.value).tolist() == [False, False, True, True]
+    assert np.isnan(batch.guarantee.epsilon).tolist() == [False, False, True, True]
+
+
+def test_error_quantile_agrees_with_peers(reference):
+    mechanism = dpjax.gaussian(1.0, 1.0, 1e-5)
+    for row in reference("peers")["accuracy"]:
+        bar = mechanism.error_quantile(1 - row["alpha"]) / mechanism.scale
+        assert bar == pytest.approx(row["gaussian"] / row["scale"], rel=1e-12)
+
+
+def test_release_keeps_epsilon_and_delta_on_a_neighbor(log_probs):
+    mechanism = dpjax.gaussian(1.0, 1.0, 1e-2)
+    grid = np.linspace(-12, 12, 200_001) * mechanism.scale
+    here, there = (np.exp(log_probs(mechanism, grid, x)) for x in (0.0, 1.0))
+    delta = np.trapezoid(np.maximum(here - np.e * there, 0), grid)
+    assert delta == pytest.approx(1e-2, rel=1e-3)

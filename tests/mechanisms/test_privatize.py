@@ -1,0 +1,245 @@
+"""From target and mechanism to releases: what is refused, and that nothing else is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import Sensitivity
+from dpjax.sensitivity._pairs import PairSampler
+
+N = 10
+
+
+def mean(database):
+    return jnp.mean(database["x"])
+
+
+def oracle(key, n):
+    key_x, key_c = jax.random.split(key)
+    return {
+        "x": jax.random.uniform(key_x, (n,)),
+        "c": jax.random.randint(key_c, (n,), 0, 5),
+    }
+
+
+def database(n=N):
+    return {"x": np.linspace(0, 1, n), "c": np.arange(n)}
+
+
+def without_sampling(key, target, oracle, n):
+    """What `sample_sensitivity` returns, but for the numbers: traced, not sampled."""
+    sampler = PairSampler.trace(key, target, oracle, n=n, norm="l1", positions="last")
+    made = Sensitivity(0.1, 0.05, 0.99, "l1", n, m=90, k=90, method="exact", identity="fixed")
+    return dataclasses.replace(
+        made,
+        target=sampler.target.fingerprint,
+        records=sampler.records,
+        outputs=sampler.target.outputs,
+    )
+
+
+@pytest.fixture(scope="module")
+def sampled(keys):
+    return without_sampling(keys(1), mean, oracle, N)
+
+
+@pytest.fixture(scope="module")
+def private(sampled):
+    return dpjax.privatize(mean, dpjax.laplace(sampled, epsilon=1.0))
+
+
+def test_release_is_that_of_the_mechanism(private, sampled, key):
+    release = private(key, database())
+    direct = dpjax.laplace(sampled, epsilon=1.0)(key, np.float32(0.5))
+    assert float(release.value) == pytest.approx(float(direct.value), abs=1e-6)
+    assert repr(release.guarantee) == repr(direct.guarantee)
+    assert release.guarantee.gamma == sampled.gamma
+    assert release.guarantee.confidence == 0.99
+
+
+def test_sensitivity_without_sampling_of_this_file_is_like_a_sampled_one(sampled, keys):
+    real = dpjax.sample_sensitivity(keys(1), mean, oracle, n=N, norm="l1", m=100)
+    assert (real.n, real.norm, real.target) == (sampled.n, sampled.norm, sampled.target)
+    assert (real.records, real.outputs) == (sampled.records, sampled.outputs)
+
+
+# Refusals: public facts only.
+
+
+def test_another_target_is_refused(sampled):
+    mechanism = dpjax.laplace(sampled, 1.0)
+    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+        dpjax.privatize(lambda database: jnp.sum(database["x"]), mechanism)
+    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+        dpjax.privatize(lambda database: 2 * mean(database), mechanism)
+    with pytest.raises(TypeError, match="target must be a function"):
+        dpjax.privatize(3.0, mechanism)
+
+
+def test_same_program_under_another_name_is_accepted(sampled):
+    dpjax.privatize(lambda records: jnp.mean(records["x"]), dpjax.laplace(sampled, 1.0))
+
+
+def test_another_constant_in_the_target_is_refused(key):
+    def make(weights):
+        return lambda records: jnp.dot(records, jnp.asarray(weights)) / 4
+
+    one = make([1.0, 1.0, 1.0, 1.0])
+    made = without_sampling(key, one, lambda key, n: jax.random.uniform(key, (n,)), 4)
+    mechanism = dpjax.laplace(made, 1.0)
+    dpjax.privatize(make([1.0, 1.0, 1.0, 1.0]), mechanism)
+    with pytest.raises(ValueError, match="a constant in it differs"):
+        dpjax.privatize(make([1.0, 1.0, 1.0, 100.0]), mechanism)
+
+
+@pytest.mark.parametrize("n", [N - 1, N + 1, 1])
+def test_another_size_is_refused(n, private, key):
+    with pytest.raises(ValueError, match=f"database must have n={N} records, .* got {n}"):
+        private(key, database(n))
+
+
+def test_another_size_than_that_of_an_analytic_bound_is_refused(key):
+    bound = dpjax.analytic_sensitivity(1 / N, norm="l1", n=N)
+    private = dpjax.privatize(jnp.mean, dpjax.laplace(bound, 1.0))
+    private(key, np.zeros(N))
+    with pytest.raises(ValueError, match=f"n={N} records"):
+        private(key, np.zeros(N + 1))
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"x": np.zeros(N)},
+        {"x": np.zeros(N), "c": np.zeros(N, int), "d": np.zeros(N)},
+        {"x": np.zeros((N, 2)), "c": np.zeros(N, int)},
+        {"x": np.zeros(N - 1), "c": np.zeros(N, int)},
+        {"x": 0.5, "c": np.zeros(N, int)},
+        np.zeros(N),
+        {},
+    ],
+    ids=["field missing", "field added", "wider", "ragged", "a number", "no dict", "empty"],
+)
+def test_another_structure_is_refused(strange, private, key):
+    with pytest.raises(ValueError, match="database must"):
+        private(key, strange)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"x": np.zeros(N, int), "c": np.zeros(N, int)},
+        {"x": np.zeros(N), "c": np.zeros(N)},
+        {"x": np.zeros(N), "c": np.zeros(N, bool)},
+        {"x": np.zeros(N), "c": np.zeros(N, "uint8")},
+        {"x": np.zeros(N), "c": np.array(["a"] * N)},
+        {"x": np.zeros(N, complex), "c": np.zeros(N, int)},
+    ],
+)
+def test_another_kind_of_number_is_refused(fields, private, key):
+    with pytest.raises(TypeError, match="database must"):
+        private(key, fields)
+
+
+def test_keys_are_checked_before_anything_else(private):
+    with pytest.raises(TypeError, match="typed JAX key"):
+        private(0, database())
+
+
+# What is accepted: other widths of the same kind, and any values.
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("integer", ["int64", "int32", "int8"])
+def test_numpy_data_of_any_width_fit(dtype, integer, private, key):
+    fields = {"x": np.ones(N, dtype), "c": np.arange(N, dtype=integer)}
+    assert private(key, fields).value == private(key, {"x": np.ones(N), "c": np.arange(N)}).value
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, np.inf, 1e39])
+def test_floats_out_of_range_saturate(value, key):
+    private = dpjax.privatize(jnp.max, dpjax.laplace(1e30, 1.0))
+    limit = float(np.finfo("float32").max)
+    ordinary = private(key, np.full(3, np.clip(value, -limit, limit), "float32"))
+    assert private(key, np.full(3, value)).value == ordinary.value
+    assert np.isfinite(ordinary.value)
+
+
+@pytest.mark.parametrize("value", [2**31, 2**62, -(2**40)])
+def test_integers_out_of_range_saturate(value, key):
+    private = dpjax.privatize(lambda records: records[0] // 16, dpjax.laplace(1.0, 1.0))
+    limit = np.clip(value, -(2**31), 2**31 - 1).astype("int32")
+    assert private(key, np.full(3, value)).value == private(key, np.full(3, limit)).value
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf, 1e300])
+def test_strange_records_are_released_like_any_other(strange, private, key):
+    ordinary, odd = database(), database()
+    odd["x"][3] = strange
+    release, other = private(key, odd), private(key, ordinary)
+    assert np.isfinite(release.value)
+    assert jax.tree.structure(release) == jax.tree.structure(other)
+    assert repr(release.guarantee) == repr(other.guarantee)
+
+
+# Programs.
+
+
+def test_jitted_and_eager_releases_are_the_same(private, key):
+    records = jax.tree.map(jnp.asarray, database())
+    eager, jitted = private(key, records), jax.jit(private)(key, records)
+    assert float(eager.value) == pytest.approx(float(jitted.value), rel=1e-6)
+    assert repr(eager.guarantee) == repr(jitted.guarantee)
+
+
+def test_vmap_over_keys(private, key):
+    many = jax.random.split(key, 5)
+    batch = jax.vmap(private, (0, None))(many, database())
+    one_by_one = [float(private(one, database()).value) for one in many]
+    np.testing.assert_allclose(batch.value, one_by_one, rtol=1e-6)
+    assert len(set(one_by_one)) == 5
+
+
+def test_second_release_does_not_trace_the_target_again(sampled, keys):
+    traces = []
+
+    def counted(records):
+        traces.append(1)
+        return mean(records)
+
+    private = dpjax.privatize(counted, dpjax.laplace(sampled, 1.0))
+    before = len(traces)
+    for i in range(3):
+        private(keys(i), database())
+    assert len(traces) == before
+
+
+def test_database_may_be_any_pytree(key):
+    def target(records):
+        images, (flags,) = records
+        return {"light": jnp.mean(images), "flagged": jnp.sum(flags)}
+
+    private = dpjax.privatize(target, dpjax.laplace(1.0, 1.0))
+    release = private(key, (np.zeros((3, 8, 8)), [np.array([True, False, True])]))
+    assert release.value["flagged"].dtype == "int32"
+    assert release.value["light"].dtype == "float32"
+
+
+def test_sensitivity_sampled_under_x64_is_refused_without(key):
+    with jax.enable_x64(True):
+        sampled = without_sampling(key, mean, oracle, N)
+        assert sampled.outputs.leaves[0].dtype == "float64"
+        mechanism = dpjax.laplace(sampled, 1.0)
+        release = dpjax.privatize(mean, mechanism)(key, database())
+        assert release.value.dtype == "float64"
+    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+        dpjax.privatize(mean, mechanism)
+
+
+def test_private_function_made_without_x64_is_refused_under_it(private, key):
+    private(key, database())
+    with jax.enable_x64(True), pytest.raises(ValueError, match="JAX's configuration"):
+        private(key, database())

@@ -1,0 +1,169 @@
+"""Randomized response: its probabilities are multiples of 2^-32, so they are checked exactly."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpjax
+
+FALSE_ALARM = 1e-6
+EPSILONS = [0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 22.0, 30.0, 300.0]
+CATEGORIES = [2, 3, 4, 10, 255, 1000, 2**15]
+
+
+def exact_exp(epsilon):
+    """e^epsilon as a rational, from below, good to 100 digits."""
+    with mpmath.workdps(250):
+        return Fraction(
+            int(mpmath.floor(mpmath.exp(mpmath.mpf(float(epsilon))) * 10**100)), 10**100
+        )
+
+
+def shares(weight, count):
+    """Exact probabilities of the truth and of each lie."""
+    lie = Fraction(int(weight), 2**32)
+    return 1 - (count - 1) * lie, lie
+
+
+@pytest.mark.parametrize("count", CATEGORIES)
+def test_truth_is_at_most_exp_epsilon_times_a_lie(count):
+    for epsilon in EPSILONS:
+        weight = dpjax.randomized_response(epsilon, count).lie_weight
+        truth, lie = shares(weight, count)
+        assert 0 < lie <= truth <= exact_exp(epsilon) * lie
+        # The least such weight, or the next: the lies are rounded up and no further.
+        truth, lie = shares(int(weight) - 2, count)
+        assert truth > exact_exp(epsilon) * lie
+
+
+def test_traced_weights_are_outward_too():
+    for count in (2, 10, 1000):
+        epsilons = jnp.asarray(EPSILONS, "float32")
+        made = jax.vmap(lambda e, count=count: dpjax.randomized_response(e, count))(epsilons)
+        for epsilon, weight in zip(epsilons, made.lie_weight, strict=True):
+            truth, lie = shares(weight, count)
+            assert 0 < lie <= truth <= exact_exp(epsilon) * lie
+            exact = 2**32 / (exact_exp(epsilon) + count - 1)
+            assert int(weight) <= exact * Fraction(10001, 10000) + 3
+
+
+def test_probabilities_agree_with_peers(reference):
+    for row in reference("peers")["randomized_response"]:
+        count = row.get("k", 2)
+        weight = dpjax.randomized_response(row["exact"], count).lie_weight
+        assert float(shares(weight, count)[0]) == pytest.approx(row["prob"], abs=1e-9)
+
+
+def test_draws_follow_the_exact_probabilities(draws):
+    def p_value(epsilon):
+        truth, lie = shares(dpjax.randomized_response(epsilon, 4).lie_weight, 4)
+        expected = 200_000 * np.array([lie, lie, truth, lie], float)
+        return stats.chisquare(counts, expected).pvalue
+
+    counts = np.bincount(draws(dpjax.randomized_response(1.0, 4), 2, 200_000), minlength=4)
+    assert p_value(1.0) > FALSE_ALARM
+    assert p_value(1.1) < FALSE_ALARM
+    assert p_value(0.9) < FALSE_ALARM
+
+
+def test_answers_are_drawn_independently(draws):
+    answers = draws(dpjax.randomized_response(1.0, 3), np.array([0, 0], "int32"), 50_000)
+    table = np.zeros((3, 3))
+    np.add.at(table, (answers[:, 0], answers[:, 1]), 1)
+    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+def test_log_prob_is_exact(log_probs):
+    mechanism = dpjax.randomized_response(1.5, 5)
+    truth, lie = (float(x) for x in shares(mechanism.lie_weight, 5))
+    probabilities = np.exp(log_probs(mechanism, np.arange(5), 3))
+    np.testing.assert_allclose(probabilities, [lie, lie, lie, truth, lie], rtol=1e-5)
+    both = mechanism.log_prob(jnp.asarray([0, 3]), jnp.asarray([0, 0]))
+    assert float(both) == pytest.approx(np.log(truth * lie), rel=1e-5)
+
+
+# The answers.
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint32", "int32"])
+def test_answers_of_any_integer_dtype(dtype, key):
+    mechanism = dpjax.randomized_response(20.0, 300)  # More than 8 bits hold.
+    answers = np.array([0, 1, 1, 0])
+    released = mechanism(key, jnp.asarray(answers, dtype)).value
+    assert released.dtype == "int32"
+    np.testing.assert_array_equal(released, answers)
+    log_prob = jax.jit(mechanism.log_prob)
+    at_int32 = log_prob(released, jnp.asarray(answers, "int32"))
+    assert log_prob(released, jnp.asarray(answers, dtype)) == at_int32
+
+
+@pytest.mark.parametrize(
+    ("answer", "clamped"), [(-1, 0), (-(2**31), 0), (7, 4), (2**31 - 1, 4), (2**40, 4)]
+)
+def test_answers_out_of_range_are_clamped(answer, clamped, key):
+    mechanism = dpjax.randomized_response(1.0, 5)
+    strange, ordinary = (np.full(200, x) for x in (answer, clamped))
+    np.testing.assert_array_equal(mechanism(key, strange).value, mechanism(key, ordinary).value)
+
+
+def test_large_unsigned_answers_do_not_wrap(key):
+    mechanism = dpjax.randomized_response(20.0, 5)
+    assert mechanism(key, jnp.full(3, 2**32 - 1, "uint32")).value.tolist() == [4, 4, 4]
+
+
+def test_floats_are_refused(key):
+    with pytest.raises(TypeError, match="integer categories, got dtype float32"):
+        dpjax.randomized_response(1.0)(key, jnp.zeros(3))
+
+
+def test_answers_in_a_pytree_get_independent_noise(key):
+    released = dpjax.randomized_response(0.1)(
+        key, {"a": jnp.zeros(64, int), "b": jnp.zeros(64, int)}
+    )
+    assert not np.array_equal(released.value["a"], released.value["b"])
+
+
+# Parameters.
+
+
+def test_largest_epsilon_still_lies():
+    assert dpjax.randomized_response(1000.0).lie_weight == 1
+
+
+@pytest.mark.parametrize("count", [1, 0, -1, 2**15 + 1])
+def test_categories_out_of_range_are_refused(count):
+    with pytest.raises(ValueError, match=f"categories must be .* got {count}"):
+        dpjax.randomized_response(1.0, count)
+
+
+@pytest.mark.parametrize("count", [2.0, "2", None, True])
+def test_categories_that_are_no_integer_are_refused(count):
+    with pytest.raises(TypeError, match="categories"):
+        dpjax.randomized_response(1.0, count)
+
+
+def test_epsilon_below_the_resolution(key):
+    with pytest.raises(ValueError, match="epsilon=1e-12 is too small for 1000 categories"):
+        dpjax.randomized_response(1e-12, 1000)
+    traced = jax.vmap(lambda e: dpjax.randomized_response(e, 1000)(key, 1).value)
+    assert traced(jnp.asarray([1e-12])).tolist() == [-1]
+
+
+def test_error_quantile_counts_lies():
+    mechanism = dpjax.randomized_response(1.0, 4)
+    lying = float(1 - shares(mechanism.lie_weight, 4)[0])
+    assert mechanism.error_quantile(lying * 0.9) == 0 or lying > 0.5
+    assert mechanism.error_quantile(0.99) == 1
+    lies = mechanism.error_quantile(0.9, shape=(10, 10), simultaneous=True)
+    assert stats.binom.cdf(lies, 100, lying) >= 0.9 > stats.binom.cdf(lies - 1, 100, lying)
+
+
+def test_uniform_answers_are_a_fixed_point():
+    # Each column of the channel sums to 1, exactly.
+    truth, lie = shares(dpjax.randomized_response(0.7, 7).lie_weight, 7)
+    assert truth + 6 * lie == 1

@@ -1,0 +1,116 @@
+"""Oracles fitted to public records: what they draw and what they refuse.
+
+Statistical tests: a fixed key, a false alarm once in 10^6 keys each.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpjax
+from dpjax.oracles import resample, smoothed_resample
+
+FALSE_ALARM = 1e-6
+PUBLIC = {
+    "age": np.array([20.0, 30.0, 50.0, 90.0], "float32"),
+    "visits": np.array([1, 2, 3, 4]),
+    "ill": np.array([False, False, True, True]),
+    "scan": np.arange(8.0, dtype="float32").reshape(4, 2),
+}
+both = pytest.mark.parametrize("make", [resample, smoothed_resample])
+
+
+@both
+def test_shape_and_dtypes(make, key):
+    drawn = make(PUBLIC)(key, 7)
+    assert drawn["age"].shape == (7,)
+    assert make(PUBLIC)(key, 1)["age"].shape == (1,)
+    assert drawn["scan"].shape == (7, 2)
+    assert {name: leaf.dtype.name for name, leaf in drawn.items()} == {
+        "age": "float32",
+        "visits": "int32",
+        "ill": "bool",
+        "scan": "float32",
+    }
+
+
+@both
+def test_key_decides(make, keys):
+    first, again, other = (make(PUBLIC)(keys(i), 7)["age"] for i in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_records_are_drawn_uniformly_and_whole(key):
+    drawn = resample(PUBLIC)(key, 20_000)
+    row = np.asarray(drawn["visits"]) - 1
+    np.testing.assert_array_equal(drawn["age"], PUBLIC["age"][row])
+    np.testing.assert_array_equal(drawn["ill"], PUBLIC["ill"][row])
+    np.testing.assert_array_equal(drawn["scan"], PUBLIC["scan"][row])
+    assert stats.chisquare(np.bincount(row)).pvalue > FALSE_ALARM
+
+
+def test_records_are_drawn_independently(key):
+    pairs = jax.vmap(lambda k: resample(PUBLIC)(k, 2)["visits"])(jax.random.split(key, 20_000))
+    table = np.zeros((4, 4))
+    np.add.at(table, (pairs[:, 0] - 1, pairs[:, 1] - 1), 1)
+    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 1.0, None])
+def test_smoothed_moments(bandwidth, key):
+    n = 100_000
+    drawn = smoothed_resample(PUBLIC, bandwidth)(key, n)
+    row = np.asarray(drawn["visits"]) - 1
+    width = 4**-0.2 if bandwidth is None else bandwidth
+    for name in ("age", "scan"):
+        spread = width * PUBLIC[name].std(axis=0)
+        noise = (np.asarray(drawn[name]) - PUBLIC[name][row]) / spread
+        for column in noise.reshape(n, -1).T:
+            assert stats.kstest(column, "norm", method="asymp").pvalue > FALSE_ALARM
+            assert stats.kstest(0.95 * column, "norm", method="asymp").pvalue < FALSE_ALARM
+    np.testing.assert_array_equal(drawn["ill"], PUBLIC["ill"][row])
+
+
+def test_smoothing_noise_differs_between_columns_and_records(key):
+    drawn = smoothed_resample(PUBLIC)(key, 1000)
+    noise = drawn["scan"] - jnp.asarray(PUBLIC["scan"])[drawn["visits"] - 1]
+    assert len(set(noise.ravel().tolist())) > 1900
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.2
+
+
+def test_constant_column_stays_constant(key):
+    drawn = smoothed_resample(np.full(3, 7.0))(key, 100)
+    assert set(drawn.tolist()) == {7.0}
+
+
+def test_sampler_accepts_it(key):
+    oracle = smoothed_resample(np.linspace(0, 1, 100))
+    distances = dpjax.sensitivity_samples(key, jnp.mean, oracle, n=10, norm="l1", m=100)
+    assert 0.05 < distances.max() < 0.5
+
+
+@both
+@pytest.mark.parametrize(
+    "records",
+    [np.zeros(1), {"a": np.zeros(3), "b": np.zeros(4)}, 3.0, np.zeros((0, 2)), {}],
+    ids=["one record", "ragged", "a number", "no record", "nothing"],
+)
+def test_records_without_a_common_axis_of_two_are_refused(make, records):
+    with pytest.raises(ValueError, match="records must"):
+        make(records)
+
+
+@both
+@pytest.mark.parametrize("records", [np.array(["a", "b"]), np.zeros(3, complex), [jnp.mean]])
+def test_records_that_are_no_real_arrays_are_refused(make, records):
+    with pytest.raises(TypeError, match="records must"):
+        make(records)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_bandwidth_is_refused(bandwidth):
+    with pytest.raises(ValueError, match=f"bandwidth must be .* got {bandwidth:g}"):
+        smoothed_resample(PUBLIC, bandwidth)

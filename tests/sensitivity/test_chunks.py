@@ -1,0 +1,101 @@
+"""Chunks: how large they are, that they compile once, and that memory stays bounded."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import dpjax
+from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._pairs import PairSampler
+
+
+@pytest.fixture
+def size(key, uniform):
+    """The chunk size for a mean of n records."""
+
+    def size(m, *, n, target=jnp.mean, batch_size=None, key=key):
+        sampler = PairSampler.trace(key, target, uniform, n=n, norm="l1", positions="last")
+        return chunk_size(sampler, m, batch_size)
+
+    return size
+
+
+def test_a_chunk_fits_the_cache_of_a_cpu(size):
+    if jax.default_backend() != "cpu":
+        pytest.skip("on an accelerator memory decides")
+    assert size(10**6, n=1000) == 512  # About 2 MiB of records, as measured for the design
+    assert size(10**6, n=10**9) >= 1
+
+
+def test_a_chunk_is_never_more_than_all_pairs(size):
+    assert size(5, n=10) == size(5, n=10, batch_size=100) == 5
+    assert size(1, n=10) == 1
+
+
+def test_a_chunk_depends_on_shapes_alone(size, keys):
+    assert size(10**4, n=1000, key=keys(0)) == size(10**7, n=1000, key=keys(1))
+    assert size(10**7, n=4000) < size(10**7, n=1000)
+
+
+def test_what_the_target_computes_counts_too(size):
+    def pairwise(database):
+        return jnp.mean(jnp.abs(database[:, None] - database[None, :]))
+
+    assert size(10**6, n=1000, target=pairwise) < size(10**6, n=1000)
+
+
+def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilations):
+    traces = []
+
+    def sample(key):
+        def target(database):
+            traces.append(None)
+            return jnp.max(database) * 0.5
+
+        sensitivity = dpjax.sample_sensitivity(
+            key, target, uniform, n=4, norm="l1", m=100, batch_size=25
+        )
+        return sensitivity.value
+
+    sample(keys(0))
+    assert len(traces) == 1  # Four chunks and the check of the order come from one trace.
+    assert compilations(lambda: sample(keys(1))) == []
+    assert len(traces) == 2
+
+
+@pytest.fixture
+def sample(key, uniform):
+    return lambda progress: dpjax.sample_sensitivity(
+        key, jnp.max, uniform, n=1, norm="l1", m=100, batch_size=30, progress=progress
+    )
+
+
+def test_progress_is_shown_and_changes_nothing(sample, capsys):
+    assert sample(progress=True).value == sample(progress=False).value
+    shown = capsys.readouterr().err
+    assert "100/100" in shown
+    assert shown.count("100%") == 1
+
+
+def test_progress_without_tqdm_says_what_to_install(sample, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dpjax\[progress\]'"):
+        sample(progress=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory in other units")
+def test_a_million_pairs_of_a_thousand_records_in_two_gibibytes(run_python):
+    printed = run_python("""
+import resource, jax, jax.numpy as jnp, dpjax
+sensitivity = dpjax.sample_sensitivity(
+    dpjax.random.seeded_key(0), jnp.mean, lambda key, n: jax.random.normal(key, (n,)),
+    n=1000, norm="l1", m=10**6, gamma=0.01,
+)
+print(sensitivity.m, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+""")
+    m, kibibytes = map(int, printed.split())
+    assert m == 10**6
+    assert kibibytes < 2 * 2**20

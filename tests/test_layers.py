@@ -1,0 +1,135 @@
+"""The layer table of the design: a level imports lower levels only, and nothing undeclared."""
+
+import ast
+import graphlib
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpjax
+
+PACKAGE = Path(dpjax.__file__).parent
+
+# Module, or topic (its own files import each other) -> level, and what may be imported.
+LEVELS = {
+    "_pytree": 0,
+    "_checks": 0,
+    "_numerics": 0,
+    "_programs": 0,
+    "base": 1,
+    "operating_points": 2,
+    "norms": 2,
+    "neighbors": 2,
+    "order_statistics": 2,
+    "oracles": 2,
+    "random": 2,
+    "sensitivity": 3,
+    "mechanisms": 3,
+    "accounting": 3,
+    "targets": 4,
+    "queries": 4,
+    "learning": 4,
+    "auditing": 5,
+    "attacks": 5,
+    "sweeps": 5,
+    "plotting": 6,
+}
+MAY_IMPORT_UP_TO = {
+    **{name: level - 1 for name, level in LEVELS.items()},
+    "accounting": 1,
+    # The files of level 0 share a level; an import cycle among them is caught below.
+    **{name: 0 for name, level in LEVELS.items() if level == 0},
+}
+THIRD_PARTY = {"jax", "jaxlib", "numpy", "scipy"}  # SciPy comes with JAX.
+OPTAX = {"targets", "learning"}
+
+
+def module_name(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def topic(module):
+    """The row of the table: dpjax.mechanisms._laplace -> mechanisms."""
+    return module.split(".")[1]
+
+
+def imported(module):
+    """The modules that a file imports anywhere, also inside functions."""
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports by a relative path"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in FILES else node.module
+
+
+INTERNAL = {
+    module: {name for name in imported(module) if name.split(".")[0] == "dpjax"} for module in FILES
+}
+modules = pytest.mark.parametrize("module", [module for module in FILES if "." in module])
+
+
+def test_every_module_has_a_row():
+    assert {topic(module) for module in FILES if "." in module} <= set(LEVELS)
+    assert "dpjax.mechanisms._laplace" in FILES
+
+
+@modules
+def test_levels_import_lower_levels_only(module):
+    for name in INTERNAL[module]:
+        assert "." in name, f"{module} imports the whole package"
+        if topic(name) != topic(module):
+            level, most = LEVELS[topic(name)], MAY_IMPORT_UP_TO[topic(module)]
+            assert level <= most, f"{module} (up to level {most}) imports {name} (level {level})"
+
+
+def test_mechanisms_never_import_the_sampler():
+    for module in FILES:
+        if module.startswith("dpjax.mechanisms"):
+            assert not {name for name in INTERNAL[module] if topic(name) == "sensitivity"}
+        if module.startswith("dpjax.sensitivity"):
+            assert not {name for name in INTERNAL[module] if topic(name) == "mechanisms"}
+
+
+def test_there_are_no_import_cycles():
+    # A topic's __init__ only re-exports, so files import the file that holds the code.
+    tuple(graphlib.TopologicalSorter(INTERNAL).static_order())
+
+
+@modules
+def test_nothing_undeclared_is_imported(module):
+    allowed = THIRD_PARTY | sys.stdlib_module_names | {"dpjax"}
+    if topic(module) in OPTAX:
+        allowed |= {"optax"}
+    if topic(module) == "plotting":
+        allowed |= {"matplotlib"}
+    assert {name.split(".")[0] for name in imported(module)} <= allowed
+
+
+@pytest.mark.parametrize("module", [m for m, path in FILES.items() if path.name == "__init__.py"])
+def test_topics_only_re_export(module):
+    """By hand, `x as x`, so that the public surface can be read off."""
+    for node in ast.parse(FILES[module].read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            assert [alias.asname for alias in node.names] == [alias.name for alias in node.names]
+        elif isinstance(node, ast.Assign):
+            assert [target.id for target in node.targets] == ["__version__"]
+        else:
+            assert isinstance(node, ast.Expr), f"{module} holds code"  # The docstring
+            assert isinstance(node.value, ast.Constant)
+
+
+def test_code_inside_a_topic_is_private():
+    inside_a_topic = [module for module in FILES if module.count(".") > 1]
+    assert [module for module in inside_a_topic if not module.split(".")[-1].startswith("_")] == []
+
+
+def test_the_package_is_typed():
+    assert (PACKAGE / "py.typed").exists()

@@ -1,0 +1,195 @@
+"""The public surface: names, signatures and docstrings, whose examples run."""
+
+import dataclasses
+import doctest
+import enum
+import inspect
+import re
+
+import pytest
+
+import dpjax
+
+NAMESPACES = (
+    dpjax,
+    dpjax.accounting,
+    dpjax.auditing,
+    dpjax.mechanisms,
+    dpjax.oracles,
+    dpjax.random,
+    dpjax.targets,
+)
+PUBLIC = {
+    f"{namespace.__name__}.{name}": value
+    for namespace in NAMESPACES
+    for name, value in vars(namespace).items()
+    if not name.startswith("_") and not inspect.ismodule(value)
+}
+FUNCTIONS = {name: value for name, value in PUBLIC.items() if inspect.isfunction(value)}
+PROTOCOLS = {name: value for name, value in PUBLIC.items() if getattr(value, "_is_protocol", False)}
+CLASSES = {
+    name: value
+    for name, value in PUBLIC.items()
+    if inspect.isclass(value) and name not in PROTOCOLS
+}
+functions = pytest.mark.parametrize("name", FUNCTIONS)
+classes = pytest.mark.parametrize("name", CLASSES)
+FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
+
+
+def sections(value):
+    """Titles and texts of the sections of a docstring, in order."""
+    parts = re.split(r"^([A-Z][A-Za-z ]+):\n", inspect.getdoc(value), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def entries(section):
+    """The names that a section explains."""
+    return re.findall(r"^    \*{0,2}(\w+):", section, flags=re.MULTILINE)
+
+
+@functions
+def test_functions_are_documented(name):
+    function = FUNCTIONS[name]
+    found, parameters = sections(function), list(inspect.signature(function).parameters)
+    assert list(found) == [title for title in FUNCTION_SECTIONS if title != "Args" or parameters]
+    assert all(text.strip() for text in found.values())
+    assert entries(found.get("Args", "")) == parameters
+    first, *rest = inspect.getdoc(function).splitlines()
+    assert first.endswith(".")
+    assert not rest or rest[0] == ""
+
+
+@functions
+def test_examples_run(name):
+    (test,) = doctest.DocTestFinder(recurse=False).find(FUNCTIONS[name], name, globs={})
+    report = []
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
+    assert results.failed == 0, "".join(report)
+    assert results.attempted > 0
+
+
+@classes
+def test_classes_are_documented(name):
+    cls = CLASSES[name]
+    found = sections(cls)
+    assert {"Attributes", "Formal guarantees"} <= set(found)
+    assert all(text.strip() for text in found.values())
+    if issubclass(cls, enum.Enum):
+        assert entries(found["Attributes"]) == list(cls.__members__)
+    elif dataclasses.is_dataclass(cls):
+        fields = [field.name for field in dataclasses.fields(cls)]
+        assert sorted(entries(found["Attributes"])) == sorted(fields)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_document_the_call(name):
+    methods = [v for k, v in vars(PROTOCOLS[name]).items() if k == "__call__"]
+    assert inspect.getdoc(PROTOCOLS[name])
+    assert all(inspect.getdoc(method) for method in methods)
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES, ids=lambda namespace: namespace.__name__)
+def test_namespaces_are_documented(namespace):
+    assert namespace.__doc__.strip()
+
+
+def test_nothing_is_public_twice():
+    values = [id(value) for value in PUBLIC.values()]
+    assert len(set(values)) == len(values)
+
+
+# The table of names in the design, without what is meant for a later release (mesh, checkpoint).
+SIGNATURES = {
+    "operating_point": "* m gamma method confidence",
+    "sample_sensitivity": (
+        "key target oracle * n norm m gamma method confidence positions batch_size progress"
+    ),
+    "sensitivity_samples": "key target oracle * n norm m positions batch_size",
+    "analytic_sensitivity": "value * norm n",
+    "laplace": "sensitivity epsilon",
+    "gaussian": "sensitivity epsilon delta * calibration",
+    "exponential": "sensitivity epsilon",
+    "permute_and_flip": "sensitivity epsilon",
+    "bernstein": "sensitivity epsilon * degree dims order",
+    "randomized_response": "epsilon categories",
+    "on_lattice": "target * degree dims",
+    "approximate_bernstein": "function * degree dims order",
+    "privatize": "target mechanism",
+    "order_statistic": "distances k",
+    "random.secure_key": "",
+    "random.seeded_key": "seed",
+}
+DEFAULTS = {
+    "operating_point": {"m": None, "gamma": None, "method": "exact"},
+    "sample_sensitivity": {
+        "m": None,
+        "gamma": None,
+        "method": "exact",
+        "positions": "last",
+        "batch_size": None,
+        "progress": False,
+    },
+    "sensitivity_samples": {"positions": "last", "batch_size": None},
+    "analytic_sensitivity": {"n": None},
+    "gaussian": {"calibration": "analytic"},
+    "bernstein": {"order": 1},
+    "randomized_response": {"categories": 2},
+    "approximate_bernstein": {"order": 1},
+}
+
+
+def parameters(name):
+    value = dpjax
+    for part in name.split("."):
+        value = getattr(value, part)
+    return inspect.signature(value).parameters
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_names_and_signatures_are_those_of_the_design(name):
+    positional, _, keyword = SIGNATURES[name].partition("*")
+    found = parameters(name)
+    kinds = {key: parameter.kind is parameter.KEYWORD_ONLY for key, parameter in found.items()}
+    assert [key for key, only in kinds.items() if not only] == positional.split()
+    assert set(keyword.split()) <= {key for key, only in kinds.items() if only}
+    for key, default in DEFAULTS.get(name, {}).items():
+        assert found[key].default == default
+    # What has been added to the design is optional.
+    added = set(found) - set(positional.split()) - set(keyword.split())
+    assert all(found[key].default is not inspect.Parameter.empty for key in added)
+
+
+@functions
+def test_at_most_three_positional_arguments(name):
+    kinds = [parameter.kind for parameter in inspect.signature(FUNCTIONS[name]).parameters.values()]
+    assert sum(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds) <= 3
+
+
+@functions
+def test_keys_come_first_and_have_no_default(name):
+    found = inspect.signature(FUNCTIONS[name]).parameters
+    if "key" in found:
+        assert next(iter(found)) == "key"
+        assert found["key"].default is inspect.Parameter.empty
+    assert "seed" not in found or name == "dpjax.random.seeded_key"
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (dpjax.OperatingPoint, "m k gamma rho method confidence"),
+        (dpjax.Guarantee, "epsilon delta gamma confidence"),
+        (dpjax.Release, "value guarantee"),
+        (
+            dpjax.Sensitivity,
+            "value norm n relation gamma confidence m k method identity batch_size target records",
+        ),
+    ],
+)
+def test_values_have_the_fields_of_the_design(cls, fields):
+    assert set(fields.split()) <= {field.name for field in dataclasses.fields(cls)}
+
+
+def test_importing_allocates_no_arrays(run_python):
+    assert run_python("import jax, dpjax; print(len(jax.live_arrays()))") == "0"
