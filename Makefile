@@ -8,7 +8,7 @@ demo: .venv/demo
 	$(BIN)/python notebooks/demo.py
 
 test: .venv/test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow

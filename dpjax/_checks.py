@@ -137,7 +137,7 @@ def saturating_cast(array: Any, dtype: Any) -> jax.Array:
     release to say.
     """
     dtype = np.dtype(dtype)
-    if array.dtype == dtype or dtype == np.dtype(bool):
+    if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
         return jnp.asarray(array, dtype)
     numpy = jnp if isinstance(array, jax.Array) else np
     if jnp.issubdtype(dtype, jnp.integer):

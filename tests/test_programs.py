@@ -112,6 +112,22 @@ def test_an_array_that_was_changed_in_place_matters():
     assert fingerprint(target) != before
 
 
+def test_a_program_that_changed_since_is_refused():
+    weights = np.ones(4, np.float32)
+    program = trace(lambda x: x * weights)
+    program.check_unchanged("target")
+    weights[2] = 5.0
+    with pytest.raises(ValueError, match="target has changed since it was traced"):
+        program.check_unchanged("target")
+
+
+def test_a_program_notices_another_configuration():
+    program = trace(jnp.sum)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="JAX's configuration"):
+        program.check_unchanged("target")
+    program.check_unchanged("target")
+
+
 def host(factor):
     return lambda x: np.asarray(x) * factor
 

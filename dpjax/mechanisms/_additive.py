@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static
@@ -121,7 +122,7 @@ def additive(
         0.5
     """
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
-    if _checks.is_traced(delta) or delta != 0:
+    if _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
     unit = 1 / epsilon if multiplier is None else multiplier(epsilon, delta)
     if _checks.is_traced(unit):
@@ -138,7 +139,9 @@ def additive_log_prob(output: jax.Array, x: jax.Array, scale: Scalar, noise: Noi
     output = jnp.asarray(output)
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
-    error = (output.astype(usable.dtype) - centered(x).astype(usable.dtype)) / usable
+    center = centered(x)
+    # Integers are subtracted as such: both fit 30 bits, where floats would lose the last ones.
+    error = (output.astype(center.dtype) - center).astype(usable.dtype) / usable
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.sum(noise.log_density(error) - jnp.log(usable))
     half = 0.5 / usable

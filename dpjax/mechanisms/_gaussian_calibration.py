@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import _checks
-from dpjax._numerics import legendre_rule
+from dpjax._numerics import compute_dtype, legendre_rule
 
 _NODES = 100
 # The bracket of x: delta underflows float64 below, and is 1 to within rounding above.
@@ -40,7 +40,7 @@ def analytic_multiplier(epsilon: Any, delta: Any) -> Any:
     """
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
-        dtype = jnp.promote_types(jnp.promote_types(epsilon.dtype, delta.dtype), jnp.float32)
+        dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
     low, high = _LOWEST_X, _HIGHEST_X
     for _ in range(100):

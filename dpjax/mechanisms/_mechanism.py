@@ -73,7 +73,8 @@ class SensitivityMechanism(abc.ABC):
 
         The event of binary randomized response, which dominates every epsilon-DP mechanism
         (Kairouz, Oh and Viswanath 2015). Compose several releases as a list of events:
-        dp-accounting ignores the count of a repeated `RandomizedResponseDpEvent`.
+        dp-accounting ignores the count of a repeated `RandomizedResponseDpEvent`. The relation
+        under which its accountants take all events of dpjax is `REPLACE_SPECIAL`.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         epsilon = min(float(self.epsilon), 700.0)  # exp overflows soon after.

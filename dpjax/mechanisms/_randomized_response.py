@@ -13,7 +13,7 @@ from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import sum_over_leaves
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
-from dpjax.random._release import keep_or_lie
+from dpjax.random._release import in_range, keep_or_lie
 
 _MOST_CATEGORIES = 2**15
 
@@ -58,10 +58,10 @@ class RandomizedResponse(SensitivityMechanism):
         weight = jnp.where(weight == 0, jnp.nan, weight) / 2.0**32
 
         def answer(y: jax.Array, x: jax.Array) -> jax.Array:
-            truth = jnp.clip(x, 0, self.categories - 1)
+            truth = in_range(x, self.categories)
             log_truth = jnp.log1p(-(self.categories - 1) * weight)
-            y = jnp.asarray(y)
-            chosen = jnp.where(y == truth, log_truth, jnp.log(weight))
+            y = jnp.asarray(y).astype(float)
+            chosen = jnp.where(y == truth.astype(float), log_truth, jnp.log(weight))
             possible = (y >= 0) & (y < self.categories) & (y == jnp.round(y))
             return jnp.sum(jnp.where(possible, chosen, -jnp.inf))
 
@@ -88,7 +88,8 @@ class RandomizedResponse(SensitivityMechanism):
     def dp_event(self) -> Any:
         """The event of one answer; see `SensitivityMechanism.dp_event` on composing several."""
         accounting = _checks.extra("dp_accounting", "accounting")
-        resampled = self.categories / (math.exp(float(self.epsilon)) + self.categories - 1)
+        growth = math.exp(min(float(self.epsilon), 700.0))  # exp overflows soon after.
+        resampled = self.categories / (growth + self.categories - 1)
         return accounting.RandomizedResponseDpEvent(resampled, self.categories)
 
 
@@ -150,5 +151,5 @@ def _lie_weight(epsilon: Scalar, count: int) -> Any:
             )
         return np.uint32(weight)
     share = 2.0**32 / (jnp.exp(jnp.asarray(epsilon).astype(jnp.float32)) + (count - 1))
-    weight = (jnp.ceil(share * (1 + 1e-5)) + 1).astype(jnp.uint32)
+    weight = (jnp.ceil(share * (1 + 2.0**-20)) + 1).astype(jnp.uint32)
     return jnp.where(jnp.isnan(epsilon) | (weight > np.uint32(most)), 0, weight).astype(jnp.uint32)

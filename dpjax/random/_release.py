@@ -160,10 +160,15 @@ def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: i
     Returns:
         int32 categories of the same shape; -1 where lie_weight is 0.
     """
-    truth = jnp.clip(categories, 0, count - 1).astype(jnp.int32)
+    truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
     lie = (word // jnp.maximum(weight, 1)).astype(jnp.uint32)
     lies = lie < count - 1
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
+
+
+def in_range(categories: jax.Array, count: int) -> jax.Array:
+    """Categories as int32, clamped to [0, count)."""
+    return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)

@@ -149,10 +149,13 @@ def test_guarantees_written_by_hand_stay_apart_in_steps():
 
 
 def test_the_order_of_releases_does_not_matter():
-    # The same sampling, as one guarantee of a group of two people and one of a single person.
-    one, two = B, group(B, 2)
-    assert statement(compose(one, two)) == statement(compose(two, one))
-    assert compose(one, two).gamma == pytest.approx(0.04)
+    # Two statements about one sampling: the weaker counts.
+    one, other = sampled(1.0, 0.02, 0.9, "a"), sampled(1.0, 0.04, 0.95, "a")
+    assert statement(compose(one, other)) == statement(compose(other, one)) == (2.0, 0, 0.04, 0.9)
+    marginal = sampled(1.0, 0.01, None, "a")
+    for together in (compose(one, marginal), compose(marginal, one)):
+        assert together.confidence is None
+        assert together.gamma >= 0.02
 
 
 # Groups.
@@ -172,6 +175,20 @@ def test_groups(size, epsilon):
         e = mpmath.mpf(epsilon)
         exact = mpmath.mpf(1e-15) * mpmath.expm1(size * e) / mpmath.expm1(e)
         assert exact <= many.delta <= exact * (1 + 1e-10)
+
+
+def test_groups_of_groups():
+    twice, once = group(group(A, 2), 3), group(A, 6)
+    assert statement(twice) == pytest.approx(statement(once), rel=1e-10)
+    assert twice.group_size == once.group_size == 6
+    assert repr(once).endswith(", for groups of 6")
+    assert "groups" not in repr(group(A, 1))
+
+
+def test_groups_of_different_sizes_do_not_compose():
+    assert compose(group(A, 2), group(B, 2)).group_size == 2
+    with pytest.raises(ValueError, match=r"groups of one size, got \[1, 2\]"):
+        compose(A, group(B, 2))
 
 
 def test_groups_without_epsilon_and_with_too_much():
@@ -214,6 +231,13 @@ def test_transfer_is_proposition_8_rounded_up(gamma, kl, n):
         exact = mpmath.mpf(gamma) + mpmath.sqrt((n + 1) * mpmath.mpf(kl) / 2)
     assert min(exact, 1) <= moved.gamma <= exact * (1 + 1e-14)
     assert (moved.epsilon, moved.delta, moved.confidence) == (1.0, 1e-6, 0.99)
+
+
+def test_transfer_of_a_group_moves_all_of_its_records():
+    # A pair of databases that differ in t records holds n + t of them.
+    moved = transfer(group(A, 3), kl=1e-6, n=197)
+    assert moved.gamma == pytest.approx(0.15 + 0.01, rel=1e-12)
+    assert moved.group_size == 3
 
 
 def test_transfer_is_capped_and_leaves_bounds_alone():
@@ -268,12 +292,15 @@ def test_a_bad_traced_parameter_never_becomes_a_finite_promise():
     mechanism = jax.jit(lambda sensitivity: dpjax.laplace(sensitivity, 1.0))(0.0)
     bad = mechanism.guarantee
     assert math.isnan(bad.epsilon)
-    try:
-        together = compose(bad, PURE)
-    except ValueError as error:
-        assert "nan" in str(error).lower()  # noqa: PT017
-    else:
-        assert not math.isfinite(together.epsilon)
+    for function in (compose, lambda g: group(g, 2), lambda g: transfer(g, kl=0.1, n=5)):
+        with pytest.raises(ValueError, match="is NaN"):
+            function(bad)
+
+
+def test_batches_are_refused():
+    grid = jax.vmap(lambda epsilon: dpjax.laplace(1.0, epsilon).guarantee)(jnp.ones(3))
+    with pytest.raises(ValueError, match=r"must be one number, got shape \(3,\)"):
+        compose(grid)
 
 
 def test_accounting_runs_on_the_host():

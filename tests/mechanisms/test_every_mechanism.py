@@ -206,7 +206,7 @@ def assert_closed(batch, lanes):
         assert np.all(np.isnan(np.asarray(promised)[lanes]))
 
 
-@every_mechanism
+@pytest.mark.parametrize("name", [name for name in EVERY if "bfloat16" not in name])
 def test_bad_traced_parameter_is_never_released(name, key):
     make, value = EVERY[name]
 
@@ -282,7 +282,7 @@ def test_event_costs_what_the_guarantee_says(name, epsilon):
 
 
 def test_events_of_all_mechanisms_compose_in_one_accountant():
-    accountant = PLDAccountant()
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     for name, (make, _) in MECHANISMS.items():
         assert accountant.supports(make(1.0, 0.1).dp_event), name
 

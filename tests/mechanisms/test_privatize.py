@@ -61,12 +61,6 @@ def test_release_is_that_of_the_mechanism(private, sampled, key):
     assert release.guarantee.confidence == 0.99
 
 
-def test_sensitivity_without_sampling_of_this_file_is_like_a_sampled_one(sampled, keys):
-    real = dpjax.sample_sensitivity(keys(1), mean, oracle, n=N, norm="l1", m=100)
-    assert (real.n, real.norm, real.target) == (sampled.n, sampled.norm, sampled.target)
-    assert (real.records, real.outputs) == (sampled.records, sampled.outputs)
-
-
 # Refusals: public facts only.
 
 

@@ -200,6 +200,15 @@ def test_targets_that_depend_on_order_a_little_are_refused(sample):
         sample(lambda database: jnp.mean(database) + 0.1 * database[0] / 5)
 
 
+def test_order_dependence_shows_behind_rare_bad_values(sample):
+    # The infinite distance of a bad value must not count as what replacing a record does.
+    def target(database):
+        return jnp.where(jnp.max(database) > 0.99, jnp.nan, first_plus_mean(database))
+
+    with pytest.raises(ValueError, match="depends on the order"):
+        sample(target, gamma=0.5)
+
+
 def test_targets_that_ignore_the_order_are_accepted(sample):
     target = lambda x: (jnp.sort(x), jnp.std(x), jnp.median(x), jnp.sum(x > 0.5))  # noqa: E731
     assert sample(target, n=51).value > 0
@@ -377,6 +386,7 @@ def test_oracles_must_draw_as_many_records_as_asked(sample, oracle):
         lambda key, n: jnp.arange(float(n)),
         lambda key, n: np.random.default_rng(0).random(n, np.float32),
         lambda key, n: jax.random.uniform(jax.random.key(0), (n,)),
+        jax.jit(lambda key, n: jnp.ones(n), static_argnums=1),
     ],
 )
 def test_oracles_must_use_their_key(sample, oracle):
@@ -443,6 +453,13 @@ def test_norms_must_return_scalars(sample, key, uniform, norm):
         sample(lambda x: x, norm=norm, positions="each")
     with pytest.raises((TypeError, ValueError), match=r"norm .*scalar"):
         dpjax.sensitivity_samples(key, lambda x: x, uniform, n=5, norm=norm, m=10)
+
+
+def test_it_runs_on_the_host(sample, key):
+    with pytest.raises(TypeError, match=r"on the host.*sensitivity_samples"):
+        jax.jit(lambda key: sample(key=key).value)(key)
+    with pytest.raises(TypeError, match=r"traced value.*sensitivity_samples"):
+        jax.vmap(lambda factor: sample(scaled_mean(factor)).value)(jnp.ones(2))
 
 
 # Identity: which sampling it was.

@@ -84,22 +84,16 @@ def test_records_outside_the_unit_ball_are_scaled_into_it():
     np.testing.assert_allclose(fit(far), fit(unit), atol=1e-5)
 
 
-@pytest.mark.parametrize("labels", ["int", "bool", "float"])
-def test_labels_are_positive_or_not(labels):
+def test_labels_are_positive_or_not():
     records = problem(4)
-    signs = {
-        "int": np.where(records["y"] > 0, 1, -1),
-        "bool": records["y"] > 0,
-        "float": np.where(records["y"] > 0, 0.5, 0.0).astype("float32"),
-    }[labels]
+    x, positive = jnp.asarray(records["x"]), records["y"] > 0
     fit = jax.jit(targets.logistic_regression(regularization=0.1))
-    x = jnp.asarray(records["x"])
-    np.testing.assert_array_equal(
-        fit({"x": x, "y": jnp.asarray(signs)}), fit({"x": x, "y": jnp.asarray(records["y"])})
-    )
+    plain = fit({"x": x, "y": jnp.asarray(records["y"])})
+    for labels in (positive, np.where(positive, 1, -1), np.where(positive, 0.5, 0.0)):
+        np.testing.assert_array_equal(fit({"x": x, "y": jnp.asarray(labels)}), plain)
 
 
-@pytest.mark.parametrize(("n", "strength"), [(1, 1.0), (2, 0.05), (6, 0.5)])
+@pytest.mark.parametrize(("n", "strength"), [(1, 1.0), (5, 0.1)])
 def test_global_bound_holds_on_neighbors_found_by_search(n, strength, x64):
     # Gradient ascent from random pairs: databases of n records, of which the last is replaced.
     fit = targets.logistic_regression(regularization=strength, steps=60)
@@ -125,7 +119,7 @@ def test_global_bound_holds_on_neighbors_found_by_search(n, strength, x64):
     worst = float(jnp.max(search(x, y)))
     assert worst <= bound
     # The search is no formality: where the records are weak it comes near the bound.
-    assert worst > (0.1 if strength < 0.1 else 0.4) * bound
+    assert worst > 0.2 * bound
 
 
 def test_bound():
