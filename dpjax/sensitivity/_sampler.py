@@ -194,7 +194,8 @@ def _check_order(
     moved, resolution = (
         float(x) for x in _rotate(key, sampler=sampler, count=count, size=min(size, count))
     )
-    replaced = float(np.max(distances[:count]))
+    same_databases = distances[:count]
+    replaced = float(np.max(same_databases[np.isfinite(same_databases)], initial=0.0))
     if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
         raise ValueError(
             f"target depends on the order of the records: of {count} databases, permuting the"

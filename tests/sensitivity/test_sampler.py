@@ -501,7 +501,6 @@ def test_equal_settings_have_equal_identities(sample, key, uniform):
         {"confidence": 0.95},
         {"confidence": None},
     ],
-    ids=str,
 )
 def test_every_setting_is_part_of_the_identity(key, changed):
     assert identity(key, **changed) != identity(key)

@@ -69,7 +69,9 @@ def test_the_sampler_uses_the_same_bits(samples, key):
 
 
 def test_under_jit_and_vmap_over_keys(samples, keys):
-    stacked = jax.jit(jax.vmap(lambda key: samples(key=key)))(jnp.stack([keys(0), keys(1)]))
+    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, batch_size=8)))(
+        jnp.stack([keys(0), keys(1)])
+    )
     assert stacked.shape == (2, 20)
     for i in range(2):
         np.testing.assert_array_equal(stacked[i], samples(key=keys(i)))
