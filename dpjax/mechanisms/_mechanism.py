@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._pytree import TreeSpec
@@ -71,14 +72,15 @@ class SensitivityMechanism(abc.ABC):
     def dp_event(self) -> Any:
         """The epsilon-delta part of one release as an event of dp-accounting; gamma is not in it.
 
-        The event of binary randomized response, which dominates every epsilon-DP mechanism
-        (Kairouz, Oh and Viswanath 2015). Compose several releases as a list of events:
-        dp-accounting ignores the count of a repeated `RandomizedResponseDpEvent`. The relation
-        under which its accountants take all events of dpjax is `REPLACE_SPECIAL`.
+        The Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) / 2), which dominates every
+        epsilon-DP mechanism: with x = e^(t/2), its hockey-stick divergence at t >= 0 exceeds that
+        of binary randomized response, the largest there is (Kairouz, Oh and Viswanath 2015), by
+        (1 - x)^2 / (1 + e^epsilon). dp-accounting takes it under its default relation, as it does
+        the events of Laplace and Gaussian, so that all of them compose in one accountant.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
-        epsilon = min(float(self.epsilon), 700.0)  # exp overflows soon after.
-        return accounting.RandomizedResponseDpEvent(2 / (1 + math.exp(epsilon)), 2)
+        charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
+        return accounting.LaplaceDpEvent(float(1 / charged))
 
     def _delta(self) -> Scalar:
         return 0.0

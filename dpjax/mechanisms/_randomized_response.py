@@ -86,7 +86,11 @@ class RandomizedResponse(SensitivityMechanism):
 
     @property
     def dp_event(self) -> Any:
-        """The event of one answer; see `SensitivityMechanism.dp_event` on composing several."""
+        """The event of one answer, for accountants under the relation `REPLACE_ONE`.
+
+        Under `REPLACE_SPECIAL` dp-accounting would charge less, for an answer that is blotted out.
+        It also ignores the count of a repeated event: compose several one by one.
+        """
         accounting = _checks.extra("dp_accounting", "accounting")
         growth = math.exp(min(float(self.epsilon), 700.0))  # exp overflows soon after.
         resampled = self.categories / (growth + self.categories - 1)
