@@ -43,7 +43,8 @@ def test_shape_and_dtypes(make, key):
 
 @both
 def test_key_decides(make, keys):
-    first, again, other = (drawn_by(make(PUBLIC), keys(i), 7)["age"] for i in (0, 0, 1))
+    oracle = jax.jit(make(PUBLIC), static_argnums=1)
+    first, again, other = (oracle(keys(i), 7)["age"] for i in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -66,7 +67,7 @@ def test_records_are_drawn_independently(key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("bandwidth", [0.1, 1.0, None])
+@pytest.mark.parametrize("bandwidth", [0.1, None])
 def test_smoothed_moments(bandwidth, key):
     n = 100_000
     drawn = drawn_by(smoothed_resample(PUBLIC, bandwidth), key, n)
