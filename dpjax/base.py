@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -148,6 +149,8 @@ class Guarantee:
             statement = f"({budget}, gamma={_number(self.gamma)})-random DP, " + (
                 describe_confidence(self.confidence)
             )
+        if _is(self.epsilon, math.inf):
+            statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
         return ", ".join((statement, *group, *self.notes))
 
@@ -291,5 +294,5 @@ def _number(value: Any) -> str:
     return str(array[()]) if text in ("0", "1") and float(text) != array.item() else text
 
 
-def _is(value: Any, number: int) -> bool:
+def _is(value: Any, number: float) -> bool:
     return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))

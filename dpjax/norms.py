@@ -54,6 +54,25 @@ def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
     return NORMS[norm]
 
 
+def rounding_norm(norm: Norm, value: Any) -> Any:
+    """The norm of ones in all the float coordinates of a value, and zeros in the integers.
+
+    It bounds the norm of what rounding adds to a difference, at most 1 in every float coordinate:
+    the norm must be monotone in the magnitudes of the coordinates.
+    """
+    sizes = [leaf.size for leaf in jax.tree.leaves(value) if is_float(leaf)]
+    count = sum(sizes)
+    if norm in ("l1", "l2", "linf"):
+        return {"l1": float(count), "l2": count**0.5, "linf": float(count > 0)}[str(norm)]
+    ones = jax.tree.map(lambda leaf: jnp.full(leaf.shape, float(is_float(leaf))), value)
+    return norm_function(norm)(ones)
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether an array holds floats."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
 def difference(value: Any, other: Any) -> Any:
     """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
     return jax.tree.map(_difference, value, other)

@@ -16,6 +16,8 @@ LEVELS = {
     "_pytree": 0,
     "_checks": 0,
     "_numerics": 0,
+    "_limbs": 0,
+    "_grid": 0,
     "_programs": 0,
     "base": 1,
     "operating_points": 2,

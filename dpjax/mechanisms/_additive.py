@@ -1,5 +1,6 @@
 """Additive noise: independent coordinates at a scale proportional to the sensitivity."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Norm, Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, quantile_level
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, quantile_level
+from dpjax.norms import is_float, rounding_norm
+from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import Noise
-from dpjax.random._release import OUTWARD, add_noise, centered, check_scale, usable_scale
+from dpjax.random._release import add_noise, centered, check_scale, usable_scale
 
 
 @frozen_pytree
@@ -42,37 +46,104 @@ class AdditiveMechanism(SensitivityMechanism):
     def _delta(self) -> Scalar:
         return self.delta
 
-    def _draw(self, key: jax.Array, value: Any) -> Any:
-        return add_noise(
-            key, value, self.scale, self.noise, zero_allowed=self.sensitivity.zero_allowed
+    @property
+    def _is_exact(self) -> bool:
+        return self.noise.lattice is not None
+
+    def _calibration(self, value: Any) -> Calibration:
+        calibration = Calibration(
+            self.scale,
+            self.sensitivity.value,
+            self.epsilon,
+            rounding_norm(self.norm, value),
+            sum(leaf.size for leaf in jax.tree.leaves(value)),
+            self.sensitivity.zero_allowed,
         )
+        return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
+
+    def _covered_scale(self, calibration: Calibration) -> Scalar:
+        """The scale; NaN where a traced delta is too small for the tables of the noise."""
+        lattice = self.noise.lattice
+        if lattice is None or not _checks.is_traced(self.delta):
+            return self.scale
+        return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
+
+    def _draw(self, key: jax.Array, value: Any) -> Any:
+        return add_noise(key, value, self._calibration(value), self.noise)
 
     def _check_value(self, value: Any) -> None:
         zero_allowed = self.sensitivity.zero_allowed
         check_scale("scale of the noise", self.scale, value, zero_allowed=zero_allowed)
+        if self.noise.lattice is None or _checks.is_traced(self.epsilon):
+            return
+        calibration = self._calibration(value)
+        coordinates = calibration.coordinates
+        if not _checks.is_traced(self.delta) and not calibration.covers(
+            self.noise.lattice, self.delta, np
+        ):
+            raise ValueError(
+                f"delta={float(self.delta):g} is too small for {coordinates} coordinates at"
+                f" epsilon={float(self.epsilon):g}: the tables of the noise miss"
+                f" {self.noise.lattice.certificate.delta:.1g} of its mass in each"
+            )
+        check_fit(calibration, self.noise, value)
+
+    def _fit(self, shape: tuple[int, ...]) -> GridFit:
+        assert self.noise.lattice is not None
+        count(shape)
+        value = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
+        return self._calibration(value).fit(self.noise.lattice, value.dtype)
+
+    @property
+    def grid(self) -> Scalar:
+        """The spacing of what is released for a scalar float; of integers it is 1."""
+        return self.grid_for(())
+
+    def grid_for(self, shape: tuple[int, ...]) -> Scalar:
+        """The spacing of what is released for floats of a shape, a power of two.
+
+        Args:
+            shape: of the value.
+
+        Returns:
+            A scalar in the units of the value; 0 for noise in floats.
+        """
+        if self.noise.lattice is None:
+            return 0.0
+        return as_number(power_of_two(self._fit(shape).exponent, jnp.result_type(float)))
 
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
-        """The scale really drawn for a value of a shape: nominal, with the margin for rounding."""
-        del shape  # Floating-point noise has no grid, hence no charge that grows with the size.
-        return self.scale * OUTWARD
+        """The scale really drawn for floats of a shape.
+
+        It covers rounding to the grid, as the norm of ones grows with the size, and the certificate
+        of the noise's tables.
+
+        Args:
+            shape: of the value.
+
+        Returns:
+            A scalar in the units of the value; NaN where no grid can carry the noise.
+        """
+        return self.scale if self.noise.lattice is None else as_number(self._fit(shape).scale)
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         value = _checks.real_arrays("value", value)
+        calibration = self._calibration(value)
         return sum_over_leaves(
-            lambda y, x: additive_log_prob(y, x, self.scale, self.noise), output, value
+            lambda y, x: additive_log_prob(y, x, calibration, self.noise), output, value
         )
 
     def error_quantile(
         self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
     ) -> Scalar:
         level = quantile_level(probability, shape, simultaneous)
-        return self.scale * self.noise.magnitude_quantile(level)
+        return self.effective_scale(shape) * self.noise.magnitude_quantile(level)
 
     @property
     def dp_event(self) -> Any:
         if self.noise.dp_event is None:
             return super().dp_event
-        if self.sensitivity.zero_allowed:
+        if self.sensitivity.zero_allowed or not self._is_exact:
             return _checks.extra("dp_accounting", "accounting").NonPrivateDpEvent()
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
@@ -94,8 +165,10 @@ def additive(
     Args:
         sensitivity: a `Sensitivity` in `norm`, or a number, taken as a global bound in it.
         epsilon: finite, above 0.
-        norm: a norm's name, or a function of the difference of two values.
-        noise: the distribution of Z.
+        norm: a norm's name, or a function of the difference of two values, monotone in the
+            magnitudes of its coordinates.
+        noise: the distribution of Z. Without a `lattice` it is drawn in floats, and the release's
+            guarantee says that it is not private.
         delta: 0, or a number in (0, 1) that the multiplier takes into account.
         multiplier: scale over sensitivity.
 
@@ -133,16 +206,44 @@ def additive(
     return AdditiveMechanism(sensitivity, epsilon, delta, scale, norm, noise)
 
 
-def additive_log_prob(output: jax.Array, x: jax.Array, scale: Scalar, noise: Noise) -> jax.Array:
+def as_number(scalar: Any) -> Scalar:
+    """A Python number, where it is known."""
+    return scalar if _checks.is_traced(scalar) or jnp.ndim(scalar) > 0 else float(scalar)
+
+
+def check_fit(calibration: Calibration, noise: Noise, value: Any) -> None:
+    """Refuses a concrete calibration that no grid can carry for a value of this size."""
+    assert noise.lattice is not None
+    if calibration.zero_allowed or _checks.is_traced(calibration.scale):
+        return
+    for dtype in {leaf.dtype for leaf in jax.tree.leaves(value)}:
+        if not calibration.fits(noise.lattice, dtype):
+            raise ValueError(
+                f"epsilon={float(calibration.epsilon):g} is too small for a value of"
+                f" {calibration.coordinates} coordinates of {dtype}: no grid can carry the noise,"
+                f" of scale {float(calibration.scale):g}"
+            )
+
+
+def scale_drawn(calibration: Calibration, noise: Noise, dtype: Any) -> jax.Array:
+    """The scale of the noise that values of a dtype get."""
+    if noise.lattice is None:
+        return usable_scale(calibration.scale, dtype)
+    return calibration.fit(noise.lattice, dtype).scale
+
+
+def additive_log_prob(
+    output: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
+) -> jax.Array:
     """Log density of one noisy array; log probability where it holds integers."""
-    usable = usable_scale(scale, x.dtype)
+    usable = scale_drawn(calibration, noise, x.dtype)
     output = jnp.asarray(output)
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
     center = centered(x)
     # Integers are subtracted as such: both fit 30 bits, where floats would lose the last ones.
     error = (output.astype(center.dtype) - center).astype(usable.dtype) / usable
-    if jnp.issubdtype(x.dtype, jnp.floating):
+    if is_float(x):
         return jnp.sum(noise.log_density(error) - jnp.log(usable))
     half = 0.5 / usable
     return jnp.sum(noise.log_interval(error - half, error + half))

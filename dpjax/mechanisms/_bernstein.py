@@ -7,14 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._additive import additive_log_prob, sum_over_leaves
+from dpjax.mechanisms._additive import additive_log_prob, as_number, check_fit, sum_over_leaves
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, quantile_level
-from dpjax.random._noise import LAPLACE
-from dpjax.random._release import OUTWARD, add_noise, check_scale
+from dpjax.mechanisms._mechanism import (
+    SensitivityMechanism,
+    begin,
+    check_noise,
+    quantile_level,
+)
+from dpjax.random._grid_fit import Calibration, GridFit
+from dpjax.random._noise import LAPLACE, Noise
+from dpjax.random._release import add_noise, check_scale
 
 
 @frozen_pytree
@@ -27,6 +34,7 @@ class BernsteinMechanism(SensitivityMechanism):
         degree: of the polynomial in each coordinate.
         dims: number of coordinates.
         order: h of the operator I - (I - B)^h.
+        noise: the distribution of the noise in lattice values.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -37,8 +45,13 @@ class BernsteinMechanism(SensitivityMechanism):
     degree: int = static()
     dims: int = static()
     order: int = static()
+    noise: Noise = static(default=LAPLACE)
 
     norm = "linf"
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.noise.lattice is not None
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:
@@ -50,10 +63,40 @@ class BernsteinMechanism(SensitivityMechanism):
         """Scale of the noise in a lattice value, where the value is one lattice."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
+    def _calibration(self, lattices: int) -> Calibration:
+        # In the l1 norm: every one of the coordinates moves by the sensitivity.
+        coordinates = lattices * math.prod(self.lattice_shape)
+        return Calibration(
+            lattices * self.scale,
+            coordinates * self.sensitivity.value,
+            self.epsilon,
+            float(coordinates),
+            coordinates,
+            self.sensitivity.zero_allowed,
+        )
+
+    def _fit(self) -> GridFit:
+        assert self.noise.lattice is not None
+        return self._calibration(1).fit(self.noise.lattice, jnp.result_type(float))
+
+    @property
+    def grid(self) -> Scalar:
+        """The spacing of noisy lattice values, where the value is one lattice."""
+        if self.noise.lattice is None:
+            return 0.0
+        return as_number(power_of_two(self._fit().exponent, jnp.result_type(float)))
+
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
-        """The scale really drawn: nominal, with the margin for rounding."""
-        del shape  # Floating-point noise has no grid, hence no charge that grows with the size.
-        return self.scale * OUTWARD
+        """The scale really drawn, where the value is one lattice; it covers rounding to the grid.
+
+        Args:
+            shape: ignored: the shape of a value is the lattice's.
+
+        Returns:
+            A scalar in the units of the function.
+        """
+        del shape
+        return self.scale if self.noise.lattice is None else as_number(self._fit().scale)
 
     def _check_value(self, value: Any) -> None:
         for leaf in jax.tree.leaves(value):
@@ -64,29 +107,24 @@ class BernsteinMechanism(SensitivityMechanism):
                 )
 
         zero_allowed = self.sensitivity.zero_allowed
-        check_scale("scale of the noise", self._scale_of(value), value, zero_allowed=zero_allowed)
-
-    def _scale_of(self, value: Any) -> Scalar:
-        # A pytree of J lattices lies in the l1 ball of J lattices' radius.
-        return self.scale * len(jax.tree.leaves(value))
+        calibration = self._calibration(len(jax.tree.leaves(value)))
+        check_scale("scale of the noise", calibration.scale, value, zero_allowed=zero_allowed)
+        if self._is_exact and not _checks.is_traced(self.epsilon):
+            floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, float_dtype(x)), value)
+            check_fit(calibration, self.noise, floats)
 
     def _draw(self, key: jax.Array, value: Any) -> Any:
         value = jax.tree.map(_as_float, value)
-        noisy = add_noise(
-            key,
-            value,
-            self._scale_of(value),
-            LAPLACE,
-            zero_allowed=self.sensitivity.zero_allowed,
-        )
+        calibration = self._calibration(len(jax.tree.leaves(value)))
+        noisy = add_noise(key, value, calibration, self.noise)
         return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         value = _checks.real_arrays("value", value)
-        scale = self._scale_of(value)
+        calibration = self._calibration(len(jax.tree.leaves(value)))
 
         def lattice(x: jax.Array, polynomial: BernsteinPolynomial) -> jax.Array:
-            return additive_log_prob(polynomial.values, _as_float(x), scale, LAPLACE)
+            return additive_log_prob(polynomial.values, _as_float(x), calibration, self.noise)
 
         return sum_over_leaves(lattice, value, output)
 
@@ -108,18 +146,25 @@ class BernsteinMechanism(SensitivityMechanism):
         del shape
         level = quantile_level(probability, self.lattice_shape, simultaneous)
         growth = sup_norm_growth(self.degree, self.dims, self.order) if simultaneous else 1.0
-        return growth * self.scale * LAPLACE.magnitude_quantile(level)
+        return growth * self.effective_scale() * self.noise.magnitude_quantile(level)
 
     @property
     def dp_event(self) -> Any:
         """The event of the Laplace mechanism on the lattice values."""
+        if not self._is_exact:
+            return super().dp_event
         assert LAPLACE.dp_event is not None
         return LAPLACE.dp_event(1 / float(self.epsilon))
 
 
+def float_dtype(lattice: Any) -> Any:
+    """The dtype in which lattice values are released."""
+    return compute_dtype(lattice.dtype)
+
+
 def _as_float(lattice: jax.Array) -> jax.Array:
     """Lattice values in floats; integers are first clamped to those that a float can tell apart."""
-    dtype = compute_dtype(lattice.dtype)
+    dtype = float_dtype(lattice)
     if jnp.issubdtype(lattice.dtype, jnp.integer):
         limits, exact = jnp.iinfo(lattice.dtype), 2 ** (jnp.finfo(dtype).nmant + 1)
         lattice = jnp.clip(lattice, max(limits.min, -exact), min(limits.max, exact))
@@ -133,6 +178,7 @@ def bernstein(
     degree: int,
     dims: int,
     order: int = 1,
+    noise: str = "exact",
 ) -> BernsteinMechanism:
     """The Bernstein mechanism: releases a function on [0, 1]^dims as a polynomial.
 
@@ -146,6 +192,7 @@ def bernstein(
         degree: k, at least 1: the lattice is {0, 1/k, ..., 1}^dims.
         dims: number of coordinates, at least 1.
         order: h, at least 1; smooth functions are approximated better at higher orders.
+        noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes shape (degree + 1,) * dims,
@@ -160,7 +207,9 @@ def bernstein(
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
         the sensitivity is a global bound. The polynomial may be evaluated anywhere, any number of
-        times. Assumes real arithmetic: the noise of this version is floating-point, see the README.
+        times. Holds for what is really drawn, given uniform bits: the scale covers rounding to the
+        grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
+        promised.
 
     Source:
         Aldà and Rubinstein (2017), Theorem 1; Rubinstein and Aldà (2017), Corollary 14.
@@ -182,4 +231,5 @@ def bernstein(
         _checks.integer("degree", degree, least=1),
         _checks.integer("dims", dims, least=1),
         _checks.integer("order", order, least=1),
+        LAPLACE if check_noise(noise) else LAPLACE.in_floats(),
     )

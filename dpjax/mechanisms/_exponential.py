@@ -1,24 +1,35 @@
 """The exponential mechanism."""
 
+from functools import partial
+
 import jax
 
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
-from dpjax.random._noise import gumbel
+from dpjax.random._release import exponential_index, float_index
 
-_EXPONENTIAL = SelectionRule(name="exponential", race=gumbel, log_pmf=jax.nn.log_softmax)
+_EXPONENTIAL = SelectionRule(
+    name="exponential",
+    draw=exponential_index,
+    draw_in_floats=partial(float_index, flip=False),
+    log_pmf=jax.nn.log_softmax,
+)
 
 
-def exponential(sensitivity: Sensitivity | float, epsilon: Scalar) -> SelectionMechanism:
+def exponential(
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+) -> SelectionMechanism:
     """The exponential mechanism: selects r with probability ~ exp(epsilon score_r / (2 Delta)).
 
-    Drawn as the largest of epsilon score_r / (2 Delta) plus Gumbel noise. `permute_and_flip` has
-    the same guarantee and never a larger expected gap.
+    Drawn by rejection: a uniform r is kept with probability exp(epsilon (score_r - best) /
+    (2 Delta)). How long that takes depends a little on the scores. `permute_and_flip` has the same
+    guarantee, takes the same time for all scores, and never has a larger expected gap.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
             global bound in it.
         epsilon: finite, above 0.
+        noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         A `SelectionMechanism`: `mechanism(key, scores)` takes scores of shape (K,) and releases an
@@ -31,8 +42,9 @@ def exponential(sensitivity: Sensitivity | float, epsilon: Scalar) -> SelectionM
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Assumes real arithmetic: the noise of this version is
-        floating-point, see the README.
+        the sensitivity is a global bound. Holds for what is really drawn, given uniform bits: in
+        integers, with the rounding of float scores covered, see `effective_scale`. With
+        noise="float" nothing is promised.
 
     Source:
         McSherry and Talwar (2007); Rubinstein and Aldà (2017), Corollary 13.
@@ -45,4 +57,4 @@ def exponential(sensitivity: Sensitivity | float, epsilon: Scalar) -> SelectionM
         >>> int(release.value)
         0
     """
-    return select_by(_EXPONENTIAL, sensitivity, epsilon)
+    return select_by(_EXPONENTIAL, sensitivity, epsilon, noise)

@@ -4,6 +4,7 @@ from dpjax import _checks
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier, classical_multiplier
+from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._noise import GAUSSIAN
 
 _CALIBRATIONS = {"analytic": analytic_multiplier, "classical": classical_multiplier}
@@ -15,6 +16,7 @@ def gaussian(
     delta: Scalar,
     *,
     calibration: str = "analytic",
+    noise: str = "exact",
 ) -> AdditiveMechanism:
     """The Gaussian mechanism: independent normal noise of standard deviation sigma.
 
@@ -25,8 +27,10 @@ def gaussian(
     Args:
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
         epsilon: finite, above 0; at most 1 for the classical calibration, which under-noises above.
-        delta: from 1e-300 to 1 - 1e-9 (traced: from 1e-30 to .999, else NaN).
+        delta: at most 1 - 1e-9 (traced: .999), and large enough for the tables of the noise: about
+            2e-28 exp(epsilon) for every coordinate that is released (traced: NaN outside).
         calibration: "analytic" or "classical".
+        noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         An `AdditiveMechanism` whose `scale` is sigma: `mechanism(key, value)` releases any pytree
@@ -39,8 +43,10 @@ def gaussian(
     Formal guarantees:
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation;
         (epsilon, delta)-DP where the sensitivity is a global bound. sigma is rounded outward: by
-        less than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Assumes real
-        arithmetic: the noise of this version is floating-point, see the README.
+        less than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Holds for what is
+        really drawn, in any dimension: the noise is a discrete Gaussian on a lattice of 2^-35
+        sigma, within e^(2^-46) of the rounded normal but for a mass of 2^-118, and divided down to
+        the grid. With noise="float" nothing is promised.
 
     Source:
         Balle and Wang (2018), Theorem 8; Dwork and Roth (2014), Theorem A.1, for the classical
@@ -61,6 +67,7 @@ def gaussian(
             f"epsilon must be at most 1 for the classical calibration, got {epsilon}:"
             ' above, its delta is wrong; use calibration="analytic"'
         )
+    drawn = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     return additive(
-        sensitivity, epsilon, norm="l2", noise=GAUSSIAN, delta=delta, multiplier=multiplier
+        sensitivity, epsilon, norm="l2", noise=drawn, delta=delta, multiplier=multiplier
     )

@@ -28,6 +28,8 @@ from dpjax._numerics import compute_dtype, legendre_rule
 _NODES = 100
 # The bracket of x: delta underflows float64 below, and is 1 to within rounding above.
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
+# What the tables of the noise may miss of delta, see `random._grid_fit`.
+_TABLE_MARGIN = 2.0**-24
 # Outward margins on sigma: above the error of the root in float64, and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
@@ -45,7 +47,7 @@ def analytic_multiplier(epsilon: Any, delta: Any) -> Any:
     low, high = _LOWEST_X, _HIGHEST_X
     for _ in range(100):
         middle = (low + high) / 2
-        if _log_delta(middle, epsilon, np) <= math.log(delta):
+        if _log_delta(middle, epsilon, np) <= math.log(delta) - _TABLE_MARGIN:
             low = middle
         else:
             high = middle
@@ -57,7 +59,7 @@ def classical_multiplier(epsilon: Any, delta: Any) -> Any:
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         multiplier = jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
         return jnp.where(epsilon <= 1, multiplier * (1 + _TRACED_MARGIN), jnp.nan)
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN)
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
 
 
 def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:

@@ -2,10 +2,13 @@
 
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
+from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._noise import LAPLACE
 
 
-def laplace(sensitivity: Sensitivity | float, epsilon: Scalar) -> AdditiveMechanism:
+def laplace(
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+) -> AdditiveMechanism:
     """The Laplace mechanism: independent noise of scale b = Delta / epsilon on every coordinate.
 
     Its density is proportional to exp(-||output - value||_1 / b).
@@ -13,6 +16,7 @@ def laplace(sensitivity: Sensitivity | float, epsilon: Scalar) -> AdditiveMechan
     Args:
         sensitivity: a `Sensitivity` in the norm "l1", or a number, taken as a global bound in it.
         epsilon: finite, above 0.
+        noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         An `AdditiveMechanism`: `mechanism(key, value)` releases any pytree of real arrays. Integers
@@ -24,8 +28,9 @@ def laplace(sensitivity: Sensitivity | float, epsilon: Scalar) -> AdditiveMechan
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound (gamma 0). Assumes real arithmetic: the noise of this
-        version is floating-point, see the README.
+        the sensitivity is a global bound (gamma 0). Holds for what is really drawn, given uniform
+        bits: the scale covers rounding to the grid and the tables of the noise, see
+        `effective_scale`. With noise="float" nothing is promised.
 
         `dp_event` is that of the scalar mechanism, also for vectors: shifts a >= b of two
         coordinates (in scales) are dominated by the shift a + b of one. The hockey-stick divergence
@@ -44,4 +49,5 @@ def laplace(sensitivity: Sensitivity | float, epsilon: Scalar) -> AdditiveMechan
         >>> mechanism.guarantee
         (epsilon=0.5, delta=0)-DP
     """
-    return additive(sensitivity, epsilon, norm="l1", noise=LAPLACE)
+    drawn = LAPLACE if check_noise(noise) else LAPLACE.in_floats()
+    return additive(sensitivity, epsilon, norm="l1", noise=drawn)

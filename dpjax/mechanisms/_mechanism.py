@@ -10,7 +10,16 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax._pytree import TreeSpec
-from dpjax.base import Guarantee, Norm, Release, SampledEvent, Scalar, Sensitivity, norm_name
+from dpjax.base import (
+    Guarantee,
+    NeighboringRelation,
+    Norm,
+    Release,
+    SampledEvent,
+    Scalar,
+    Sensitivity,
+    norm_name,
+)
 from dpjax.norms import norm_function
 from dpjax.random._keys import check_key
 
@@ -79,6 +88,8 @@ class SensitivityMechanism(abc.ABC):
         the events of Laplace and Gaussian, so that all of them compose in one accountant.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
+        if not self._is_exact:
+            return accounting.NonPrivateDpEvent()
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))
 
@@ -90,9 +101,16 @@ class SensitivityMechanism(abc.ABC):
         del value  # Most mechanisms take any.
 
     @property
+    def _is_exact(self) -> bool:
+        """Whether the noise is exact; nothing is promised under noise in floats."""
+        return True
+
+    @property
     def guarantee(self) -> Guarantee:
         """What one release promises; NaN throughout where a traced parameter was bad."""
         sensitivity = self.sensitivity
+        if not self._is_exact:
+            return nothing_promised(self.epsilon, sensitivity.relation)
         gamma = _nan_with(self.epsilon, sensitivity.gamma)
         confidence = sensitivity.confidence
         if confidence is not None:
@@ -143,6 +161,21 @@ class SensitivityMechanism(abc.ABC):
 @jax.jit
 def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
     return mechanism._draw(key, value)
+
+
+def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:
+    """The guarantee of a release with noise in floats: epsilon infinite, delta 1."""
+    return Guarantee(
+        _nan_with(epsilon, math.inf),
+        _nan_with(epsilon, 1.0),
+        relation=relation,
+        notes=("not private: noise in floats",),
+    )
+
+
+def check_noise(noise: str) -> bool:
+    """Whether noise is to be exact, from the word that factories take."""
+    return _checks.choice("noise", noise, ("exact", "float")) == "exact"
 
 
 def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scalar]:

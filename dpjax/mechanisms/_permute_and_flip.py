@@ -1,5 +1,7 @@
 """Permute-and-flip, the better sibling of the exponential mechanism."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
@@ -7,7 +9,7 @@ from jax.scipy.special import logsumexp
 from dpjax._numerics import legendre_rule
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
-from dpjax.random._noise import exponential
+from dpjax.random._release import float_index, permute_and_flip_index
 
 _NODES = 200
 
@@ -28,10 +30,17 @@ def _log_pmf(logits: jax.Array) -> jax.Array:
     return logits + jnp.log(half) + logsumexp(terms, axis=0)
 
 
-_PERMUTE_AND_FLIP = SelectionRule(name="permute-and-flip", race=exponential, log_pmf=_log_pmf)
+_PERMUTE_AND_FLIP = SelectionRule(
+    name="permute-and-flip",
+    draw=permute_and_flip_index,
+    draw_in_floats=partial(float_index, flip=True),
+    log_pmf=_log_pmf,
+)
 
 
-def permute_and_flip(sensitivity: Sensitivity | float, epsilon: Scalar) -> SelectionMechanism:
+def permute_and_flip(
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 
     p_r = exp(epsilon (score_r - best) / (2 Delta)). Drawn as the largest of
@@ -42,6 +51,7 @@ def permute_and_flip(sensitivity: Sensitivity | float, epsilon: Scalar) -> Selec
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
             global bound in it.
         epsilon: finite, above 0.
+        noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         A `SelectionMechanism`: `mechanism(key, scores)` takes scores of shape (K,) and releases an
@@ -54,8 +64,9 @@ def permute_and_flip(sensitivity: Sensitivity | float, epsilon: Scalar) -> Selec
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Assumes real arithmetic: the noise of this version is
-        floating-point, see the README.
+        the sensitivity is a global bound. Holds for what is really drawn, given uniform bits: in
+        integers, with the rounding of float scores covered, see `effective_scale`. With
+        noise="float" nothing is promised.
 
     Source:
         McKenna and Sheldon (2020), Theorem 1; Ding et al. (2021) for report-noisy-max.
@@ -68,4 +79,4 @@ def permute_and_flip(sensitivity: Sensitivity | float, epsilon: Scalar) -> Selec
         >>> int(release.value)
         0
     """
-    return select_by(_PERMUTE_AND_FLIP, sensitivity, epsilon)
+    return select_by(_PERMUTE_AND_FLIP, sensitivity, epsilon, noise)

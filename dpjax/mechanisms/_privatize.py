@@ -11,10 +11,13 @@ from dpjax import _checks
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax.base import Mechanism, Release, Sensitivity, Target
+from dpjax.random._key_ledger import KeyLedger
 from dpjax.random._keys import check_key
 
 
-def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any], Release]:
+def privatize(
+    target: Target, mechanism: Mechanism, *, ledger: KeyLedger | None = None
+) -> Callable[[jax.Array, Any], Release]:
     """A private version of a target: `private(key, database) -> Release`.
 
     Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
@@ -22,6 +25,7 @@ def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any]
     Args:
         target: the function that was sampled.
         mechanism: calibrated to its sensitivity.
+        ledger: a `dpjax.random.KeyLedger` that claims the key of every release; then not jit-able.
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n. Jit-able,
@@ -31,7 +35,8 @@ def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any]
         TypeError: if the target is not a function; at a release, if the key is not a typed key or
             the database does not hold arrays of the kinds that were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
-            constants are compared); at a release, if the database has another size or structure.
+            constants are compared); at a release, if the database has another size or structure,
+            or the ledger knows the key.
 
     Formal guarantees:
         Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
@@ -59,9 +64,12 @@ def privatize(target: Target, mechanism: Mechanism) -> Callable[[jax.Array, Any]
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
+        if traced.is_concrete:
+            traced.check_unchanged("target")
+        if ledger is not None:
+            ledger.claim(key)
         if not traced.is_concrete:
             return mechanism(key, traced(records))
-        traced.check_unchanged("target")
         # A NaN in a private value is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
             return mechanism(key, _evaluate(records, program=traced))

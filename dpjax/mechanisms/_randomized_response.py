@@ -16,6 +16,7 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
 from dpjax.random._release import in_range, keep_or_lie
 
 _MOST_CATEGORIES = 2**15
+_MOST_EPSILON = 22.0
 
 
 @frozen_pytree
@@ -104,7 +105,7 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
     rounded up, so the ratio of truth to lie never exceeds e^eps. No floating-point noise.
 
     Args:
-        epsilon: finite, above 0.
+        epsilon: above 0, at most 22.
         categories: K, the number of possible answers, from 2 to 2^15.
 
     Returns:
@@ -134,8 +135,20 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
         (4,)
     """
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
+    epsilon = _within_a_word(epsilon)
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
     return RandomizedResponse(sensitivity, epsilon, _lie_weight(epsilon, size), size)
+
+
+def _within_a_word(epsilon: Scalar) -> Scalar:
+    """Refuses an epsilon above 22, NaN where traced: a lie of probability below 2^-32 is none."""
+    if _checks.is_traced(epsilon):
+        return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
+    if epsilon > _MOST_EPSILON:
+        raise ValueError(
+            f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: lies are multiples of 2^-32"
+        )
+    return epsilon
 
 
 def _lie_weight(epsilon: Scalar, count: int) -> Any:

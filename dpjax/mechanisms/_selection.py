@@ -9,11 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
-from dpjax.random._noise import Sampler
-from dpjax.random._release import check_scale, noisy_argmax, score_gaps
+from dpjax.mechanisms._additive import as_number
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
+from dpjax.norms import rounding_norm
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import EXPONENTIAL
+from dpjax.random._release import check_scale, score_gaps, usable_scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +26,8 @@ class SelectionRule:
 
     Attributes:
         name: what messages call it.
-        race: draws the noise that is added to score / temperature.
+        draw: draws an index, `draw(key, scores, calibration)`.
+        draw_in_floats: the same with noise in floats.
         log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
 
     Formal guarantees:
@@ -30,7 +35,8 @@ class SelectionRule:
     """
 
     name: str
-    race: Sampler
+    draw: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
+    draw_in_floats: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
     log_pmf: Callable[[jax.Array], jax.Array]
 
 
@@ -42,6 +48,7 @@ class SelectionMechanism(SensitivityMechanism):
         sensitivity: how far any score moves, norm "linf".
         epsilon: of the guarantee.
         rule: how to select.
+        exact: whether the noise is; nothing is promised under noise in floats.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -50,8 +57,49 @@ class SelectionMechanism(SensitivityMechanism):
     sensitivity: Sensitivity
     epsilon: Scalar
     rule: SelectionRule = static()
+    exact: bool = static(default=True)
 
     norm = "linf"
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.exact
+
+    def _calibration(self, scores: Any) -> Calibration:
+        # Of the noise of a single option at a time, on both of the neighbors.
+        return Calibration(
+            self._temperature,
+            self.sensitivity.value,
+            self.epsilon,
+            rounding_norm("linf", scores),
+            2,
+            self.sensitivity.zero_allowed,
+        )
+
+    @property
+    def grid(self) -> Scalar:
+        """What float scores are rounded to; integers are not rounded."""
+        scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        exponent = self._calibration(scores).fit(EXPONENTIAL, scores.dtype).exponent
+        return as_number(power_of_two(exponent, scores.dtype))
+
+    def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
+        """By how much a score's gap must grow for a factor e; covers rounding float scores.
+
+        Args:
+            shape: ignored: the charge is the same for any number of scores.
+
+        Returns:
+            A scalar in the units of the scores.
+        """
+        del shape
+        scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        return as_number(self._scale_drawn(scores))
+
+    def _scale_drawn(self, scores: Any) -> jax.Array:
+        if not self.exact:
+            return usable_scale(self._temperature, scores.dtype)
+        return self._calibration(scores).fit(EXPONENTIAL, scores.dtype).scale
 
     @property
     def _temperature(self) -> Scalar:
@@ -68,19 +116,14 @@ class SelectionMechanism(SensitivityMechanism):
         check_scale("2 sensitivity / epsilon", self._temperature, value, zero_allowed=zero_allowed)
 
     def _draw(self, key: jax.Array, value: Any) -> jax.Array:
-        return noisy_argmax(
-            key,
-            value,
-            self._temperature,
-            self.rule.race,
-            zero_allowed=self.sensitivity.zero_allowed,
-        )
+        draw = self.rule.draw if self.exact else self.rule.draw_in_floats
+        return draw(key, value, self._calibration(value))
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
         gaps = score_gaps(scores)
-        log_pmf = self.rule.log_pmf(-gaps / jnp.asarray(self._temperature).astype(gaps.dtype))
+        log_pmf = self.rule.log_pmf(-gaps / self._scale_drawn(scores).astype(gaps.dtype))
         index = jnp.asarray(output)
         possible = (index >= 0) & (index < scores.size)
         return jnp.where(possible, log_pmf[jnp.clip(index, 0, scores.size - 1)], -jnp.inf)
@@ -106,12 +149,13 @@ class SelectionMechanism(SensitivityMechanism):
             raise ValueError("shape must be (K,), the number of responses, got ()")
         tail = 1 - _checks.fraction("probability", probability)
         responses = count(shape) if simultaneous else 1
-        return self._temperature * math.log(responses / tail)
+        return self.effective_scale() * math.log(responses / tail)
 
 
 def select_by(
-    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar
+    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar, noise: str
 ) -> SelectionMechanism:
     """Makes a selection mechanism."""
+    exact = check_noise(noise)
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
-    return SelectionMechanism(sensitivity, epsilon, rule)
+    return SelectionMechanism(sensitivity, epsilon, rule, exact)

@@ -8,62 +8,84 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax.random._chacha20 import CHACHA20, KEY_WORDS
 
-IMPLEMENTATION = "threefry2x32"
+_THREEFRY = "threefry2x32"
 
 
 def secure_key() -> jax.Array:
     """A key from the operating system's entropy, for anything that is published.
 
     Returns:
-        A typed JAX key of the threefry2x32 implementation, with 64 random bits.
+        A typed JAX key of the chacha20 implementation, with 256 random bits.
 
     Raises:
         NotImplementedError: where the operating system offers no source of entropy.
 
     Formal guarantees:
-        The key is uniform over 2^64 values. That is out of reach of the search that finds the
-        32-bit seeds of `jax.random.key(seed)`, but threefry2x32 is not a cryptographic generator.
+        The key is uniform over 2^256 values, as far as the operating system's source is. What is
+        drawn from it is indistinguishable from uniform bits to whoever cannot break ChaCha20.
 
     Source:
-        Python's `secrets` module.
+        Python's `secrets` module; RFC 8439.
 
     Example:
         >>> import jax
         >>> import dpjax
         >>> key_sample, key_release = jax.random.split(dpjax.random.secure_key())
     """
-    return _wrap(secrets.randbits(64))
+    return _wrap(secrets.randbits(32 * KEY_WORDS))
 
 
 def seeded_key(seed: int) -> jax.Array:
     """A key from a seed, for reproducible research and tests; never for anything published.
 
     Args:
-        seed: an integer in [0, 2^64). Below 2^32 the key is that of `jax.random.key(seed)`.
+        seed: an integer in [0, 2^256), whatever the size of JAX's integers.
 
     Returns:
-        A typed JAX key of the threefry2x32 implementation.
+        A typed JAX key of the chacha20 implementation.
 
     Raises:
         TypeError: if the seed is not an integer.
         ValueError: if it is out of range.
 
     Formal guarantees:
-        None: whoever guesses the seed removes the noise.
+        None: whoever guesses the seed removes the noise, and seeds are found by search.
 
     Source:
-        None.
+        RFC 8439; the seed is the key, least significant word first.
 
     Example:
         >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
     """
-    return _wrap(_checks.integer("seed", seed, least=0, most=2**64 - 1))
+    return _wrap(_checks.integer("seed", seed, least=0, most=2 ** (32 * KEY_WORDS) - 1))
 
 
 def check_key(key: Any) -> jax.Array:
-    """Accepts one typed key of an implementation whose bits do not depend on the batch."""
+    """Accepts one typed key of the chacha20 implementation: what is published hangs on it."""
+    implementation = _implementation_of(key)
+    if implementation != CHACHA20:
+        raise TypeError(
+            f"key must be of the chacha20 implementation to release anything, got {implementation}:"
+            " its output can be searched or predicted; make one by dpjax.random.secure_key()"
+        )
+    return key
+
+
+def check_sampling_key(key: Any) -> jax.Array:
+    """Accepts a key to sample databases with: no secret, but bits that no batch changes."""
+    implementation = _implementation_of(key)
+    if implementation != CHACHA20 and implementation != _THREEFRY:
+        raise TypeError(
+            f"key must be of the implementation chacha20 or {_THREEFRY}, got {implementation};"
+            " make one by dpjax.random.secure_key()"
+        )
+    return key
+
+
+def _implementation_of(key: Any) -> Any:
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         shown = f"a raw {key.dtype} array" if isinstance(key, jax.Array) else repr(key)
         raise TypeError(
@@ -71,15 +93,10 @@ def check_key(key: Any) -> jax.Array:
         )
     if key.shape != ():
         raise ValueError(f"key must be one key, got shape {key.shape}; use jax.vmap for a batch")
-    implementation = str(jax.random.key_impl(key))
-    if implementation != IMPLEMENTATION:
-        raise TypeError(
-            f"key must be of the implementation {IMPLEMENTATION}, got {implementation!r};"
-            " make one by dpjax.random.secure_key()"
-        )
-    return key
+    return jax.random.key_impl(key)
 
 
 def _wrap(bits: int) -> jax.Array:
-    words = np.array([bits >> 32, bits & 0xFFFFFFFF], np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=IMPLEMENTATION)
+    words = [bits >> 32 * i & 0xFFFFFFFF for i in range(KEY_WORDS)]
+    data = jnp.asarray(np.array(words, np.uint32))
+    return jax.random.wrap_key_data(data, impl=CHACHA20)

@@ -11,15 +11,35 @@ from jax.scipy import stats
 from scipy import special
 
 from dpjax import _checks
+from dpjax._limbs import Limbs
 from dpjax._numerics import log_difference
+from dpjax.random import _lattice
 
 
 class Sampler(Protocol):
-    """Draws independent coordinates: `sample(key, shape, dtype)`."""
+    """Draws independent coordinates in floats: `sample(key, shape, dtype)`."""
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any, /) -> jax.Array:
         """Draws an array."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Lattice:
+    """How noise is drawn exactly: in integer multiples of 1 / resolution.
+
+    Attributes:
+        sample: draws it, `sample(key, shape)`.
+        resolution: lattice points per unit.
+        certificate: how far what is drawn may be from the ideal noise, in every coordinate.
+
+    Formal guarantees:
+        Those of the certificate.
+    """
+
+    sample: Callable[[jax.Array, tuple[int, ...]], Limbs]
+    resolution: float
+    certificate: _lattice.Certificate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +48,14 @@ class Noise:
 
     Attributes:
         name: what messages call it.
-        sample: draws it, `sample(key, shape, dtype)`.
+        sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.
         magnitude_quantile: on the host, the value that |Z| stays below with a given probability.
         dp_event: makes the event of dp-accounting from the noise multiplier (scale over
             sensitivity); None for the dominating event of any pure mechanism.
+        lattice: how it is drawn exactly; None for noise that exists in floats only, under which
+            nothing is promised.
 
     Formal guarantees:
         None of its own: a mechanism pairs it with a norm and a scale.
@@ -45,6 +67,11 @@ class Noise:
     log_cdf: Callable[[jax.Array], jax.Array]
     magnitude_quantile: Callable[[float], float]
     dp_event: Callable[[float], Any] | None = None
+    lattice: Lattice | None = None
+
+    def in_floats(self) -> "Noise":
+        """The same distribution drawn in floats, for sweeps where nothing is published."""
+        return dataclasses.replace(self, lattice=None)
 
     def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """Log of the probability of (lower, upper), without cancellation in either tail."""
@@ -81,6 +108,7 @@ LAPLACE = Noise(
     log_cdf=_laplace_log_cdf,
     magnitude_quantile=_laplace_quantile,
     dp_event=_laplace_event,
+    lattice=Lattice(_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND),
 )
 
 GAUSSIAN = Noise(
@@ -90,6 +118,12 @@ GAUSSIAN = Noise(
     log_cdf=stats.norm.logcdf,
     magnitude_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
+    lattice=Lattice(_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND),
+)
+
+# What selections race with: the exponential, exact and in floats.
+EXPONENTIAL = Lattice(
+    _lattice.exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
 )
 
 

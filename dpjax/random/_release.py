@@ -1,6 +1,7 @@
 """The one seam between mechanisms and noise: every draw that is published is made here.
 
-The noise of this version is floating-point: see "What does not hold yet" in the README.
+Exact noise is integer noise on a grid (see `_grid_fit`); a float is made of it at the very end,
+which is post-processing. Noise in floats is for sweeps where nothing is published.
 """
 
 from typing import Any
@@ -8,67 +9,98 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from dpjax import _checks
+from dpjax import _checks, _limbs
+from dpjax._grid import power_of_two, round_to_grid
+from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
-from dpjax.random._noise import Noise, Sampler
+from dpjax.random._grid_fit import Calibration, GridFit, divided
+from dpjax.random._noise import EXPONENTIAL, Noise, exponential, gumbel
 
-# Covers the few roundings on the way to a draw, and parameters that crossed `jit` as float32.
-OUTWARD = 1 + 2.0**-21
+# Noise in floats: covers the few roundings on the way to a draw.
+_OUTWARD = 1 + 2.0**-21
 
-# Integer values and their noise are clamped so that no sum wraps. Clamping the noise at twice the
-# bound of the sum changes nothing: whatever lies beyond lands on the bound of the sum anyway.
-_INTEGER_BOUND = {4: 2**29, 8: 2**61}
+# Values on the grid are clamped here, so that no sum with noise wraps.
+_BOUND = 2**61
+# Integer releases are clamped here; the least integer of the dtype marks a failure.
+_INTEGER_BOUND = {4: 2**31 - 2, 8: 2**61}
 
 
-def add_noise(
-    key: jax.Array, value: Any, scale: Any, noise: Noise, *, zero_allowed: bool = False
-) -> Any:
-    """Adds independent noise of a scale to every coordinate of a pytree.
+def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise) -> Any:
+    """Adds independent noise to every coordinate of a pytree.
 
-    NaN becomes 0, and values out of range are clamped, see `centered`: nothing about a private
-    value decides whether or how it is released. Integers get noise rounded to integers, which is
-    post-processing: x + round(Z) = round(x + Z). A scale that is NaN, infinite or not positive
-    gives NaN, for integers the least of their dtype.
+    NaN becomes 0, and values out of range are clamped: nothing about a private value decides
+    whether or how it is released. Integers get noise rounded to integers. A scale that is NaN,
+    infinite or not positive gives NaN, for integers the least of their dtype.
 
     Args:
         key: a typed key.
         value: a pytree of arrays.
-        scale: a scalar.
-        noise: the distribution at scale 1.
-        zero_allowed: whether a scale of 0, no noise, was asked for by name.
+        calibration: what the noise must cover.
+        noise: the distribution.
 
     Returns:
         A pytree of the same structure and shapes. Floats keep their dtype; booleans and integers
         narrower than 32 bits become int32.
     """
+    add = _add_in_floats if noise.lattice is None else _add_exactly
     leaves, structure = jax.tree.flatten(value)
     keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-    released = []
-    for leaf_key, leaf in zip(keys, leaves, strict=True):
-        usable = usable_scale(scale, leaf.dtype, zero_allowed=zero_allowed)
-        released.append(_add_to_array(leaf_key, leaf, usable, noise))
+    released = [
+        _unless_zero(add(leaf_key, leaf, calibration, noise), leaf, calibration)
+        for leaf_key, leaf in zip(keys, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, released)
 
 
-def _add_to_array(key: jax.Array, x: jax.Array, scale: jax.Array, noise: Noise) -> jax.Array:
-    center = centered(x)
-    drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
-    if jnp.issubdtype(center.dtype, jnp.integer):
-        bound = _INTEGER_BOUND[center.dtype.itemsize]
-        rounded = jnp.clip(jnp.round(drawn), -2.0 * bound, 2.0 * bound).astype(center.dtype)
-        released = jnp.clip(center + rounded, -bound, bound)
-        return jnp.where(jnp.isnan(scale), jnp.iinfo(center.dtype).min, released)
-    return _checks.saturating_cast(center + drawn, x.dtype)
+def _add_exactly(key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
+    assert noise.lattice is not None
+    fit = calibration.fit(noise.lattice, x.dtype)
+    drawn = divided(noise.lattice.sample(key, x.shape), fit.divisor)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        dtype = integer_dtype(x.dtype)
+        total = _limbs.add(_limbs.clip(_limbs.from_integers(x), _BOUND), drawn)
+        bounded = _limbs.clip(total, _INTEGER_BOUND[dtype.itemsize])
+        released = _limbs.to_integers(bounded, dtype)
+        return jnp.where(jnp.isnan(fit.scale), jnp.iinfo(dtype).min, released)
+    dtype = compute_dtype(x.dtype)
+    total = _limbs.add(round_to_grid(x.astype(dtype), fit.exponent), drawn)
+    released = _limbs.to_float(total, dtype) * power_of_two(fit.exponent, dtype)
+    largest = float(jnp.finfo(dtype).max)
+    released = jnp.clip(released, -largest, largest)
+    return _checks.saturating_cast(jnp.where(jnp.isnan(fit.scale), jnp.nan, released), x.dtype)
 
 
-def usable_scale(scale: Any, dtype: Any, *, zero_allowed: bool = False) -> jax.Array:
+def _add_in_floats(
+    key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
+) -> jax.Array:
+    scale = usable_scale(calibration.scale, x.dtype)
+    drawn = _OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return _checks.saturating_cast(centered(x) + drawn, x.dtype)
+    dtype = integer_dtype(x.dtype)
+    # Half the dtype's range for the value, half for the noise.
+    bound = 2.0 ** (8 * dtype.itemsize - 3)
+    rounded = jnp.clip(jnp.round(drawn), -bound, bound).astype(dtype)
+    released = jnp.clip(centered(x), -int(bound), int(bound)) + rounded
+    return jnp.where(jnp.isnan(scale), jnp.iinfo(dtype).min, released)
+
+
+def _unless_zero(released: jax.Array, x: jax.Array, calibration: Calibration) -> jax.Array:
+    if not calibration.zero_allowed:
+        return released
+    bare = _checks.saturating_cast(centered(x), released.dtype)
+    return jnp.where(jnp.asarray(calibration.scale) == 0, bare, released)
+
+
+def usable_scale(scale: Any, dtype: Any) -> jax.Array:
     """The scale in the dtype of the computation; NaN where it could not carry noise."""
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
     limits = jnp.finfo(dtype)
     usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
-    return jnp.where(usable | (zero_allowed & (scale == 0)), scale, jnp.nan)
+    return jnp.where(usable, scale, jnp.nan)
 
 
 def check_scale(name: str, scale: Any, value: Any, *, zero_allowed: bool = False) -> None:
@@ -85,14 +117,15 @@ def check_scale(name: str, scale: Any, value: Any, *, zero_allowed: bool = False
             )
 
 
-def centered(x: jax.Array) -> jax.Array:
-    """An array as noise is added to it: in the computation's dtype, NaN replaced by 0, clamped.
+def integer_dtype(dtype: Any) -> Any:
+    """The dtype in which integers are released."""
+    return jnp.dtype("int64" if jnp.dtype(dtype).itemsize == 8 else "int32")
 
-    Clamped to half the largest float, or to 2^29 (2^61 for int64). Rounding the sum to a float is
-    post-processing, so a value so large that noise hardly changes it needs no other bound.
-    """
+
+def centered(x: jax.Array) -> jax.Array:
+    """An array as it is released without noise: NaN replaced by 0, clamped to what noise leaves."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        dtype = jnp.dtype("int64" if x.dtype.itemsize == 8 else "int32")
+        dtype = integer_dtype(x.dtype)
         bound = _INTEGER_BOUND[dtype.itemsize]
         whole = x.astype(dtype) if x.dtype == bool else _checks.saturating_cast(x, dtype)
         return jnp.clip(whole, -bound, bound)
@@ -101,35 +134,111 @@ def centered(x: jax.Array) -> jax.Array:
     return jnp.clip(jnp.where(jnp.isnan(x), 0, x).astype(dtype), -bound, bound)
 
 
-def noisy_argmax(
-    key: jax.Array,
-    scores: jax.Array,
-    temperature: Any,
-    race: Sampler,
-    *,
-    zero_allowed: bool = False,
-) -> jax.Array:
-    """Index of the largest of score / temperature + noise: report noisy max.
+def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> Any:
+    """The largest of score + exponential noise (report noisy max), in integers.
 
-    With Gumbel noise, index r is drawn with probability proportional to exp(score / temperature);
-    with exponential noise, by permute-and-flip.
+    Let the noise of all other options be fixed. Option r wins where its noise reaches an integer
+    threshold, with probability exp(-threshold / scale) if that is positive; a neighbor moves the
+    threshold by at most twice the sensitivity. Ties go to the first option, whatever the scores.
 
     Args:
         key: a typed key.
         scores: shape (K,); NaN counts as the lowest score.
-        temperature: a scalar.
-        race: draws the noise, `gumbel` or `exponential`.
-        zero_allowed: whether a temperature of 0, no noise, was asked for by name.
+        calibration: at the scale 2 sensitivity / epsilon.
 
     Returns:
-        An int32 scalar; -1 where the temperature could carry no noise.
+        An int32 scalar; -1 where the scale could carry no noise.
     """
-    temperature = usable_scale(temperature, scores.dtype, zero_allowed=zero_allowed)
-    drawn = race(key, scores.shape, temperature.dtype)
-    logits = jnp.where(
-        temperature == 0, -score_gaps(scores), -score_gaps(scores) / (OUTWARD * temperature) + drawn
-    )
-    return jnp.where(jnp.isnan(temperature), -1, jnp.argmax(logits).astype(jnp.int32))
+    fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
+    return _selected(_first_largest(race), scores, calibration, fit.scale)
+
+
+def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
+    """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
+
+    The number of rounds depends on the scores: at most one in seven needs a second one.
+
+    Args:
+        key: a typed key.
+        scores: shape (K,); NaN counts as the lowest score.
+        calibration: at the scale 2 sensitivity / epsilon.
+
+    Returns:
+        An int32 scalar; -1 where the scale could carry no noise.
+    """
+    fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    gaps = _scaled_gaps(scores, fit)
+    options = scores.size
+    # Every try succeeds with probability 1 / K at least: 2 K of them fail with e^-2 at most.
+    tries = 2 * options
+
+    def again(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return state[1] < 0
+
+    def attempt(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        round_number, _ = state
+        key_option, key_noise = jax.random.split(jax.random.fold_in(key, round_number))
+        words = jax.random.bits(key_option, (tries,), jnp.uint32)
+        # Lemire (2019): words below the threshold would favor some options.
+        product = _limbs.full_product(words, jnp.uint32(options))
+        fair = product.low >= np.uint32(2**32 % options)
+        option = product.high.astype(jnp.int32)
+        drawn = EXPONENTIAL.sample(key_noise, (tries,))
+        chosen = Limbs(gaps.high[option], gaps.low[option])
+        kept = fair & ~_limbs.less(drawn, chosen)
+        first = jnp.argmax(kept)
+        return round_number + np.uint32(1), jnp.where(kept[first], option[first], -1)
+
+    _, index = lax.while_loop(again, attempt, (jnp.uint32(0), jnp.int32(-1)))
+    return _selected(index, scores, calibration, fit.scale)
+
+
+def float_index(
+    key: jax.Array, scores: jax.Array, calibration: Calibration, *, flip: bool
+) -> jax.Array:
+    """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
+    scale = usable_scale(calibration.scale, scores.dtype)
+    race = exponential if flip else gumbel
+    noise = race(key, scores.shape, scale.dtype)
+    index = jnp.argmax(noise - score_gaps(scores) / (_OUTWARD * scale)).astype(jnp.int32)
+    return _selected(index, scores, calibration, scale)
+
+
+def _selected(
+    index: jax.Array, scores: jax.Array, calibration: Calibration, scale: jax.Array
+) -> jax.Array:
+    index = jnp.where(jnp.isnan(scale), -1, index)
+    if calibration.zero_allowed:
+        best = jnp.argmin(score_gaps(scores)).astype(jnp.int32)
+        index = jnp.where(jnp.asarray(calibration.scale) == 0, best, index)
+    return index
+
+
+def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
+    """How far every score lies below the best, in points of the noise's lattice, exactly.
+
+    Clamped at 2^62 points: that replaces scores by the larger of them and best - bound, which move
+    no further than the scores do.
+    """
+    if jnp.issubdtype(scores.dtype, jnp.floating):
+        dtype = compute_dtype(scores.dtype)
+        lowest = jnp.where(jnp.isnan(scores), -jnp.inf, scores).astype(dtype)
+        points = round_to_grid(lowest, fit.exponent)
+    else:
+        points = _limbs.clip(_limbs.from_integers(scores), _BOUND)
+    high = jnp.max(points.high.astype(jnp.int32)).astype(jnp.uint32)
+    low = jnp.max(jnp.where(points.high == high, points.low, np.uint32(0)))
+    gaps = _limbs.subtract(Limbs(high, low), points)
+    farthest = _limbs.floor_divide(_limbs.constant(2**62), fit.divisor)
+    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.divisor)
+
+
+def _first_largest(x: Limbs) -> jax.Array:
+    high = x.high.astype(jnp.int32)
+    top = high == jnp.max(high)
+    low = jnp.max(jnp.where(top, x.low, np.uint32(0)))
+    return jnp.argmax(top & (x.low == low)).astype(jnp.int32)
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:

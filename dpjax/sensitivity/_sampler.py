@@ -18,7 +18,7 @@ from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.order_statistics import order_statistic
-from dpjax.random._keys import check_key
+from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._chunks import chunk_size, collect_distances
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 
@@ -119,7 +119,7 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
-    check_key(key)
+    check_sampling_key(key)
     _checks.host_only(
         "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
     )

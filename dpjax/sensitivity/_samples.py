@@ -7,7 +7,7 @@ from jax import lax
 
 from dpjax import _checks
 from dpjax.base import Norm, Oracle, Target
-from dpjax.random._keys import check_key
+from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size, collect_distances
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 
@@ -74,7 +74,7 @@ def sensitivity_samples(
         >>> distances.shape, bool(jnp.max(distances) <= 0.01)
         ((500,), True)
     """
-    check_key(key)
+    check_sampling_key(key)
     m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
     size = chunk_size(sampler, m, batch_size)

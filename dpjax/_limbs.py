@@ -1,0 +1,172 @@
+"""Signed 64-bit integers as two uint32 limbs: the same bits with and without x64, on any device."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_HALF = np.uint32(0xFFFF)
+_LIMB = 2.0**32
+
+
+class Limbs(NamedTuple):
+    """An array of integers high * 2^32 + low, in two's complement.
+
+    Attributes:
+        high: uint32, its first bit is the sign.
+        low: uint32.
+
+    Formal guarantees:
+        Arithmetic is exact modulo 2^64.
+    """
+
+    high: jax.Array
+    low: jax.Array
+
+
+def constant(value: int) -> Limbs:
+    """A concrete integer in [-2^63, 2^63)."""
+    return Limbs(jnp.uint32((value >> 32) & 0xFFFFFFFF), jnp.uint32(value & 0xFFFFFFFF))
+
+
+def from_integers(x: jax.Array) -> Limbs:
+    """Integers of any dtype; values of uint64 beyond 2^63 - 1 saturate."""
+    if x.dtype.itemsize == 8:
+        if x.dtype == jnp.uint64:
+            x = jnp.minimum(x, np.uint64(2**63 - 1))
+        low = (x & x.dtype.type(0xFFFFFFFF)).astype(jnp.uint32)
+        return Limbs((x >> x.dtype.type(32)).astype(jnp.uint32), low)
+    if not jnp.issubdtype(x.dtype, jnp.signedinteger):
+        x = x.astype(jnp.uint32)
+        return Limbs(jnp.zeros_like(x), x)
+    x = x.astype(jnp.int32)
+    return Limbs((x >> 31).astype(jnp.uint32), x.astype(jnp.uint32))
+
+
+def from_float(x: jax.Array) -> Limbs:
+    """Integer-valued floats of magnitude below 2^63, exactly.
+
+    By magnitude: a negative number and its high limb would need more digits than a float has.
+    """
+    magnitude = jnp.abs(x)
+    high = jnp.floor(magnitude * (1 / _LIMB))
+    low = magnitude - high * _LIMB
+    limbs = Limbs(high.astype(jnp.uint32), low.astype(jnp.uint32))
+    return where(x < 0, negate(limbs), limbs)
+
+
+def to_float(x: Limbs, dtype: Any) -> jax.Array:
+    """The nearest float or the one next to it; exact where the integer fits the significand."""
+    negative = is_negative(x)
+    magnitude = where(negative, negate(x), x)
+    high, low = magnitude.high.astype(dtype), magnitude.low.astype(dtype)
+    value = high * _LIMB + low
+    return jnp.where(negative, -value, value)
+
+
+def to_integers(x: Limbs, dtype: Any) -> jax.Array:
+    """int32 or int64; the limbs must be in range."""
+    if jnp.dtype(dtype).itemsize == 8:
+        return x.high.astype(jnp.int32).astype(dtype) << 32 | x.low.astype(dtype)
+    return x.low.astype(dtype)
+
+
+def is_negative(x: Limbs) -> jax.Array:
+    """Whether the sign bit is set."""
+    return x.high >> np.uint32(31) == 1
+
+
+def invert(x: Limbs) -> Limbs:
+    """-1 - x."""
+    return Limbs(~x.high, ~x.low)
+
+
+def negate(x: Limbs) -> Limbs:
+    """-x."""
+    low = ~x.low + np.uint32(1)
+    return Limbs(~x.high + (low == 0).astype(jnp.uint32), low)
+
+
+def add(x: Limbs, y: Limbs) -> Limbs:
+    """The sum x + y."""
+    low = x.low + y.low
+    return Limbs(x.high + y.high + (low < x.low).astype(jnp.uint32), low)
+
+
+def subtract(x: Limbs, y: Limbs) -> Limbs:
+    """The difference x - y."""
+    return Limbs(x.high - y.high - (x.low < y.low).astype(jnp.uint32), x.low - y.low)
+
+
+def multiply(x: Limbs, y: Limbs) -> Limbs:
+    """The product x * y."""
+    product = full_product(x.low, y.low)
+    return Limbs(product.high + x.high * y.low + x.low * y.high, product.low)
+
+
+def where(condition: jax.Array, x: Limbs, y: Limbs) -> Limbs:
+    """Takes x where the condition holds, else y."""
+    return Limbs(jnp.where(condition, x.high, y.high), jnp.where(condition, x.low, y.low))
+
+
+def less(x: Limbs, y: Limbs) -> jax.Array:
+    """Whether x < y."""
+    flip = np.uint32(2**31)
+    return _unsigned_less(Limbs(x.high ^ flip, x.low), Limbs(y.high ^ flip, y.low))
+
+
+def clip(x: Limbs, bound: int) -> Limbs:
+    """Clamps x to [-bound, bound]."""
+    high, low = constant(bound), constant(-bound)
+    x = where(less(high, x), high, x)
+    return where(less(x, low), low, x)
+
+
+def halve(x: Limbs) -> Limbs:
+    """floor(x / 2)."""
+    high = (x.high.astype(jnp.int32) >> 1).astype(jnp.uint32)
+    return Limbs(high, (x.low >> np.uint32(1)) | (x.high << np.uint32(31)))
+
+
+def floor_divide(x: Limbs, y: Limbs) -> Limbs:
+    """floor(x / y) for y > 0, in the same number of steps whatever x is."""
+    negative = is_negative(x)
+    quotient = _divide(where(negative, invert(x), x), y)
+    return where(negative, invert(quotient), quotient)
+
+
+def _divide(x: Limbs, y: Limbs) -> Limbs:
+    """floor(x / y) for x >= 0 and y > 0.
+
+    Every step subtracts a multiple of y that float32 estimates from below: with a quotient Q to go
+    and roundings of less than 2^-21 in all, it leaves at most 2^-19 Q + 1. From 2^63, four steps
+    leave a quotient below 2.
+    """
+    scale = to_float(y, jnp.float32)
+
+    def step(_: Any, state: tuple[Limbs, Limbs]) -> tuple[Limbs, Limbs]:
+        quotient, rest = state
+        estimate = jnp.floor(to_float(rest, jnp.float32) / scale * np.float32(1 - 2.0**-20))
+        taken = from_float(estimate)
+        return add(quotient, taken), subtract(rest, multiply(taken, y))
+
+    zero = Limbs(jnp.zeros_like(x.high), jnp.zeros_like(x.low))
+    quotient, rest = lax.fori_loop(0, 4, step, (zero, x))
+    enough = ~less(rest, y)
+    return add(quotient, Limbs(jnp.zeros_like(x.high), enough.astype(jnp.uint32)))
+
+
+def full_product(x: jax.Array, y: jax.Array) -> Limbs:
+    """The 64 bits of a product of two uint32."""
+    x0, x1 = x & _HALF, x >> np.uint32(16)
+    y0, y1 = y & _HALF, y >> np.uint32(16)
+    low, cross, other, high = x0 * y0, x0 * y1, x1 * y0, x1 * y1
+    middle = (low >> np.uint32(16)) + (cross & _HALF) + (other & _HALF)
+    carried = (cross >> np.uint32(16)) + (other >> np.uint32(16)) + (middle >> np.uint32(16))
+    return Limbs(high + carried, (middle << np.uint32(16)) | (low & _HALF))
+
+
+def _unsigned_less(x: Limbs, y: Limbs) -> jax.Array:
+    return (x.high < y.high) | ((x.high == y.high) & (x.low < y.low))

@@ -1,0 +1,274 @@
+"""Laplace, exponential and Gaussian noise on one fine lattice, drawn from constant tables.
+
+The tables know nothing of a scale: noise of standard scale is drawn in integer multiples of
+1 / resolution, and a mechanism divides it by an integer (see `_release`). Hence one path for every
+epsilon, traced or not, in constant time, on uint32 alone.
+
+*Exponential.* The binary digits of an exponential variable are independent. Its first digits (24
+units, 2^-7 apart) come from one table, the next 36 from three; beyond 24 units it starts again,
+because it has no memory (once in 2.6 * 10^10 draws). *Laplace*: floor of the variable with a sign.
+
+*Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
+multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
+than the smoothing parameter: Micciancio and Walter 2017, Corollary 4.3). Five of them, each on a
+lattice 128 times coarser, reach parameter 2^35.
+
+Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND; the certificates, computed from the weights
+as stored against masses to 2^-300, show that these hold.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import _limbs
+from dpjax._limbs import Limbs
+from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
+from dpjax.random._chacha20 import NOISE, blocks_of, consume, words
+
+_PRECISION = 300
+
+# Exponential: cells of 2^-7 up to 24 units, then three groups of 12 digits.
+_FIRST_DIGITS = 7
+_CELLS = 24 * 2**_FIRST_DIGITS
+_GROUPS = 3
+EXPONENTIAL_RESOLUTION = 2 ** (_FIRST_DIGITS + _GROUPS * SLOT_BITS)
+_EXPONENTIAL_WORDS = 3 + 2 * _GROUPS
+
+# Gaussian: parameters of the coarsest table and of the other four.
+_TOP, _LOW = 136, 200
+_LEVELS, _LEVEL_BITS = 5, 7
+_CENTER = SLOTS // 2
+GAUSSIAN_RESOLUTION = math.sqrt(
+    _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
+    + _LOW**2 * sum(4 ** (_LEVEL_BITS * level) for level in range(_LEVELS - 1))
+)
+_GAUSSIAN_WORDS = 4 + 2 * (_LEVELS - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """How far what is drawn may be from the ideal noise, for one coordinate.
+
+    Attributes:
+        loss: bound on |log(drawn / ideal)| of the probability of any lattice point, outside of an
+            exceptional part.
+        delta: the mass of that part, drawn and ideal.
+
+    Formal guarantees:
+        Where the ideal mechanism is (epsilon, delta)-DP, d coordinates of what is drawn are
+        (epsilon + 2 d loss, e^(d loss) delta + (1 + e^(epsilon + 2 d loss)) d delta')-DP, with the
+        certificate's delta'.
+    """
+
+    loss: float
+    delta: float
+
+
+# What mechanisms rely on; the certificates below must not exceed it.
+EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
+GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
+
+
+def exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
+    return _signed_exponential(key, shape)[1]
+
+
+def laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
+    negative, magnitude = _signed_exponential(key, shape)
+    return _limbs.where(negative, _limbs.invert(magnitude), magnitude)
+
+
+def _signed_exponential(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, Limbs]:
+    consume(key)
+    count = math.prod(shape)
+    zeros = jnp.zeros((count,), jnp.uint32)
+    start = (jnp.uint32(0), jnp.ones((count,), bool), zeros, Limbs(zeros, zeros))
+
+    # The first round is almost always the only one; as part of the loop it is compiled once.
+    def draw(state: Any) -> Any:
+        round_number, unfinished, sign, total = state
+        bits = _noise_words(key, round_number, _EXPONENTIAL_WORDS, count)
+        ended, new_sign, drawn = _exponential_digits(bits)
+        return (
+            round_number + np.uint32(1),
+            unfinished & ~ended,
+            jnp.where(unfinished, new_sign, sign),
+            _limbs.where(unfinished, _limbs.add(total, drawn), total),
+        )
+
+    _, _, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), draw, start)
+    return (sign == 1).reshape(shape), Limbs(*(limb.reshape(shape) for limb in total))
+
+
+def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, Limbs]:
+    """Whether it is final, a sign bit, and the digits or the 24 units to go on from."""
+    first, *groups = exponential_tables()
+    cells = first.lookup(bits[:3]).astype(jnp.uint32)
+    ended = cells != _CELLS
+    digits = [
+        jnp.where(ended, table.lookup(bits[3 + 2 * i : 5 + 2 * i]).astype(jnp.uint32), 0)
+        for i, table in enumerate(groups)
+    ]
+    # The first table's weights are even, so that the last bit of its word is free for the sign.
+    return ended, bits[2] & np.uint32(1), _join(cells, digits)
+
+
+def _noise_words(key: jax.Array, round_number: Any, width: int, count: int) -> Any:
+    """Uniform words that no other round of the key sees."""
+    first = jnp.asarray(round_number) * np.uint32(blocks_of(width, count))
+    return words(jax.random.key_data(key), first, nonce=NOISE, width=width, count=count)
+
+
+def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
+    """Joins cells * 2^36 and the digits, the least significant group last."""
+    top, middle, bottom = digits
+    low = (middle << np.uint32(12)) | bottom | (top << np.uint32(24))
+    return Limbs((cells << np.uint32(4)) | (top >> np.uint32(8)), low)
+
+
+def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
+    consume(key)
+    bits = _noise_words(key, 0, _GAUSSIAN_WORDS, math.prod(shape))
+    top, low = gaussian_tables()
+    total = _limbs.from_integers(top.lookup(bits[:4]) - _CENTER)
+    for level in range(_LEVELS - 1):
+        word = bits[4 + 2 * level : 6 + 2 * level]
+        shifted = Limbs(
+            (total.high << np.uint32(_LEVEL_BITS)) | (total.low >> np.uint32(32 - _LEVEL_BITS)),
+            total.low << np.uint32(_LEVEL_BITS),
+        )
+        total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
+    return Limbs(*(limb.reshape(shape) for limb in total))
+
+
+@functools.cache
+def exponential_tables() -> tuple[AliasTable, ...]:
+    """The table of the first digits, whose last outcome means "24 more", and the groups'."""
+    first, *groups = exponential_masses()
+    even = [2 * weight for weight in integer_weights(first, 95)]
+    return (
+        alias_table(even, 3),
+        *(alias_table(integer_weights(masses, 64), 2) for masses in groups),
+    )
+
+
+@functools.cache
+def gaussian_tables() -> tuple[AliasTable, AliasTable]:
+    """The tables of the coarsest level and of the others; outcomes are counted from -2048."""
+    top, low = gaussian_masses()
+    return (
+        alias_table(integer_weights(top, 128), 4),
+        alias_table(integer_weights(low, 64), 2),
+    )
+
+
+def exponential_masses() -> list[list[int]]:
+    """The exact masses of the exponential's tables, in units of 2^-300 or less."""
+    one = 1 << _PRECISION
+    ratio = _exp_minus(Fraction(1, 2**_FIRST_DIGITS))
+    first = _powers(ratio, _CELLS)
+    masses = [[p - q for p, q in itertools.pairwise(first)] + [first[_CELLS]]]
+    assert sum(masses[0]) == one
+    for group in range(1, _GROUPS + 1):
+        step = Fraction(1, 2 ** (_FIRST_DIGITS + SLOT_BITS * group))
+        masses.append(_powers(_exp_minus(step), SLOTS - 1))
+    return masses
+
+
+def gaussian_masses() -> list[list[int]]:
+    """The exact relative masses of the Gaussian's tables, over the outcomes from -2048 to 2047."""
+    masses = []
+    for parameter in (_TOP, _LOW):
+        half = [_exp_minus(Fraction(j * j, 2 * parameter**2)) for j in range(_CENTER + 1)]
+        masses.append([half[abs(outcome - _CENTER)] for outcome in range(SLOTS)])
+    return masses
+
+
+def _powers(ratio: int, highest: int) -> list[int]:
+    powers = [1 << _PRECISION]
+    for _ in range(highest):
+        powers.append(powers[-1] * ratio >> _PRECISION)
+    return powers
+
+
+def _exp_minus(x: Fraction) -> int:
+    """exp(-x) in units of 2^-300, within a few of them."""
+    guard = _PRECISION + 20
+    doublings = max(0, math.ceil(math.log2(x)) + 8) if x > 0 else 0
+    small = (x.numerator << guard) // (x.denominator << doublings)
+    term = total = 1 << guard
+    for i in range(1, 60):
+        term = -(term * small >> guard) // i
+        total += term
+    for _ in range(doublings):
+        total = total * total >> guard
+    return total >> (guard - _PRECISION)
+
+
+@functools.cache
+def exponential_certificate() -> Certificate:
+    """The certificate of `exponential` and `laplace`, from the weights as stored.
+
+    Pure: the tables reach every lattice point. Points that start again j times lose j times the
+    error of the weight of "24 more", which only changes the scale, by 2^-58 of it.
+    """
+    loss = 0.0
+    for table, masses in zip(exponential_tables(), exponential_masses(), strict=True):
+        total = sum(masses)
+        weights = table.weights()[: len(masses)]
+        loss += max(
+            abs(float(Fraction(weight * total, mass << table.width) - 1)) if weight else math.inf
+            for weight, mass in zip(weights, masses, strict=True)
+        )
+    return Certificate(loss * (1 + 1e-9), 0.0)
+
+
+@functools.cache
+def gaussian_certificate() -> Certificate:
+    """The certificate of `gaussian`, from the weights as stored.
+
+    The coarsest level is off by a total mass delta. At every other level a point n of the finer
+    lattice is reached from the points 128 j of the coarser one. The nearest is at most 64 away;
+    those m further are likelier by at most exp(16 m / 136) while |j| <= 16 * 136. So the errors of
+    the finer table's weights, and what it cuts off, are small against the mass of n.
+    """
+    top, low = gaussian_tables()
+    top_masses, low_masses = gaussian_masses()
+    top_total, low_total = sum(top_masses), sum(low_masses)
+    top_error = sum(
+        abs(Fraction(weight, 2**top.width) - Fraction(mass, top_total))
+        for weight, mass in zip(top.weights(), top_masses, strict=True)
+    )
+    cut = 4 * math.exp(
+        -(_CENTER**2) / (2 * _TOP**2)
+    )  # Beyond the table: 2 tails and the rescaling.
+    low_error = max(
+        abs(Fraction(weight, 2**low.width) - Fraction(mass, low_total))
+        for weight, mass in zip(low.weights(), low_masses, strict=True)
+    )
+    spacing = 2**_LEVEL_BITS
+    nearest = math.exp(-((spacing / 2) ** 2) / (2 * _LOW**2)) / (_LOW * math.sqrt(2 * math.pi))
+    reach = _CENTER // spacing + 1
+    likelier = sum(math.exp(16 * m / _TOP) for m in range(-reach, reach + 1))
+    beyond = sum(
+        2 * math.exp(16 * m / _TOP - (spacing * (m - 0.5)) ** 2 / (2 * _LOW**2))
+        for m in range(reach, 10 * reach)
+    )
+    smoothing = 4 * math.exp(-2 * math.pi**2 / ((spacing / _LOW) ** 2 + 1 / _TOP**2))
+    level = (float(low_error) * likelier + beyond) / nearest + smoothing
+    # The discrete Gaussian against the rounded one, up to 40 standard deviations.
+    rounding = 40**2 / (24 * GAUSSIAN_RESOLUTION**2)
+    loss = 2 * (_LEVELS - 1) * level + rounding
+    return Certificate(loss, (float(top_error) + cut) * (1 + 1e-9))

@@ -1,0 +1,636 @@
+"""Exact samplers, given uniform random bits: the reference that table samplers are tested against.
+
+Every sampler is a machine of lanes. A lane asks for a uniform integer below a bound of its own,
+and the answer decides what it asks next; a sample is a walk down a decision tree whose every branch
+has rational probability. Why the samples are exact:
+
+*Uniform integers* (Lemire 2019, Lemma 4.1). For a word w, the pairs (floor(w n / 2^32), w n mod
+2^32) with second part at least 2^32 mod n have each first part floor(2^32 / n) times. Other words are
+thrown away, and the lane asks again.
+
+*Bernoulli(exp(-gamma))*, 0 <= gamma <= 1 (Canonne, Kamath and Steinke 2020, Algorithm 1; von
+Neumann's method). Ask for independent Bernoulli(gamma / K), K = 1, 2, ..., until one is 0: the
+chance to pass K is gamma^K / K!, so K is odd at the end with probability 1 - gamma + gamma^2 / 2 -
+... = exp(-gamma). Where gamma is a product of rationals, so is gamma / K: it takes one question for
+each factor, and no product is ever formed. Larger gammas are sums: all of floor(gamma) trials of
+exp(-1) and one of the rest must succeed.
+
+*Geometric and discrete Laplace* of scale t / s (the same, Algorithm 2). U below t, kept with
+probability exp(-U / t), and the number V of successes of exp(-1) before a failure give X = U + t V
+with P(X) ~ exp(-X / t); so floor(X / s) has P(n) ~ exp(-n s / t). With a fair sign, and minus zero
+thrown away, it is the discrete Laplace.
+
+*Discrete Gaussian* of variance v (after Karney 2016, Algorithm D). Let t = floor(sqrt(2 v)), at
+least 1, and b = t^2 / (2 v). The number V of successes of exp(-b) before a failure, kept if V (V - 1)
+more trials of it succeed, has P(V) ~ exp(-b V^2). With U uniform below t and x = U / t, the pair is
+kept if 2 V trials of exp(-b x) and one of exp(-b x x) succeed. In all that is exp(-b (V + x)^2) =
+exp(-n^2 / (2 v)) for n = U + t V, and every n >= 0 is one pair. Again with a sign, and minus zero
+thrown away. No number here exceeds 2^32; Algorithm 3 of Canonne, Kamath and Steinke, which has the
+same output, asks for products of four parameters.
+
+Lanes draw one sample after another, so that the slowest walk does not hold up all others. Every
+lane draws as many, so how long a walk takes does not bias what is kept. But it takes longer for
+some values than for others: where a clock can be read, use the tables.
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import _checks, _limbs
+from dpjax._limbs import Limbs
+from dpjax.random._keys import check_key
+
+# What a cache holds; on an accelerator there is room for more, but bits must not depend on it.
+_LANES = 2**14
+_LARGEST = 2**31 - 1
+# The chance of exp(-2^31 / 2^24) = 2^-184 to leave int32.
+_LARGEST_SCALE = 2**24
+_BAD = -(2**31)
+
+
+def bernoulli(
+    key: jax.Array, *, numerator: Any, denominator: Any = 1, shape: tuple[int, ...] = ()
+) -> jax.Array:
+    """Coins that are True with probability numerator / denominator.
+
+    Args:
+        key: a typed key that is used for nothing else.
+        numerator: an integer in [0, denominator], traced or not.
+        denominator: an integer in [1, 2^31 - 1], traced or not.
+        shape: of the result.
+
+    Returns:
+        Booleans; False where a traced parameter is out of range.
+
+    Raises:
+        TypeError: if a parameter is not an integer.
+        ValueError: if a concrete one is out of range.
+
+    Formal guarantees:
+        Exact, given uniform random bits. Not constant-time.
+
+    Source:
+        Lemire, "Fast random integer generation in an interval" (2019), Lemma 4.1.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax.random import _rejection
+        >>> key = dpjax.random.seeded_key(0)
+        >>> _rejection.bernoulli(key, numerator=1, denominator=3, shape=(1000,)).mean()
+        Array(0.3..., dtype=float32)
+    """
+    (a, b), valid = _ratio(numerator, denominator, least=0)
+    if not (_checks.is_traced(numerator) or _checks.is_traced(denominator)):
+        _checks.integer("numerator", numerator, least=0, most=int(denominator))
+    valid &= a <= b
+    return _bernoulli(check_key(key), a, b, math.prod(shape)).reshape(shape) & valid
+
+
+def bernoulli_exp(
+    key: jax.Array, *, numerator: Any, denominator: Any = 1, shape: tuple[int, ...] = ()
+) -> jax.Array:
+    """Coins that are True with probability exp(-numerator / denominator).
+
+    Args:
+        key: a typed key that is used for nothing else.
+        numerator: an integer in [0, 2^31 - 1], traced or not.
+        denominator: an integer in [1, 2^31 - 1], traced or not.
+        shape: of the result.
+
+    Returns:
+        Booleans; False where a traced parameter is out of range.
+
+    Raises:
+        TypeError: if a parameter is not an integer.
+        ValueError: if a concrete one is out of range.
+
+    Formal guarantees:
+        Exact, given uniform random bits. Not constant-time.
+
+    Source:
+        Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy" (2020),
+        Algorithm 1.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax.random import _rejection
+        >>> key = dpjax.random.seeded_key(0)
+        >>> _rejection.bernoulli_exp(key, numerator=1, shape=(1000,)).mean()
+        Array(0.3..., dtype=float32)
+    """
+    (a, b), valid = _ratio(numerator, denominator, least=0)
+    return _bernoulli_exp(check_key(key), a, b, math.prod(shape)).reshape(shape) & valid
+
+
+def geometric(
+    key: jax.Array, *, numerator: Any, denominator: Any = 1, shape: tuple[int, ...] = ()
+) -> jax.Array:
+    """One-sided geometric noise: P(n) ~ exp(-n denominator / numerator) for n >= 0.
+
+    Args:
+        key: a typed key that is used for nothing else.
+        numerator: of the scale, an integer in [1, 2^31 - 1], traced or not.
+        denominator: of the scale, likewise; the scale must be below 2^24.
+        shape: of the result.
+
+    Returns:
+        int32 in [0, 2^31 - 1], where it saturates with a probability below 2^-184; -2^31 where a
+        traced parameter is out of range.
+
+    Raises:
+        TypeError: if a parameter is not an integer.
+        ValueError: if a concrete one is out of range.
+
+    Formal guarantees:
+        Exact, given uniform random bits. Not constant-time.
+
+    Source:
+        Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy" (2020),
+        Algorithm 2 without its sign.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax.random import _rejection
+        >>> key = dpjax.random.seeded_key(0)
+        >>> noise = _rejection.geometric(key, numerator=5, denominator=2, shape=(1000,))
+        >>> int(noise.min())
+        0
+    """
+    return _scaled(key, numerator, denominator, shape, signed=False)
+
+
+def discrete_laplace(
+    key: jax.Array, *, numerator: Any, denominator: Any = 1, shape: tuple[int, ...] = ()
+) -> jax.Array:
+    """Discrete Laplace noise: P(n) ~ exp(-|n| denominator / numerator).
+
+    Args:
+        key: a typed key that is used for nothing else.
+        numerator: of the scale, an integer in [1, 2^31 - 1], traced or not.
+        denominator: of the scale, likewise; the scale must be below 2^24.
+        shape: of the result.
+
+    Returns:
+        int32 in [1 - 2^31, 2^31 - 1], where it saturates with a probability below 2^-183; -2^31
+        where a traced parameter is out of range.
+
+    Raises:
+        TypeError: if a parameter is not an integer.
+        ValueError: if a concrete one is out of range.
+
+    Formal guarantees:
+        Exact, given uniform random bits. Added to an integer of sensitivity D, it is
+        (D denominator / numerator)-DP. Not constant-time.
+
+    Source:
+        Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy" (2020),
+        Algorithm 2.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax.random import _rejection
+        >>> key = dpjax.random.seeded_key(0)
+        >>> _rejection.discrete_laplace(key, numerator=5, denominator=2, shape=(3,)).dtype
+        dtype('int32')
+    """
+    return _scaled(key, numerator, denominator, shape, signed=True)
+
+
+def discrete_gaussian(
+    key: jax.Array, *, numerator: Any, denominator: Any = 1, shape: tuple[int, ...] = ()
+) -> jax.Array:
+    """Discrete Gaussian noise: P(n) ~ exp(-n^2 / (2 v)) with v = numerator / denominator.
+
+    Args:
+        key: a typed key that is used for nothing else.
+        numerator: of v = sigma^2, an integer in [1, 2^31 - 1], traced or not.
+        denominator: of v, likewise.
+        shape: of the result.
+
+    Returns:
+        int32, less than 2^31 but for a probability of exp(-2^14), within which the count V could wrap;
+        -2^31 where a traced parameter is out of range.
+
+    Raises:
+        TypeError: if a parameter is not an integer.
+        ValueError: if a concrete one is out of range.
+
+    Formal guarantees:
+        Exact, given uniform random bits. Added to an integer of sensitivity D, it satisfies
+        rho-zCDP with rho = D^2 / (2 v), by the source. Not constant-time.
+
+    Source:
+        Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy" (2020);
+        Karney, "Sampling exactly from the normal distribution" (2016), Algorithm D.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax.random import _rejection
+        >>> key = dpjax.random.seeded_key(0)
+        >>> _rejection.discrete_gaussian(key, numerator=100, shape=(3,)).dtype
+        dtype('int32')
+    """
+    (a, b), valid = _ratio(numerator, denominator, least=1)
+    drawn = _discrete_gaussian(check_key(key), a, b, math.prod(shape)).reshape(shape)
+    return jnp.where(valid, drawn, _BAD)
+
+
+def _scaled(
+    key: jax.Array, numerator: Any, denominator: Any, shape: tuple[int, ...], *, signed: bool
+) -> jax.Array:
+    (t, s), valid = _ratio(numerator, denominator, least=1)
+    traced = _checks.is_traced(numerator) or _checks.is_traced(denominator)
+    if not traced and int(numerator) // int(denominator) >= _LARGEST_SCALE:
+        raise ValueError(
+            f"numerator / denominator must be below 2^24, got {numerator} / {denominator}"
+        )
+    in_range = t // s < _LARGEST_SCALE
+    t, s = jnp.where(in_range, t, 1), jnp.where(in_range, s, 1)
+    drawn = _discrete_laplace(check_key(key), t, s, math.prod(shape), signed).reshape(shape)
+    return jnp.where(valid & in_range, drawn, _BAD)
+
+
+# Parameters.
+
+
+def _ratio(
+    numerator: Any, denominator: Any, *, least: int
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    """Both as uint32, 1 where they are out of range, and whether they are in range."""
+    a, a_valid = _parameter("numerator", numerator, least)
+    b, b_valid = _parameter("denominator", denominator, 1)
+    return (a, b), a_valid & b_valid
+
+
+def _parameter(name: str, value: Any, least: int) -> tuple[jax.Array, jax.Array]:
+    if not _checks.is_traced(value):
+        number = _checks.integer(name, value, least=least, most=_LARGEST)
+        return jnp.uint32(number), jnp.bool_(True)
+    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(
+            f"{name} must be an integer, got a traced {value.dtype} of shape {value.shape};"
+            " use jax.vmap for a grid of values"
+        )
+    if value.dtype.itemsize < 4:
+        value = value.astype(jnp.int32)
+    valid = (value >= least) & (value <= _LARGEST)
+    return jnp.where(valid, value, 1).astype(jnp.uint32), valid
+
+
+# Machines: what each lane asks next.
+
+
+class _Machine(Protocol):
+    """Draws one sample in every lane.
+
+    `start(lanes)` is the state before the first question; `bound(state)` says what each lane asks
+    for, a uniform integer below it; `advance(state, u)` takes the answers and returns the next
+    state, which lanes have their sample, and the words that the sample is made of.
+    """
+
+    records: int
+
+    def start(self, lanes: int) -> Any: ...
+
+    def bound(self, state: Any) -> jax.Array: ...
+
+    def advance(self, state: Any, u: jax.Array) -> tuple[Any, jax.Array, tuple[jax.Array, ...]]: ...
+
+
+class _Trial(NamedTuple):
+    """A trial of exp(-gamma) on its way: the next question is about one factor of gamma / K.
+
+    Attributes:
+        whole: trials of exp(-1) that come first.
+        k: K.
+        factor: which factor is asked for: 0 for 1 / K, then from the last of gamma's down to 1.
+    """
+
+    whole: jax.Array
+    k: jax.Array
+    factor: jax.Array
+
+
+# (numerators, denominators) of the factors of gamma, factor 1 first.
+_Factors = tuple[tuple[jax.Array, jax.Array], ...]
+
+
+def _begin(whole: jax.Array, count: jax.Array) -> _Trial:
+    """A trial of exp(-whole - gamma) with `count` factors of gamma; without any, gamma is 1.
+
+    The factor 1 / K is left out at K = 1; so is all of K = 1 where gamma is 1.
+    """
+    factor = jnp.where(whole > 0, np.uint32(0), count)
+    return _Trial(whole, jnp.where(factor == 0, np.uint32(2), np.uint32(1)), factor)
+
+
+def _ask(trial: _Trial, factors: _Factors) -> jax.Array:
+    bound = trial.k
+    for index, (_, denominator) in enumerate(factors, 1):
+        bound = jnp.where(trial.factor == index, denominator, bound)
+    return bound
+
+
+def _answer(
+    trial: _Trial, factors: _Factors, count: jax.Array, u: jax.Array
+) -> tuple[_Trial, jax.Array, jax.Array]:
+    """The trial after an answer, whether it has ended, and whether with success."""
+    passing = jnp.ones_like(u)
+    for index, (numerator, _) in enumerate(factors, 1):
+        passing = jnp.where(trial.factor == index, numerator, passing)
+    passed = u < passing
+    success = ~passed & (trial.k % np.uint32(2) == 1)
+    again = success & (trial.whole > 0)
+
+    count_now = jnp.where(trial.whole > 0, np.uint32(0), count)
+    last = (trial.factor == 1) | (count_now == 0)
+    k = trial.k + _bit(last)
+    factor = jnp.where(trial.factor == 0, count_now, trial.factor - np.uint32(1))
+    factor = jnp.where(last, np.uint32(0), factor)
+    following = _choose(
+        again, _begin(trial.whole - np.uint32(1), count), _Trial(trial.whole, k, factor)
+    )
+    return following, ~passed & ~again, success & ~again
+
+
+class _Coin:
+    """Bernoulli(a / b)."""
+
+    records = 1
+
+    def __init__(self, a: jax.Array, b: jax.Array) -> None:
+        self.a, self.b = a, b
+
+    def start(self, lanes: int) -> tuple[()]:
+        return ()
+
+    def bound(self, state: tuple[()]) -> jax.Array:
+        return self.b
+
+    def advance(self, state: tuple[()], u: jax.Array) -> Any:
+        return (), jnp.ones(u.shape, bool), ((u < self.a).astype(jnp.uint32),)
+
+
+class _ExponentialCoin:
+    """Bernoulli(exp(-a / b)); the state is its one trial."""
+
+    records = 1
+
+    def __init__(self, a: jax.Array, b: jax.Array) -> None:
+        self.whole, self.factors = a // b, ((a % b, b),)
+
+    def start(self, lanes: int) -> _Trial:
+        return _begin(jnp.full((lanes,), self.whole), np.ones((lanes,), np.uint32))
+
+    def bound(self, state: _Trial) -> jax.Array:
+        return _ask(state, self.factors)
+
+    def advance(self, state: _Trial, u: jax.Array) -> Any:
+        trial, ended, success = _answer(state, self.factors, jnp.ones_like(u), u)
+        return trial, ended, (success.astype(jnp.uint32),)
+
+
+class _LaplaceState(NamedTuple):
+    """The phase, 2 U + sign, V as far as it is counted, and the trial on its way."""
+
+    phase: jax.Array
+    twice: jax.Array
+    v: jax.Array
+    trial: _Trial
+
+
+class _Laplace:
+    """X = U + t V and a sign, as 2 U + sign and V; minus X < s is thrown away if it is signed."""
+
+    records = 2
+    draw, keep, count = (np.uint32(phase) for phase in range(3))
+
+    def __init__(self, t: jax.Array, s: jax.Array, signed: bool) -> None:
+        self.t, self.s, self.signed = t, s, signed
+
+    def start(self, lanes: int) -> _LaplaceState:
+        zeros = jnp.zeros((lanes,), jnp.uint32)
+        return _LaplaceState(zeros, zeros, zeros, _begin(zeros, zeros))
+
+    def bound(self, state: _LaplaceState) -> jax.Array:
+        asked = _ask(state.trial, self._factors(state))
+        return jnp.where(state.phase == self.draw, np.uint32(2) * self.t, asked)
+
+    def advance(self, state: _LaplaceState, u: jax.Array) -> Any:
+        drawing, counting = state.phase == self.draw, state.phase == self.count
+        count = (~counting).astype(jnp.uint32)
+        trial, ended, success = _answer(state.trial, self._factors(state), count, u)
+        over, success = drawing | ended, drawing | success
+        failure = over & ~success
+
+        phase = jnp.where(success & ~counting, state.phase + np.uint32(1), state.phase)
+        twice = jnp.where(drawing, u, state.twice)
+        v = state.v + (success & counting).astype(jnp.uint32)
+        fresh = _begin(jnp.zeros_like(v), (phase != self.count).astype(jnp.uint32))
+        following = _LaplaceState(phase, twice, v, _choose(over, fresh, trial))
+
+        done = failure & counting & ~self._minus_zero(twice, v)
+        return _choose(failure, self.start(len(u)), following), done, (twice, v)
+
+    def _factors(self, state: _LaplaceState) -> _Factors:
+        return ((state.twice >> np.uint32(1), self.t),)
+
+    def _minus_zero(self, twice: jax.Array, v: jax.Array) -> jax.Array:
+        zero = _limbs.less(_magnitude(twice, v, self.t), Limbs(jnp.uint32(0), self.s))
+        return zero & (twice % np.uint32(2) == 1) & self.signed
+
+
+class _GaussianState(NamedTuple):
+    """What a lane knows.
+
+    Attributes:
+        phase: draws U, counts V, or checks the pair.
+        twice: 2 U + sign.
+        v: V, as far as it is counted.
+        square: checks left of exp(-b).
+        cross: checks left of exp(-2 b x); then comes one of exp(-b x x).
+        trial: the trial on its way.
+    """
+
+    phase: jax.Array
+    twice: jax.Array
+    v: jax.Array
+    square: jax.Array
+    cross: jax.Array
+    trial: _Trial
+
+
+class _Gaussian:
+    """U + t V and a sign, as 2 U + sign and V."""
+
+    records = 2
+    draw, count, check = (np.uint32(phase) for phase in range(3))
+
+    def __init__(self, numerator: jax.Array, denominator: jax.Array) -> None:
+        twice = np.uint32(2) * numerator
+        self.t = jnp.maximum(_square_root(twice // denominator), np.uint32(1))
+        # b = top / twice <= 1 for a variance of at least 1 / 2. Below, t = 1, and what is asked of
+        # U / t = 0 is answered before a question about b comes up.
+        top = self.t * self.t * denominator
+        self.whole, self.rest, self.b = top // twice, (top % twice, twice), (top, twice)
+
+    def start(self, lanes: int) -> _GaussianState:
+        zeros = jnp.zeros((lanes,), jnp.uint32)
+        return _GaussianState(zeros, zeros, zeros, zeros, zeros, _begin(zeros, zeros))
+
+    def bound(self, state: _GaussianState) -> jax.Array:
+        asked = _ask(state.trial, self._factors(state))
+        return jnp.where(state.phase == self.draw, np.uint32(2) * self.t, asked)
+
+    def advance(self, state: _GaussianState, u: jax.Array) -> Any:
+        _, count = self._size(state)
+        trial, ended, success = _answer(state.trial, self._factors(state), count, u)
+        drawing = state.phase == self.draw
+        over, success = drawing | ended, drawing | success
+        following = self._move(state, u, over, success)
+        fresh = _begin(*self._size(following))
+        following = following._replace(trial=_choose(over, fresh, trial))
+
+        failure = over & ~success
+        checking = state.phase == self.check
+        minus_zero = ~checking & failure & (state.twice == 1) & (state.v == 0)
+        done = checking & success & (state.square == 0) & (state.cross == 0)
+        restart = (checking & failure) | minus_zero
+        record = (state.twice, state.v)
+        return _choose(restart, self.start(len(u)), following), done, record
+
+    def _move(
+        self, state: _GaussianState, u: jax.Array, over: jax.Array, success: jax.Array
+    ) -> _GaussianState:
+        """The state but for its trial, where a draw or a trial is over."""
+        drawing, counting = state.phase == self.draw, state.phase == self.count
+        counted = counting & over & ~success
+        passed = (state.phase == self.check) & success
+        squares = state.square > 0
+        crosses = ~squares & (state.cross > 0)
+        v, one = state.v, np.uint32(1)
+        return state._replace(
+            phase=state.phase + (drawing | counted).astype(jnp.uint32),
+            twice=jnp.where(drawing, u, state.twice),
+            v=v + (counting & success).astype(jnp.uint32),
+            square=jnp.where(counted, v * (v - one), state.square - _bit(passed & squares)),
+            cross=jnp.where(counted, v + v, state.cross - _bit(passed & crosses)),
+        )
+
+    def _size(self, state: _GaussianState) -> tuple[jax.Array, jax.Array]:
+        """The trials of exp(-1) that come first, and the number of factors."""
+        of_b = self._of_b(state)
+        count = np.uint32(3) - _bit(state.cross > 0)
+        return (
+            jnp.where(of_b, self.whole, np.uint32(0)),
+            jnp.where(of_b, np.uint32(1), count),
+        )
+
+    def _of_b(self, state: _GaussianState) -> jax.Array:
+        """Whether the trial is one of exp(-b)."""
+        return (state.phase == self.count) | (state.square > 0)
+
+    def _factors(self, state: _GaussianState) -> _Factors:
+        of_x = (state.twice >> np.uint32(1), self.t)
+        b = tuple(
+            jnp.where(self._of_b(state), x, y) for x, y in zip(self.rest, self.b, strict=True)
+        )
+        return (b, of_x, of_x)
+
+
+# The loop.
+
+
+@partial(jax.jit, static_argnums=3)
+def _bernoulli(key: jax.Array, a: jax.Array, b: jax.Array, count: int) -> jax.Array:
+    return _draw(key, _Coin(a, b), count)[0] == 1
+
+
+@partial(jax.jit, static_argnums=3)
+def _bernoulli_exp(key: jax.Array, a: jax.Array, b: jax.Array, count: int) -> jax.Array:
+    return _draw(key, _ExponentialCoin(a, b), count)[0] == 1
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _discrete_laplace(
+    key: jax.Array, t: jax.Array, s: jax.Array, count: int, signed: bool
+) -> jax.Array:
+    twice, v = _draw(key, _Laplace(t, s, signed), count)
+    magnitude = _limbs.floor_divide(_magnitude(twice, v, t), Limbs(jnp.uint32(0), s))
+    return _saturated(magnitude, signed & (twice % np.uint32(2) == 1))
+
+
+@partial(jax.jit, static_argnums=3)
+def _discrete_gaussian(
+    key: jax.Array, numerator: jax.Array, denominator: jax.Array, count: int
+) -> jax.Array:
+    machine = _Gaussian(numerator, denominator)
+    twice, v = _draw(key, machine, count)
+    return _saturated(_magnitude(twice, v, machine.t), twice % np.uint32(2) == 1)
+
+
+def _draw(key: jax.Array, machine: _Machine, count: int) -> tuple[jax.Array, ...]:
+    """Runs a machine until it has drawn `count` samples, and returns their words."""
+    turns = max(1, -(-count // _LANES))
+    # Whole blocks of 16 words where there are many; arrays of odd sizes are several times slower.
+    lanes = count if turns == 1 else -(-count // (turns * 16)) * 16
+    start = machine.start(lanes)
+    words = jnp.zeros((machine.records, turns, lanes), jnp.uint32)
+    first = (jnp.uint32(0), jnp.zeros((lanes,), jnp.int32), start, words)
+
+    def play(carry: Any) -> Any:
+        round_number, turn, state, words = carry
+        bits = jax.random.bits(jax.random.fold_in(key, round_number), (lanes,), jnp.uint32)
+        accepted, u = _uniform(bits, machine.bound(state))
+        following, done, record = machine.advance(state, u)
+        # Written in every round: what stays is the last. Out of bounds once a lane has all.
+        at = words.at[:, turn, np.arange(lanes)]
+        words = at.set(jnp.stack(record), mode="drop", unique_indices=True)
+        state = _choose(accepted, _choose(done, start, following), state)
+        turn = turn + (accepted & done).astype(jnp.int32)
+        return round_number + np.uint32(1), turn, state, words
+
+    *_, words = lax.while_loop(lambda carry: jnp.any(carry[1] < turns), play, first)
+    return tuple(words.reshape(machine.records, -1)[:, :count])
+
+
+def _uniform(word: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether a word counts, and the uniform integer below the bound that it stands for."""
+    product = _limbs.full_product(word, bound)
+    return product.low >= (np.uint32(0) - bound) % bound, product.high
+
+
+def _magnitude(twice: jax.Array, v: jax.Array, t: jax.Array) -> Limbs:
+    """U + t V."""
+    product = _limbs.full_product(v, t)
+    return _limbs.add(product, Limbs(jnp.zeros_like(twice), twice >> np.uint32(1)))
+
+
+def _saturated(magnitude: Limbs, negative: jax.Array) -> jax.Array:
+    """With its sign, as int32."""
+    clipped = _limbs.to_integers(_limbs.clip(magnitude, _LARGEST), jnp.int32)
+    return jnp.where(negative, -clipped, clipped)
+
+
+def _square_root(n: jax.Array) -> jax.Array:
+    """floor(sqrt(n)), bit by bit."""
+    root = jnp.zeros_like(n)
+    for bit in range(15, -1, -1):
+        candidate = root | np.uint32(1 << bit)
+        root = jnp.where(candidate * candidate <= n, candidate, root)
+    return root
+
+
+def _bit(condition: jax.Array) -> jax.Array:
+    return condition.astype(jnp.uint32)
+
+
+def _choose(condition: jax.Array, x: Any, y: Any) -> Any:
+    """A tree of x where the condition holds, else of y."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, y)

@@ -1,0 +1,172 @@
+"""The chacha20 key implementation: RFC 8439 vectors, and what JAX expects of keys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.random import _chacha20
+
+# RFC 8439: section 2.3.2, and the keystream vectors 1 to 5 of appendix A.1.
+_INCREASING = bytes(range(32)).hex()
+VECTORS = [
+    (
+        _INCREASING,
+        1,
+        "000000090000004a00000000",
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e",
+    ),
+    (
+        "00" * 32,
+        0,
+        "00" * 12,
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        "00" * 32,
+        1,
+        "00" * 12,
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        "00" * 31 + "01",
+        1,
+        "00" * 12,
+        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        "00ff" + "00" * 30,
+        2,
+        "00" * 12,
+        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+    ),
+    (
+        "00" * 32,
+        0,
+        "00" * 11 + "02",
+        "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
+        "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d",
+    ),
+]
+
+
+@pytest.mark.parametrize("rounds", [_chacha20._rolled_rounds, _chacha20._unrolled_rounds])
+@pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
+def test_rfc_8439(vector, rounds, monkeypatch):
+    key, counter, nonce, expected = vector
+    monkeypatch.setattr(_chacha20.lax, "platform_dependent", lambda rows, **_: rounds(rows))
+    words = np.frombuffer(bytes.fromhex(key), "<u4").tolist()
+    nonces = np.frombuffer(bytes.fromhex(nonce), "<u4").tolist()
+    state = np.array([*_chacha20._CONSTANTS, *words, counter, *nonces], np.uint32)
+    block = np.asarray(_chacha20.block_function(jnp.asarray(state[:, None])))[:, 0]
+    assert block.astype("<u4").tobytes().hex() == expected
+
+
+def test_bits_are_the_key_stream(key):
+    data = jax.random.key_data(key)
+    state = jnp.concatenate(
+        [_chacha20._CONSTANTS, data, jnp.zeros(4, jnp.uint32)], dtype=jnp.uint32
+    )
+    block = _chacha20.block_function(state[:, None])[:, 0]
+    np.testing.assert_array_equal(jax.random.bits(key, (16,)), block)
+
+
+def test_domains_do_not_meet(key):
+    """No output is a key, and no child of `split` is one of `fold_in`."""
+    bits = {tuple(row) for row in np.asarray(jax.random.bits(key, (64, 8)))}
+    split = {tuple(row) for row in np.asarray(jax.random.key_data(jax.random.split(key, 64)))}
+    folded = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(64))
+    fold = {tuple(row) for row in np.asarray(folded)}
+    assert len(bits | split | fold) == 3 * 64
+
+
+def test_children_do_not_depend_on_their_number(key):
+    many, few = (jax.random.key_data(jax.random.split(key, n)) for n in (70_001, 3))
+    np.testing.assert_array_equal(many[:3], few)
+    assert len(np.unique(many, axis=0)) == 70_001
+
+
+@pytest.mark.parametrize("count", [1, 5, 17, 40_000])
+def test_batches_have_the_bits_of_their_keys(count, key):
+    batch = jax.random.split(key, 5)
+    draw = jax.jit(lambda one: jax.random.bits(one, (count,)))
+    np.testing.assert_array_equal(jax.vmap(draw)(batch), [draw(one) for one in batch])
+    nested = jax.vmap(jax.vmap(draw))(batch[:4].reshape(2, 2))
+    np.testing.assert_array_equal(nested.reshape(4, count), jax.vmap(draw)(batch[:4]))
+
+
+def test_many_keys_have_the_bits_of_each(key):
+    batch = jax.random.split(key, 40_000)
+    together = jax.vmap(lambda one: jax.random.bits(one, (3,)))(batch)
+    for i in (0, 16_383, 16_384, 39_999):
+        np.testing.assert_array_equal(together[i], jax.random.bits(batch[i], (3,)))
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_bits_are_uniform(width, key):
+    bits = np.asarray(jax.random.bits(key, (200_000,), f"uint{width}"))
+    for bit in range(width):
+        # A false alarm once in 1.7 million.
+        assert abs(((bits >> bit) & 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
+
+
+def test_64_bits(key, x64):
+    bits = jax.random.bits(key, (3, 4), "uint64")
+    assert bits.shape == (3, 4) and len(np.unique(bits)) == 12
+
+
+def test_every_function_of_jax_random_takes_it(key):
+    random = jax.random
+    for draw in (random.normal, random.uniform, random.laplace, random.gumbel, random.exponential):
+        assert np.isfinite(draw(key, (5,))).all()
+    assert sorted(np.asarray(random.permutation(key, 9))) == list(range(9))
+    assert random.categorical(key, jnp.zeros(4)).shape == ()
+    assert random.randint(key, (3,), 0, 10).max() < 10
+    assert random.gamma(key, 2.0, (3,)).shape == (3,)
+
+
+def test_serialization(key):
+    again = jax.random.wrap_key_data(
+        np.asarray(jax.random.key_data(key)), impl=dpjax.random.CHACHA20
+    )
+    np.testing.assert_array_equal(jax.random.bits(again, (4,)), jax.random.bits(key, (4,)))
+
+
+def test_seeds():
+    made = jax.random.key(7, impl=dpjax.random.CHACHA20)
+    expected = jax.random.key_data(dpjax.random.seeded_key(7))
+    np.testing.assert_array_equal(jax.random.key_data(made), expected)
+
+
+def test_sharded_keys_give_the_same_bits(run_python):
+    run_python(
+        """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+import dpjax
+
+mesh = jax.make_mesh((8,), ("keys",), axis_types=(jax.sharding.AxisType.Auto,))
+batch = jax.random.split(dpjax.random.seeded_key(0), 64)
+draw = jax.jit(jax.vmap(lambda key: jax.random.bits(key, (3,))))
+spread = jax.device_put(batch, NamedSharding(mesh, PartitionSpec("keys")))
+np.testing.assert_array_equal(draw(spread), draw(batch))
+release = jax.jit(jax.vmap(lambda key: dpjax.laplace(1.0, 1.0)(key, np.float32(0)).value))
+np.testing.assert_array_equal(release(spread), release(batch))
+""",
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+
+
+def test_key_reuse_is_seen_by_jax():
+    mechanism = dpjax.laplace(1.0, 1.0)
+    with jax.debug_key_reuse(True):
+        key = dpjax.random.seeded_key(1)
+        mechanism(key, jnp.float32(0))
+        with pytest.raises(jax.errors.KeyReuseError):
+            mechanism(key, jnp.float32(0))

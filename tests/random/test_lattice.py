@@ -1,0 +1,194 @@
+"""Noise on the lattice: the tables as they are stored, and what is drawn from them."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.random import _alias, _lattice
+
+FALSE_ALARM = 1e-6
+
+
+def integers(limbs):
+    """Limbs as signed int64."""
+    high, low = (np.asarray(limb).astype(np.uint64) for limb in limbs)
+    return (high << np.uint64(32) | low).astype(np.int64)
+
+
+def test_masses_against_fifty_digits():
+    with mpmath.workdps(60):
+        first, top, middle, bottom = _lattice.exponential_masses()
+        for masses, step in ((first, 7), (top, 19), (middle, 31), (bottom, 43)):
+            ratio = mpmath.mpf(masses[1]) / masses[0]
+            assert abs(mpmath.log(ratio) + mpmath.mpf(2) ** -step) < mpmath.mpf(10) ** -50
+        coarse, fine = _lattice.gaussian_masses()
+        for masses, parameter in ((coarse, 136), (fine, 200)):
+            for j in (1, 500, 1400):
+                ratio = mpmath.mpf(masses[2048 + j]) / masses[2048]
+                exact = mpmath.exp(-mpmath.mpf(j * j) / (2 * parameter**2))
+                assert abs(ratio / exact - 1) < mpmath.mpf(10) ** -35
+                assert masses[2048 - j] == masses[2048 + j]
+
+
+@pytest.mark.parametrize("which", ["exponential", "gaussian"])
+def test_tables_hold_the_nearest_integer_weights(which):
+    """One weight off by one unit fails: every weight is recomputed from the exact masses."""
+    tables = getattr(_lattice, f"{which}_tables")()
+    for table, masses in zip(
+        tables[:2] if which == "gaussian" else tables,
+        getattr(_lattice, f"{which}_masses")(),
+        strict=True,
+    ):
+        weights, total = table.weights(), sum(masses)
+        assert sum(weights) == 2**table.width
+        step = 2 if which == "exponential" and table.width == 96 else 1
+        for weight, mass in zip(weights, masses, strict=False):
+            assert abs(weight * total - (mass << table.width)) < step * total
+        assert not any(weights[len(masses) :])
+
+
+def test_certificates_are_what_mechanisms_rely_on():
+    computed = _lattice.exponential_certificate()
+    assert computed.loss <= _lattice.EXPONENTIAL_BOUND.loss
+    assert computed.delta == _lattice.EXPONENTIAL_BOUND.delta == 0
+    computed = _lattice.gaussian_certificate()
+    assert computed.loss <= _lattice.GAUSSIAN_BOUND.loss
+    assert computed.delta <= _lattice.GAUSSIAN_BOUND.delta
+
+
+def test_a_wrong_weight_shows_in_the_certificate(monkeypatch):
+    tables = _lattice.exponential_tables()
+    broken = tables[1].limbs.copy()
+    broken[0, 5] ^= np.uint32(1)
+    wrong = (tables[0], _alias.AliasTable(broken), *tables[2:])
+    monkeypatch.setattr(_lattice, "exponential_tables", lambda: wrong)
+    assert _lattice.exponential_certificate.__wrapped__().loss > _lattice.EXPONENTIAL_BOUND.loss
+
+
+def test_convolution_is_a_discrete_gaussian():
+    """Two levels, convolved exactly from the stored weights, against the discrete Gaussian."""
+    top, low = _lattice.gaussian_tables()
+    top_weights, low_weights = top.weights(), low.weights()
+    parameter = mpmath.sqrt(136**2 * 128**2 + 200**2)
+    with mpmath.workdps(50):
+        normal = parameter * mpmath.sqrt(2 * mpmath.pi)  # Within e^(-10^9), by Poisson summation.
+        for n in (0, 1, 63, 64, 17_408, 50_001, -104_448, 150_000):
+            exact = mpmath.exp(-mpmath.mpf(n) ** 2 / (2 * parameter**2)) / normal
+            mass = sum(
+                top_weights[j + 2048] * low_weights[n - 128 * j + 2048]
+                for j in range(-2048, 2048)
+                if 0 <= n - 128 * j + 2048 < 4096
+            )
+            drawn = mpmath.mpf(mass) / mpmath.mpf(2) ** (top.width + low.width)
+            assert abs(drawn / exact - 1) < _lattice.GAUSSIAN_BOUND.loss
+
+
+@pytest.mark.parametrize("which", ["exponential", "gaussian"])
+def test_a_slot_ends_where_its_table_says(which):
+    """The last word of the slot's own outcome, and the first one of its alias, in every slot."""
+    for table in getattr(_lattice, f"{which}_tables")():
+        below = table.width - _alias.SLOT_BITS
+        stored = [0] * _alias.SLOTS
+        for row in table.limbs:
+            stored = [number << 32 | int(limb) for number, limb in zip(stored, row, strict=True)]
+        own = [number % 2**below for number in stored]
+        alias = [number >> below for number in stored]
+
+        def outcomes(words, table=table):
+            limbs = [
+                jnp.asarray(np.array([word >> shift & 0xFFFFFFFF for word in words], np.uint32))
+                for shift in range(table.width - 32, -1, -32)
+            ]
+            return np.asarray(table.lookup(limbs)).tolist()
+
+        slots = range(_alias.SLOTS)
+        assert outcomes([slot << below | own[slot] for slot in slots]) == alias
+        last = [slot << below | max(own[slot] - 1, 0) for slot in slots]
+        expected = [slot if own[slot] > 0 else alias[slot] for slot in slots]
+        assert outcomes(last) == expected
+
+
+@pytest.mark.parametrize(
+    ("draw", "resolution", "law"),
+    [
+        (_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, stats.laplace),
+        (_lattice.exponential, _lattice.EXPONENTIAL_RESOLUTION, stats.expon),
+        (_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, stats.norm),
+    ],
+)
+def test_distribution(draw, resolution, law, key):
+    drawn = integers(jax.jit(draw, static_argnums=1)(key, (2**20,)))
+    edges = law.ppf(np.linspace(0, 1, 201)[1:-1]) * resolution
+    counts = np.bincount(np.searchsorted(edges, drawn + 0.5), minlength=200)
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+    # Power: the same draws at a scale 1% off fail.
+    counts = np.bincount(np.searchsorted(edges * 1.01, drawn + 0.5), minlength=200)
+    assert stats.chisquare(counts).pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize("draw", [_lattice.laplace, _lattice.gaussian])
+def test_low_bits_and_signs_are_fair(draw, key):
+    drawn = integers(jax.jit(draw, static_argnums=1)(key, (2**20,)))
+    assert stats.chisquare(np.bincount(drawn & 255, minlength=256)).pvalue > FALSE_ALARM
+    assert abs((drawn < 0).mean() - 0.5) < 5 * 0.5 / 2**10
+    # Signs do not go with magnitudes.
+    large = drawn[np.abs(drawn) > np.median(np.abs(drawn))]
+    assert abs((large < 0).mean() - 0.5) < 5 * 0.5 / math.sqrt(large.size)
+
+
+def test_tails(key):
+    """Counts beyond 10 scales and beyond 4.5 sigma, where cheap samplers give out."""
+    count = 2**22
+    drawn = np.abs(integers(jax.jit(_lattice.laplace, static_argnums=1)(key, (count,))))
+    for scales in (8, 10, 12):
+        expected = count * math.exp(-scales)
+        seen = (drawn > scales * _lattice.EXPONENTIAL_RESOLUTION).sum()
+        assert abs(seen - expected) < 5 * math.sqrt(expected) + 1
+    drawn = np.abs(integers(jax.jit(_lattice.gaussian, static_argnums=1)(key, (count,))))
+    for sigmas in (3.5, 4.5):
+        expected = count * 2 * stats.norm.sf(sigmas)
+        seen = (drawn > sigmas * _lattice.GAUSSIAN_RESOLUTION).sum()
+        assert abs(seen - expected) < 5 * math.sqrt(expected) + 1
+
+
+def test_the_exponential_starts_again(monkeypatch, key):
+    """With "24 more" in every second draw, the total is still memoryless."""
+    tables = _lattice.exponential_tables()
+    weights = [0] * 4096
+    weights[0] = weights[_lattice._CELLS] = 2**95
+    often = (_alias.alias_table(weights, 3), *tables[1:])
+    monkeypatch.setattr(_lattice, "exponential_tables", lambda: often)
+    drawn = integers(jax.jit(_lattice.exponential, static_argnums=1)(key, (4096,)))
+    restarts = drawn // (24 * _lattice.EXPONENTIAL_RESOLUTION)
+    counts = np.bincount(np.minimum(restarts, 6), minlength=7)
+    expected = 4096 * np.array([2.0 ** -(i + 1) for i in range(6)] + [2.0**-6])
+    assert stats.chisquare(counts, expected).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("draw", [_lattice.laplace, _lattice.gaussian])
+def test_same_bits_everywhere(draw, key):
+    alone = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
+    batch = jax.jit(jax.vmap(lambda one: draw(one, (3,))))(jax.random.split(key, 4))
+    np.testing.assert_array_equal(integers(batch), alone)
+    with jax.enable_x64(True):
+        wide = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
+    np.testing.assert_array_equal(wide, alone)
+
+
+def test_lanes_share_nothing(key):
+    drawn = integers(_lattice.laplace(key, (50_000,)))
+    assert len(np.unique(drawn)) == drawn.size
+    drawn = integers(jax.vmap(lambda one: _lattice.laplace(one, ()))(jax.random.split(key, 50_000)))
+    assert len(np.unique(drawn)) == drawn.size
+
+
+def test_weights_are_rounded_to_the_largest_remainders():
+    weights = _alias.integer_weights([1, 1, 1], 12)
+    assert sorted(weights) == [1365, 1365, 1366]
+    assert all(abs(Fraction(w) - Fraction(4096, 3)) < 1 for w in weights)
