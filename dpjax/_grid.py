@@ -100,32 +100,13 @@ def _scale_and_round(x: Limbs, shift: jax.Array, infinite: jax.Array) -> Limbs:
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
-    coarser = _limbs.halve(_limbs.add(_shift_right(x, down), one))
-    finer = _shift_left(x, jnp.clip(shift, 0, 61).astype(jnp.uint32))
+    coarser = _limbs.halve(_limbs.add(_limbs.shift_right(x, down), one))
+    finer = _limbs.shift_left(x, jnp.clip(shift, 0, 61).astype(jnp.uint32))
     units = _limbs.where(shift < 0, coarser, finer)
 
     negative = _limbs.is_negative(x)
     room = jnp.clip(61 - shift, 0, 62).astype(jnp.uint32)
-    beyond = _shift_right(_limbs.where(negative, _limbs.negate(x), x), room)
+    beyond = _limbs.shift_right(_limbs.where(negative, _limbs.negate(x), x), room)
     too_large = (shift >= -1) & ((beyond.high | beyond.low) != 0)
     end = _limbs.where(negative, _limbs.constant(-BOUND), _limbs.constant(BOUND))
     return _limbs.where(too_large | infinite, end, units)
-
-
-def _shift_left(x: Limbs, by: jax.Array) -> Limbs:
-    """Left by 0 to 63 places: x * 2^by modulo 2^64."""
-    far, by = by >= 32, by & np.uint32(31)
-    high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
-    # In two steps, because a shift by 32 is not defined.
-    carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
-    return Limbs((high << by) | carried, low << by)
-
-
-def _shift_right(x: Limbs, by: jax.Array) -> Limbs:
-    """Right by 0 to 63 places: floor(x / 2^by)."""
-    far, by = by >= 32, by & np.uint32(31)
-    high = x.high.astype(jnp.int32)
-    low = jnp.where(far, x.high, x.low)
-    high = jnp.where(far, high >> 31, high)
-    carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
-    return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)

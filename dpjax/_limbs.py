@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
@@ -130,32 +129,42 @@ def halve(x: Limbs) -> Limbs:
     return Limbs(high, (x.low >> np.uint32(1)) | (x.high << np.uint32(31)))
 
 
-def floor_divide(x: Limbs, y: Limbs) -> Limbs:
-    """floor(x / y) for y > 0, in the same number of steps whatever x is."""
+def shift_left(x: Limbs, by: jax.Array) -> Limbs:
+    """Shifts left by 0 to 63 places: x * 2^by modulo 2^64."""
+    far, by = by >= 32, by & np.uint32(31)
+    high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
+    # In two steps, because a shift by 32 is not defined.
+    carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
+    return Limbs((high << by) | carried, low << by)
+
+
+def shift_right(x: Limbs, by: jax.Array) -> Limbs:
+    """Shifts right by 0 to 63 places: floor(x / 2^by)."""
+    far, by = by >= 32, by & np.uint32(31)
+    high = x.high.astype(jnp.int32)
+    low = jnp.where(far, x.high, x.low)
+    high = jnp.where(far, high >> 31, high)
+    # In two steps, because a shift by 32 is not defined.
+    carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
+    return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)
+
+
+def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
+    """floor(x / divisor) for a uint32 divisor from 1 to 2^16, in the same steps whatever x is."""
     negative = is_negative(x)
-    quotient = _divide(where(negative, invert(x), x), y)
+    magnitude = where(negative, invert(x), x)
+    rest = jnp.zeros_like(x.high)
+    digits = []
+    # Schoolbook division, 16 bits at a time: the rest is below 2^16, so that nothing overflows.
+    for limb in magnitude:
+        for digit in (limb >> np.uint32(16), limb & _HALF):
+            dividend = (rest << np.uint32(16)) | digit
+            digits.append(dividend // divisor)
+            rest = dividend - digits[-1] * divisor
+    quotient = Limbs(
+        (digits[0] << np.uint32(16)) | digits[1], (digits[2] << np.uint32(16)) | digits[3]
+    )
     return where(negative, invert(quotient), quotient)
-
-
-def _divide(x: Limbs, y: Limbs) -> Limbs:
-    """floor(x / y) for x >= 0 and y > 0.
-
-    Every step subtracts a multiple of y that float32 estimates from below: with a quotient Q to go
-    and roundings of less than 2^-21 in all, it leaves at most 2^-19 Q + 1. From 2^63, four steps
-    leave a quotient below 2.
-    """
-    scale = to_float(y, jnp.float32)
-
-    def step(_: Any, state: tuple[Limbs, Limbs]) -> tuple[Limbs, Limbs]:
-        quotient, rest = state
-        estimate = jnp.floor(to_float(rest, jnp.float32) / scale * np.float32(1 - 2.0**-20))
-        taken = from_float(estimate)
-        return add(quotient, taken), subtract(rest, multiply(taken, y))
-
-    zero = Limbs(jnp.zeros_like(x.high), jnp.zeros_like(x.low))
-    quotient, rest = lax.fori_loop(0, 4, step, (zero, x))
-    enough = ~less(rest, y)
-    return add(quotient, Limbs(jnp.zeros_like(x.high), enough.astype(jnp.uint32)))
 
 
 def full_product(x: jax.Array, y: jax.Array) -> Limbs:

@@ -150,14 +150,15 @@ def test_row_7_integer_releases_leave_every_integer_possible(key):
     np.testing.assert_array_equal(here + 1, there)
 
 
-@pytest.mark.xfail(strict=True, reason="float noise until the exact noise: see the README")
-def test_row_7_float_releases_are_possible_from_a_neighbor(key):
+@pytest.mark.parametrize("noise", ["exact", "float"])
+def test_row_7_float_releases_are_possible_from_a_neighbor(noise, key):
     keys = jax.random.split(key, 5000)
-    mechanism = dpjax.laplace(1.0, 1.0)
+    mechanism = dpjax.laplace(1.0, 1.0, noise=noise)
     released = np.asarray(jax.vmap(lambda k: mechanism(k, 0.0).value)(keys), float)
     near = released[np.abs(released) < 0.5]
     # From the neighbor 1, a number near 0 is 1 + z for a float32 z below -1/2: a multiple of 2^-24.
-    assert np.all(near * 2**24 == np.rint(near * 2**24))
+    possible = near * 2**24 == np.rint(near * 2**24)
+    assert np.all(possible) if noise == "exact" else np.mean(possible) < 0.7
 
 
 def test_row_8_another_database_size_is_refused(sampled, key):
@@ -278,5 +279,5 @@ def test_row_18_many_releases_are_one_compiled_call(sampled, key):
     keys = jax.random.split(key, 10_000)
     for epsilon in (0.5, 1.0):
         batch = release(dpjax.laplace(sampled, epsilon), keys)
-        assert len(set(batch.value.tolist())) > 9_000
+        assert len(set(batch.value.tolist())) > 8_900  # Of 10^4 draws on the grid.
     assert len(traces) == 1

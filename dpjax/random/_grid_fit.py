@@ -34,6 +34,7 @@ _FINEST = 2.0**-17
 # Covers the float32 roundings below, and the scale of the exponential's restarts.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
+_DIVISOR_BITS = 16
 
 
 class GridFit(NamedTuple):
@@ -41,7 +42,8 @@ class GridFit(NamedTuple):
 
     Attributes:
         exponent: int32, the grid is 2^exponent; 0 for integers.
-        divisor: c, at least 1.
+        divisor: uint32, below 2^16; c is divisor * 2^shift.
+        shift: uint32.
         scale: of the noise, in units of the value; NaN where there is none that fits.
 
     Formal guarantees:
@@ -49,8 +51,15 @@ class GridFit(NamedTuple):
     """
 
     exponent: jax.Array
-    divisor: Limbs
+    divisor: jax.Array
+    shift: jax.Array
     scale: jax.Array
+
+    @property
+    def points(self) -> Limbs:
+        """Lattice points in a grid step, c."""
+        unshifted = Limbs(jnp.zeros_like(self.divisor), self.divisor)
+        return _limbs.shift_left(unshifted, self.shift)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +134,9 @@ def _fitted(
     divisor = jnp.where(usable, divisor, 1)
     grid = power_of_two(exponent, scale.dtype)
     drawn = jnp.where(usable, float(lattice.resolution) / divisor * grid, jnp.nan)
-    return GridFit(exponent, _limbs.from_float(divisor), drawn)
+    shift = jnp.maximum(jnp.frexp(divisor)[1] - _DIVISOR_BITS, 0).astype(jnp.int32)
+    short = divisor * power_of_two(-shift, scale.dtype)
+    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
 
 def _steps(
@@ -154,9 +165,14 @@ def _steps(
     if not floating:
         exponent, grid = numpy.zeros_like(exponent), numpy.ones_like(grid)
     divisor = numpy.floor(numpy.minimum(points * (grid / needed), _LARGEST_DIVISOR))
+    # Down to sixteen significant bits, which makes division short.
+    last = numpy.maximum(numpy.frexp(divisor)[1] - _DIVISOR_BITS, 0).astype(np.int32)
+    unit = power_of_two(last, scale.dtype) if numpy is jnp else np.ldexp(1.0, last)
+    divisor = numpy.floor(divisor / unit) * unit
     return exponent, numpy.where(2 * loss < epsilon, divisor, 0)
 
 
-def divided(noise: Limbs, divisor: Limbs) -> Limbs:
-    """round(noise / divisor), halves up."""
-    return _limbs.floor_divide(_limbs.add(noise, _limbs.halve(divisor)), divisor)
+def divided(noise: Limbs, fit: GridFit) -> Limbs:
+    """round(noise / c), halves up."""
+    centered = _limbs.add(noise, _limbs.halve(fit.points))
+    return _limbs.floor_divide(_limbs.shift_right(centered, fit.shift), fit.divisor)

@@ -4,9 +4,9 @@ Every sampler is a machine of lanes. A lane asks for a uniform integer below a b
 and the answer decides what it asks next; a sample is a walk down a decision tree whose every branch
 has rational probability. Why the samples are exact:
 
-*Uniform integers* (Lemire 2019, Lemma 4.1). For a word w, the pairs (floor(w n / 2^32), w n mod
-2^32) with second part at least 2^32 mod n have each first part floor(2^32 / n) times. Other words are
-thrown away, and the lane asks again.
+*Uniform integers* (Lemire 2019, Lemma 4.1). Among the words w for which w n mod 2^32 is at least
+2^32 mod n, floor(w n / 2^32) takes each value below n equally often, floor(2^32 / n) times. Other
+words are thrown away, and the lane asks again.
 
 *Bernoulli(exp(-gamma))*, 0 <= gamma <= 1 (Canonne, Kamath and Steinke 2020, Algorithm 1; von
 Neumann's method). Ask for independent Bernoulli(gamma / K), K = 1, 2, ..., until one is 0: the
@@ -21,12 +21,12 @@ with P(X) ~ exp(-X / t); so floor(X / s) has P(n) ~ exp(-n s / t). With a fair s
 thrown away, it is the discrete Laplace.
 
 *Discrete Gaussian* of variance v (after Karney 2016, Algorithm D). Let t = floor(sqrt(2 v)), at
-least 1, and b = t^2 / (2 v). The number V of successes of exp(-b) before a failure, kept if V (V - 1)
-more trials of it succeed, has P(V) ~ exp(-b V^2). With U uniform below t and x = U / t, the pair is
-kept if 2 V trials of exp(-b x) and one of exp(-b x x) succeed. In all that is exp(-b (V + x)^2) =
-exp(-n^2 / (2 v)) for n = U + t V, and every n >= 0 is one pair. Again with a sign, and minus zero
-thrown away. No number here exceeds 2^32; Algorithm 3 of Canonne, Kamath and Steinke, which has the
-same output, asks for products of four parameters.
+least 1, and b = t^2 / (2 v). The number V of successes of exp(-b) before a failure, kept if
+V (V - 1) more trials of it succeed, has P(V) ~ exp(-b V^2). With U uniform below t and x = U / t,
+the pair is kept if 2 V trials of exp(-b x) and one of exp(-b x x) succeed. In all that is
+exp(-b (V + x)^2) = exp(-n^2 / (2 v)) for n = U + t V, and every n >= 0 is one pair. Again with a
+sign, and minus zero thrown away. No number here exceeds 2^32; Algorithm 3 of Canonne, Kamath and
+Steinke, which has the same output, asks for products of four parameters.
 
 Lanes draw one sample after another, so that the slowest walk does not hold up all others. Every
 lane draws as many, so how long a walk takes does not bias what is kept. But it takes longer for
@@ -214,16 +214,16 @@ def discrete_gaussian(
         shape: of the result.
 
     Returns:
-        int32, less than 2^31 but for a probability of exp(-2^14), within which the count V could wrap;
-        -2^31 where a traced parameter is out of range.
+        int32 in [1 - 2^31, 2^31 - 1]; -2^31 where a traced parameter is out of range. Within a
+        probability of exp(-2^14) a count could wrap.
 
     Raises:
         TypeError: if a parameter is not an integer.
         ValueError: if a concrete one is out of range.
 
     Formal guarantees:
-        Exact, given uniform random bits. Added to an integer of sensitivity D, it satisfies
-        rho-zCDP with rho = D^2 / (2 v), by the source. Not constant-time.
+        Exact, given uniform random bits and no such count. Added to an integer of sensitivity D,
+        it satisfies rho-zCDP with rho = D^2 / (2 v), by the source. Not constant-time.
 
     Source:
         Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy" (2020);
@@ -386,7 +386,7 @@ class _ExponentialCoin:
         self.whole, self.factors = a // b, ((a % b, b),)
 
     def start(self, lanes: int) -> _Trial:
-        return _begin(jnp.full((lanes,), self.whole), np.ones((lanes,), np.uint32))
+        return _begin(jnp.full((lanes,), self.whole), jnp.ones((lanes,), jnp.uint32))
 
     def bound(self, state: _Trial) -> jax.Array:
         return _ask(state, self.factors)
@@ -454,7 +454,7 @@ class _GaussianState(NamedTuple):
         twice: 2 U + sign.
         v: V, as far as it is counted.
         square: checks left of exp(-b).
-        cross: checks left of exp(-2 b x); then comes one of exp(-b x x).
+        cross: checks left of exp(-b x); then comes one of exp(-b x x).
         trial: the trial on its way.
     """
 
@@ -473,12 +473,12 @@ class _Gaussian:
     draw, count, check = (np.uint32(phase) for phase in range(3))
 
     def __init__(self, numerator: jax.Array, denominator: jax.Array) -> None:
-        twice = np.uint32(2) * numerator
-        self.t = jnp.maximum(_square_root(twice // denominator), np.uint32(1))
-        # b = top / twice <= 1 for a variance of at least 1 / 2. Below, t = 1, and what is asked of
+        self.twice = np.uint32(2) * numerator
+        self.t = jnp.maximum(_square_root(self.twice // denominator), np.uint32(1))
+        # b / twice <= 1 for a variance of at least 1 / 2. Below, t = 1, and what is asked of
         # U / t = 0 is answered before a question about b comes up.
-        top = self.t * self.t * denominator
-        self.whole, self.rest, self.b = top // twice, (top % twice, twice), (top, twice)
+        self.b = self.t * self.t * denominator
+        self.whole, self.rest = self.b // self.twice, self.b % self.twice
 
     def start(self, lanes: int) -> _GaussianState:
         zeros = jnp.zeros((lanes,), jnp.uint32)
@@ -538,10 +538,8 @@ class _Gaussian:
 
     def _factors(self, state: _GaussianState) -> _Factors:
         of_x = (state.twice >> np.uint32(1), self.t)
-        b = tuple(
-            jnp.where(self._of_b(state), x, y) for x, y in zip(self.rest, self.b, strict=True)
-        )
-        return (b, of_x, of_x)
+        numerator = jnp.where(self._of_b(state), self.rest, self.b)
+        return ((numerator, self.twice), of_x, of_x)
 
 
 # The loop.

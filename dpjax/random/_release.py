@@ -57,7 +57,7 @@ def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise
 def _add_exactly(key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
     assert noise.lattice is not None
     fit = calibration.fit(noise.lattice, x.dtype)
-    drawn = divided(noise.lattice.sample(key, x.shape), fit.divisor)
+    drawn = divided(noise.lattice.sample(key, x.shape), fit)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype = integer_dtype(x.dtype)
         total = _limbs.add(_limbs.clip(_limbs.from_integers(x), _BOUND), drawn)
@@ -218,7 +218,7 @@ def _selected(
 def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
     """How far every score lies below the best, in points of the noise's lattice, exactly.
 
-    Clamped at 2^62 points: that replaces scores by the larger of them and best - bound, which move
+    Clamped at 2^61 points, where no noise reaches: that replaces scores by the larger of them and best - bound, which move
     no further than the scores do.
     """
     if jnp.issubdtype(scores.dtype, jnp.floating):
@@ -230,8 +230,9 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
     high = jnp.max(points.high.astype(jnp.int32)).astype(jnp.uint32)
     low = jnp.max(jnp.where(points.high == high, points.low, np.uint32(0)))
     gaps = _limbs.subtract(Limbs(high, low), points)
-    farthest = _limbs.floor_divide(_limbs.constant(2**62), fit.divisor)
-    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.divisor)
+    farthest = _limbs.shift_right(_limbs.constant(2**61), fit.shift)
+    farthest = _limbs.floor_divide(farthest, fit.divisor)
+    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
 
 
 def _first_largest(x: Limbs) -> jax.Array:

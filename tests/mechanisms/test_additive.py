@@ -13,22 +13,18 @@ from scipy import stats
 
 import dpjax
 from dpjax.mechanisms import additive
-from dpjax.random import LAPLACE, Noise
+from dpjax.random import LAPLACE
 
 FALSE_ALARM = 1e-6
 DRAWS = 100_000
 
-LOGISTIC = Noise(
-    name="logistic",
-    sample=jax.random.logistic,
-    log_density=jax.scipy.stats.logistic.logpdf,
-    log_cdf=jax.nn.log_sigmoid,
-    magnitude_quantile=lambda p: float(np.log1p(p) - np.log1p(-p)),
-)
 MECHANISMS = {
     "laplace": (dpjax.laplace(0.5, 0.25), stats.laplace),
     "gaussian": (dpjax.gaussian(0.5, 0.25, 1e-5), stats.norm),
-    "logistic": (additive(0.5, 0.25, norm="l1", noise=LOGISTIC), stats.logistic),
+    "own": (
+        additive(0.5, 0.25, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e),
+        stats.laplace,
+    ),
 }
 each_mechanism = pytest.mark.parametrize(
     ("mechanism", "distribution"), MECHANISMS.values(), ids=MECHANISMS
@@ -51,21 +47,21 @@ def test_mechanism_of_ones_own_is_sampled_released_and_guaranteed(key):
         key, target, lambda key, n: jax.random.uniform(key, (n,)), n=20, norm=weighted, m=500
     )
     assert 0.8 * (1 + 2 / 60) / 20 < sensitivity.value < (1 + 2 / 60) / 20 + 1e-6
-    mechanism = additive(sensitivity, 0.5, norm=weighted, noise=LOGISTIC)
+    mechanism = additive(sensitivity, 0.5, norm=weighted, noise=LAPLACE)
     assert mechanism.scale == sensitivity.value / 0.5
     release = dpjax.privatize(target, mechanism)(key, np.linspace(0, 1, 20))
     assert set(release.value) == {"minutes", "seconds"}
     assert (release.guarantee.epsilon, release.guarantee.delta) == (0.5, 0.0)
     assert release.guarantee.gamma == sensitivity.gamma > 0
     with pytest.raises(ValueError, match="norm weighted"):
-        additive(dpjax.analytic_sensitivity(1.0, norm="l1"), 1.0, norm=weighted, noise=LOGISTIC)
+        additive(dpjax.analytic_sensitivity(1.0, norm="l1"), 1.0, norm=weighted, noise=LAPLACE)
 
 
 def test_multiplier_makes_the_scale_of_epsilon_and_delta():
     def multiplier(epsilon, delta):
         return 3.0 * delta / epsilon
 
-    made = additive(2.0, 0.5, norm="l1", noise=LOGISTIC, delta=0.1, multiplier=multiplier)
+    made = additive(2.0, 0.5, norm="l1", noise=LAPLACE, delta=0.1, multiplier=multiplier)
     assert made.scale == pytest.approx(1.2)
     assert made.guarantee.delta == 0.1
 
@@ -96,7 +92,9 @@ def test_noise_is_proportional_to_the_sensitivity_and_never_zero(mechanism, dist
     value = jnp.zeros(1000)
     doubled = dataclasses.replace(mechanism, scale=2 * mechanism.scale)
     noise = mechanism(key, value).value
-    np.testing.assert_allclose(doubled(key, value).value, 2 * noise, rtol=1e-6)
+    # Rounded to the grid, on which there are fewer noises than noises drawn.
+    grid = mechanism.grid_for((1000,))
+    np.testing.assert_allclose(doubled(key, value).value, 2 * noise, rtol=1e-4, atol=4 * grid)
     assert len(set(noise.tolist())) > 990
     assert float(mechanism.effective_scale((1000,))) >= mechanism.scale
 
@@ -158,7 +156,7 @@ def test_python_and_numpy_numbers_are_values(key):
 def test_large_integers_are_clamped_and_do_not_wrap(value, key):
     released = dpjax.laplace(2.0**20, 1.0)(key, np.full(1000, value)).value
     assert np.all(np.sign(released) == np.sign(value))
-    assert np.all(np.abs(released) <= 2**29)
+    assert np.all(np.abs(released.astype(np.int64)) <= 2**31 - 2)
     assert len(np.unique(released)) > 100
 
 
@@ -166,12 +164,13 @@ def test_large_integers_are_clamped_and_do_not_wrap(value, key):
 def test_python_integer_of_any_size_is_released(value, key):
     # Whether a count fits 64 bits is a fact about the private database.
     mechanism = dpjax.laplace(1.0, 1.0)
-    assert mechanism(key, value).value == mechanism(key, np.sign(value) * 2**30).value
+    bound = 2**31 - 1 if value > 0 else -(2**31)
+    assert mechanism(key, value).value == mechanism(key, bound).value
 
 
 def test_large_noise_on_integers_does_not_wrap(draws):
     released = draws(dpjax.laplace(1e12, 1.0), 0, 1000)
-    assert np.all(np.abs(released) <= 2**29)
+    assert np.all(np.abs(released.astype(np.int64)) <= 2**31 - 2)
     assert 400 < np.sum(released > 0) < 600
 
 
@@ -224,11 +223,18 @@ def test_log_prob_sums_over_coordinates_and_leaves(mechanism, distribution, key)
         (output["b"], value["b"]),
     ]
     total = float(log_prob(output, value))
-    assert total == pytest.approx(sum(float(log_prob(y, x)) for y, x in pairs), rel=1e-5)
+    assert total == pytest.approx(sum(float(log_prob(y, x)) for y, x in pairs), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["laplace", "logistic"])
-@pytest.mark.parametrize("shift", [(0.5, 0.0, 0.0), (0.2, -0.1, 0.2), (-0.25, 0.25, 0.0)])
+@pytest.mark.parametrize(
+    ("name", "shift"),
+    [
+        ("laplace", (0.5, 0.0, 0.0)),
+        ("laplace", (0.2, -0.1, 0.2)),
+        ("laplace", (-0.25, 0.25, 0.0)),
+        ("own", (0.5, -0.5, 0.5)),
+    ],
+)
 def test_loss_on_a_neighbor_at_the_sensitivity_is_at_most_epsilon(name, shift, key, log_probs):
     mechanism, _ = MECHANISMS[name]
     value = np.array([1.0, 0.0, -1.0])
@@ -254,7 +260,7 @@ def test_error_quantile_is_the_quantile_of_the_noise(mechanism, distribution):
     for probability in (0.01, 0.5, 0.95, 0.999):
         quantile = mechanism.error_quantile(probability)
         exact = distribution(scale=mechanism.scale).ppf((1 + probability) / 2)
-        assert quantile == pytest.approx(exact, rel=1e-6)
+        assert exact <= quantile <= exact * (1 + 2e-5)
 
 
 def test_simultaneous_error_quantile_covers_all_coordinates(draws):

@@ -170,8 +170,8 @@ def test_batch_of_polynomials(key):
 
     batch = jax.jit(jax.vmap(release))(jnp.asarray([0.5, 1.0, 2.0]))
     at = jax.vmap(evaluate, (0, None))(batch, jnp.asarray([0.25]))
-    assert at[0] == pytest.approx(2 * float(at[1]), rel=1e-5)
-    assert at[1] == pytest.approx(2 * float(at[2]), rel=1e-5)
+    assert at[0] == pytest.approx(2 * float(at[1]), rel=1e-3)
+    assert at[1] == pytest.approx(2 * float(at[2]), rel=1e-3)
 
 
 @pytest.mark.parametrize("points", [0.5, np.zeros(3), np.zeros((4, 1))])
@@ -313,7 +313,7 @@ def test_simultaneous_error_quantile_bounds_the_error_everywhere(dims, order, dr
 def test_error_quantile_of_a_lattice_value():
     mechanism = dpjax.bernstein(0.1, 1.0, degree=5, dims=2)
     exact = mechanism.scale * stats.laplace.ppf(0.975)
-    assert mechanism.error_quantile(0.95) == pytest.approx(exact)
+    assert exact <= mechanism.error_quantile(0.95) <= exact * (1 + 2e-5)
 
 
 def test_curve_of_a_database_is_released(key):

@@ -2,23 +2,22 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 import dpjax
+from dpjax import _limbs
+from dpjax._limbs import Limbs
 from dpjax.auditing import check_conformance
 from dpjax.mechanisms import additive
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.random import LAPLACE, Noise, seeded_key
+from dpjax.random import LAPLACE, seeded_key
 
-LOGISTIC = Noise(
-    name="logistic",
-    sample=jax.random.logistic,
-    log_density=jax.scipy.stats.logistic.logpdf,
-    log_cdf=jax.nn.log_sigmoid,
-    magnitude_quantile=lambda p: float(jnp.log1p(p) - jnp.log1p(-p)),
-)
+
+def own(sensitivity, epsilon):
+    """Laplace noise for three coordinates that may all move by the sensitivity."""
+    return additive(sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e)
+
 
 SCALAR = {"value": jnp.asarray(0.0), "neighbor": jnp.asarray(1.0)}
 VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.4])}
@@ -53,7 +52,7 @@ TABLE = {
         lambda e: dpjax.randomized_response(e, categories=3),
         ANSWERS | {"sensitivity": None},
     ),
-    "one's own": (lambda s, e: additive(s, e, norm="l1", noise=LOGISTIC), VECTOR),
+    "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
 
@@ -68,14 +67,29 @@ def test_mechanism_conforms(name):
 
 def _quiet(factor):
     """Laplace noise whose scale is a factor of what log_prob says."""
-
-    @dataclasses.dataclass(frozen=True)
-    class Sample:
-        def __call__(self, key, shape, dtype):
-            return factor * jax.random.laplace(key, shape, dtype)
-
-    noise = dataclasses.replace(LAPLACE, sample=Sample())
+    lattice = dataclasses.replace(LAPLACE.lattice, resolution=LAPLACE.lattice.resolution / factor)
+    noise = dataclasses.replace(LAPLACE, lattice=lattice)
     return lambda s, e: additive(s, e, norm="l1", noise=noise)
+
+
+def _zeros(key, shape):
+    del key
+    return Limbs(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
+
+
+def _silent(s, e):
+    lattice = dataclasses.replace(LAPLACE.lattice, sample=_zeros)
+    return additive(s, e, norm="l1", noise=dataclasses.replace(LAPLACE, lattice=lattice))
+
+
+def _never_negative(key, shape):
+    drawn = LAPLACE.lattice.sample(key, shape)
+    return _limbs.where(_limbs.is_negative(drawn), _limbs.invert(drawn), drawn)
+
+
+def _sign_bit_stuck(s, e):
+    lattice = dataclasses.replace(LAPLACE.lattice, sample=_never_negative)
+    return additive(s, e, norm="l1", noise=dataclasses.replace(LAPLACE, lattice=lattice))
 
 
 def _half_the_sensitivity(s, e):
@@ -96,7 +110,9 @@ def _accepts_anything(s, e):
 
 
 BROKEN = {
-    "no noise": (_quiet(0.0), "depend on the key"),
+    "no noise": (_silent, "depend on the key"),
+    "sign bit stuck": (_sign_bit_stuck, "density of log_prob|finite|exceeds"),
+    "noise in floats": (lambda s, e: dpjax.laplace(s, e, noise="float"), "the one asked for"),
     "scale 10% low": (_quiet(0.9), "density of log_prob"),
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),

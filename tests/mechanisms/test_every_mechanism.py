@@ -11,16 +11,14 @@ from dp_accounting.pld import PLDAccountant
 
 import dpjax
 from dpjax.mechanisms import additive
-from dpjax.random import LAPLACE, Noise
+from dpjax.random import LAPLACE
 
 DELTA = 1e-5
-LOGISTIC = Noise(
-    name="logistic",
-    sample=jax.random.logistic,
-    log_density=jax.scipy.stats.logistic.logpdf,
-    log_cdf=jax.nn.log_sigmoid,
-    magnitude_quantile=lambda p: float(np.log1p(p) - np.log1p(-p)),
-)
+
+
+def own(sensitivity, epsilon):
+    """Laplace noise for two coordinates that may both move by the sensitivity."""
+    return additive(sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 2 / e)
 
 
 def classical(sensitivity, epsilon):
@@ -39,7 +37,7 @@ MECHANISMS = {
     "exponential, integers": (dpjax.exponential, jnp.asarray([1, 2, 0])),
     "permute and flip": (dpjax.permute_and_flip, jnp.asarray([1.0, 2.0, 0.0])),
     "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=1, order=2), jnp.zeros(3)),
-    "one's own": (lambda s, e: additive(s, e, norm="l1", noise=LOGISTIC), jnp.asarray([0.5, 1.0])),
+    "one's own": (own, jnp.asarray([0.5, 1.0])),
 }
 RANDOMIZED_RESPONSE = (lambda _, e: dpjax.randomized_response(e, 3), jnp.asarray([2, 0, 1]))
 EVERY = MECHANISMS | {"randomized response": RANDOMIZED_RESPONSE}
@@ -91,9 +89,8 @@ def test_nan_becomes_zero_and_infinity_a_public_bound(name, key):
         for x in (math.nan, 0.0, math.inf, -math.inf, 3e38)
     )
     assert nan == zero
-    bound = float(np.finfo("float32").max) / 2
-    assert up == far == pytest.approx(bound)
-    assert down == pytest.approx(-bound)
+    # 2^61 points of a grid that is at most 2^-16 of the sensitivity, and finer for the lattice.
+    assert 2.0**40 < up == far == -down < 2.0**46
 
 
 @pytest.mark.parametrize("name", ["laplace, integers", "gaussian, integers"])
@@ -117,6 +114,44 @@ def test_log_prob_of_a_strange_value_is_no_nan(name, key):
 # Parameters.
 
 BAD = [0.0, -1.0, math.nan, math.inf]
+
+
+@with_sensitivity
+def test_noise_in_floats_promises_nothing(name, key):
+    """It cannot be mistaken for a private release, by a reader or by a program."""
+    make, value = MECHANISMS[name]
+    if name == "one's own":
+        mechanism = additive(1.0, 1.0, norm="l1", noise=LAPLACE.in_floats())
+    else:
+        mechanism = FLOATS[name.split(",")[0]](1.0)
+    release = mechanism(key, value)
+    assert repr(release.guarantee) == "no guarantee, not private: noise in floats"
+    assert (release.guarantee.epsilon, release.guarantee.delta) == (math.inf, 1.0)
+    composed = dpjax.accounting.compose([release.guarantee, make(1.0, 1.0).guarantee])
+    assert composed.epsilon == math.inf
+    assert "not private" in repr(composed)
+    assert isinstance(mechanism.dp_event, dp_accounting.NonPrivateDpEvent)
+    # It is the same distribution otherwise, and has no grid.
+    assert float(mechanism.effective_scale()) == pytest.approx(
+        float(make(1.0, 1.0).effective_scale()), rel=0.01
+    )
+
+
+FLOATS = {
+    "laplace": lambda e: dpjax.laplace(1.0, e, noise="float"),
+    "gaussian": lambda e: dpjax.gaussian(1.0, e, DELTA, noise="float"),
+    "classical gaussian": lambda e: dpjax.gaussian(
+        1.0, e, DELTA, calibration="classical", noise="float"
+    ),
+    "exponential": lambda e: dpjax.exponential(1.0, e, noise="float"),
+    "permute and flip": lambda e: dpjax.permute_and_flip(1.0, e, noise="float"),
+    "bernstein": lambda e: dpjax.bernstein(1.0, e, degree=2, dims=1, order=2, noise="float"),
+}
+
+
+def test_noise_is_exact_or_float():
+    with pytest.raises(ValueError, match=r"noise must be one of .* got 'fast'"):
+        dpjax.laplace(1.0, 1.0, noise="fast")
 
 
 @every_mechanism
@@ -308,7 +343,8 @@ def test_the_event_of_a_pure_mechanism_dominates_randomized_response(epsilon):
 @every_mechanism
 def test_event_of_a_large_epsilon(name):
     if name != "classical gaussian":
-        assert isinstance(EVERY[name][0](1.0, 1000.0).dp_event, dp_accounting.DpEvent)
+        epsilon = 22.0 if name == "randomized response" else 1000.0
+        assert isinstance(EVERY[name][0](1.0, epsilon).dp_event, dp_accounting.DpEvent)
 
 
 @pytest.mark.parametrize("make", [dpjax.laplace, dpjax.exponential])

@@ -52,7 +52,8 @@ def test_error_quantile_agrees_with_peers(reference):
     mechanism = dpjax.gaussian(1.0, 1.0, 1e-5)
     for row in reference("peers")["accuracy"]:
         bar = mechanism.error_quantile(1 - row["alpha"]) / mechanism.scale
-        assert bar == pytest.approx(row["gaussian"] / row["scale"], rel=1e-12)
+        exact = row["gaussian"] / row["scale"]
+        assert exact <= bar <= exact * (1 + 2e-5)
 
 
 def test_release_keeps_epsilon_and_delta_on_a_neighbor(log_probs):

@@ -79,7 +79,7 @@ def test_convolution_is_a_discrete_gaussian():
     with mpmath.workdps(50):
         normal = parameter * mpmath.sqrt(2 * mpmath.pi)  # Within e^(-10^9), by Poisson summation.
         for n in (0, 1, 63, 64, 17_408, 50_001, -104_448, 150_000):
-            exact = mpmath.exp(-mpmath.mpf(n) ** 2 / (2 * parameter**2)) / normal
+            exact = mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * parameter**2)) / normal
             mass = sum(
                 top_weights[j + 2048] * low_weights[n - 128 * j + 2048]
                 for j in range(-2048, 2048)

@@ -6,6 +6,18 @@ import numpy as np
 import pytest
 
 
+@pytest.fixture
+def key():
+    """Sampling holds no secret: here mostly threefry, which compiles faster than ChaCha20."""
+    return jax.random.key(20170611)
+
+
+@pytest.fixture(scope="session")
+def keys():
+    """Fixed keys for tests that need several: `keys(i)`."""
+    return jax.random.key
+
+
 @pytest.fixture(scope="session")
 def uniform():
     """An oracle of uniform numbers that compiles much faster than one of `jax.random`."""

@@ -406,8 +406,8 @@ BAD_KEYS = {
     "raw": (lambda: jax.random.PRNGKey(0), "typed JAX key, got a raw uint32 array"),
     "numpy": (lambda: np.zeros(2, np.uint32), "typed JAX key"),
     "batch": (lambda: jax.random.split(jax.random.key(0), 3), r"one key, got shape \(3,\)"),
-    "rbg": (lambda: jax.random.key(0, impl="rbg"), "got 'rbg'"),
-    "unsafe": (lambda: jax.random.key(0, impl="unsafe_rbg"), "got 'unsafe_rbg'"),
+    "rbg": (lambda: jax.random.key(0, impl="rbg"), "got rbg"),
+    "unsafe": (lambda: jax.random.key(0, impl="unsafe_rbg"), "got unsafe_rbg"),
 }
 
 
