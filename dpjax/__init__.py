@@ -2,8 +2,10 @@
 
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
+from dpjax import exact_sums as exact_sums
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
+from dpjax import plotting as plotting
 from dpjax import random as random
 from dpjax import targets as targets
 from dpjax.base import Guarantee as Guarantee

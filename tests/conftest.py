@@ -17,6 +17,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests compile the same programs over and over, in several workers.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
 
 @pytest.fixture
 def x64():

@@ -21,6 +21,7 @@ LEVELS = {
     "_programs": 0,
     "base": 1,
     "operating_points": 2,
+    "exact_sums": 2,
     "norms": 2,
     "neighbors": 2,
     "order_statistics": 2,

@@ -16,6 +16,7 @@ NAMESPACES = (
     dpjax.auditing,
     dpjax.mechanisms,
     dpjax.oracles,
+    dpjax.plotting,
     dpjax.random,
     dpjax.targets,
 )

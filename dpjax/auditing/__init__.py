@@ -1,3 +1,8 @@
 """Checks that a mechanism keeps its promise."""
 
+from dpjax.auditing._audit import audit as audit
+from dpjax.auditing._audit import audit_curve as audit_curve
 from dpjax.auditing._conformance import check_conformance as check_conformance
+from dpjax.auditing._events import Event as Event
+from dpjax.auditing._result import AuditResult as AuditResult
+from dpjax.auditing._verify import verify as verify

@@ -17,7 +17,8 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise
 from dpjax.norms import rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL
-from dpjax.random._release import check_scale, score_gaps, usable_scale
+from dpjax.random._release import check_scale, usable_scale
+from dpjax.random._selection import score_gaps
 
 
 @dataclasses.dataclass(frozen=True)

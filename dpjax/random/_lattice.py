@@ -80,35 +80,56 @@ GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 def exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
-    return _signed_exponential(key, shape)[1]
+    consume(key)
+    _, _, _, magnitude = exponential_round(key, jnp.uint32(0), math.prod(shape))
+    return _shaped(magnitude, shape)
 
 
 def laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
-    negative, magnitude = _signed_exponential(key, shape)
-    return _limbs.where(negative, _limbs.invert(magnitude), magnitude)
-
-
-def _signed_exponential(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, Limbs]:
     consume(key)
-    count = math.prod(shape)
+    _, _, sign, magnitude = exponential_round(key, jnp.uint32(0), math.prod(shape))
+    return _shaped(_limbs.where(sign == 1, _limbs.invert(magnitude), magnitude), shape)
+
+
+def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
+    return Limbs(x.high.reshape(shape), x.low.reshape(shape))
+
+
+def exponential_round(
+    key: jax.Array, round_number: jax.Array, count: int, *, extra: int = 0
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]:
+    """Exponential variables, for loops that draw several times under one key.
+
+    Args:
+        key: a typed key.
+        round_number: uint32, of the first round of words to use.
+        count: how many to draw.
+        extra: uniform words to draw with each of them.
+
+    Returns:
+        The number of the round to go on from, the extra words, a random bit for each, and the
+        variables.
+    """
     zeros = jnp.zeros((count,), jnp.uint32)
-    start = (jnp.uint32(0), jnp.ones((count,), bool), zeros, Limbs(zeros, zeros))
+    unused = (zeros,) * (extra + 1)
+    start = (round_number, jnp.ones((count,), bool), unused, Limbs(zeros, zeros))
 
     # The first round is almost always the only one; as part of the loop it is compiled once.
     def draw(state: Any) -> Any:
-        round_number, unfinished, sign, total = state
-        bits = _noise_words(key, round_number, _EXPONENTIAL_WORDS, count)
-        ended, new_sign, drawn = _exponential_digits(bits)
+        round_number, unfinished, others, total = state
+        bits = _noise_words(key, round_number, _EXPONENTIAL_WORDS + extra, count)
+        ended, sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
+        new = (*bits[_EXPONENTIAL_WORDS:], sign)
         return (
             round_number + np.uint32(1),
             unfinished & ~ended,
-            jnp.where(unfinished, new_sign, sign),
+            tuple(jnp.where(unfinished, x, y) for x, y in zip(new, others, strict=True)),
             _limbs.where(unfinished, _limbs.add(total, drawn), total),
         )
 
-    _, _, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), draw, start)
-    return (sign == 1).reshape(shape), Limbs(*(limb.reshape(shape) for limb in total))
+    last, _, (*words, sign), total = lax.while_loop(lambda state: jnp.any(state[1]), draw, start)
+    return last, tuple(words), sign, total
 
 
 def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, Limbs]:
@@ -150,7 +171,7 @@ def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
             total.low << np.uint32(_LEVEL_BITS),
         )
         total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
-    return Limbs(*(limb.reshape(shape) for limb in total))
+    return _shaped(total, shape)
 
 
 @functools.cache

@@ -252,8 +252,9 @@ def _scaled(
         )
     in_range = t // s < _LARGEST_SCALE
     t, s = jnp.where(in_range, t, 1), jnp.where(in_range, s, 1)
-    drawn = _discrete_laplace(check_key(key), t, s, math.prod(shape), signed).reshape(shape)
-    return jnp.where(valid & in_range, drawn, _BAD)
+    # Traced, so that both kinds are one program.
+    drawn = _discrete_laplace(check_key(key), t, s, math.prod(shape), jnp.bool_(signed))
+    return jnp.where(valid & in_range, drawn.reshape(shape), _BAD)
 
 
 # Parameters.
@@ -411,7 +412,7 @@ class _Laplace:
     records = 2
     draw, keep, count = (np.uint32(phase) for phase in range(3))
 
-    def __init__(self, t: jax.Array, s: jax.Array, signed: bool) -> None:
+    def __init__(self, t: jax.Array, s: jax.Array, signed: jax.Array) -> None:
         self.t, self.s, self.signed = t, s, signed
 
     def start(self, lanes: int) -> _LaplaceState:
@@ -555,13 +556,13 @@ def _bernoulli_exp(key: jax.Array, a: jax.Array, b: jax.Array, count: int) -> ja
     return _draw(key, _ExponentialCoin(a, b), count)[0] == 1
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@partial(jax.jit, static_argnums=3)
 def _discrete_laplace(
-    key: jax.Array, t: jax.Array, s: jax.Array, count: int, signed: bool
+    key: jax.Array, t: jax.Array, s: jax.Array, count: int, signed: jax.Array
 ) -> jax.Array:
     twice, v = _draw(key, _Laplace(t, s, signed), count)
-    magnitude = _limbs.floor_divide(_magnitude(twice, v, t), Limbs(jnp.uint32(0), s))
-    return _saturated(magnitude, signed & (twice % np.uint32(2) == 1))
+    magnitude = _quotient(_magnitude(twice, v, t), s)
+    return jnp.where(signed & (twice % np.uint32(2) == 1), -magnitude, magnitude)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -570,14 +571,15 @@ def _discrete_gaussian(
 ) -> jax.Array:
     machine = _Gaussian(numerator, denominator)
     twice, v = _draw(key, machine, count)
-    return _saturated(_magnitude(twice, v, machine.t), twice % np.uint32(2) == 1)
+    magnitude = _quotient(_magnitude(twice, v, machine.t), jnp.uint32(1))
+    return jnp.where(twice % np.uint32(2) == 1, -magnitude, magnitude)
 
 
 def _draw(key: jax.Array, machine: _Machine, count: int) -> tuple[jax.Array, ...]:
     """Runs a machine until it has drawn `count` samples, and returns their words."""
     turns = max(1, -(-count // _LANES))
     # Whole blocks of 16 words where there are many; arrays of odd sizes are several times slower.
-    lanes = count if turns == 1 else -(-count // (turns * 16)) * 16
+    lanes = count if count < 64 else -(-count // (turns * 16)) * 16
     start = machine.start(lanes)
     words = jnp.zeros((machine.records, turns, lanes), jnp.uint32)
     first = (jnp.uint32(0), jnp.zeros((lanes,), jnp.int32), start, words)
@@ -610,10 +612,16 @@ def _magnitude(twice: jax.Array, v: jax.Array, t: jax.Array) -> Limbs:
     return _limbs.add(product, Limbs(jnp.zeros_like(twice), twice >> np.uint32(1)))
 
 
-def _saturated(magnitude: Limbs, negative: jax.Array) -> jax.Array:
-    """With its sign, as int32."""
-    clipped = _limbs.to_integers(_limbs.clip(magnitude, _LARGEST), jnp.int32)
-    return jnp.where(negative, -clipped, clipped)
+def _quotient(x: Limbs, divisor: jax.Array) -> jax.Array:
+    """floor(x / divisor) as int32, saturated, bit by bit; both are below 2^63 and 2^31."""
+    rest, quotient = x.high, jnp.zeros_like(x.low)
+    for bit in range(31, -1, -1):
+        rest = (rest << np.uint32(1)) | ((x.low >> np.uint32(bit)) & np.uint32(1))
+        enough = rest >= divisor
+        rest = jnp.where(enough, rest - divisor, rest)
+        quotient = (quotient << np.uint32(1)) | _bit(enough)
+    in_range = (x.high < divisor) & (quotient <= _LARGEST)
+    return jnp.where(in_range, quotient, np.uint32(_LARGEST)).astype(jnp.int32)
 
 
 def _square_root(n: jax.Array) -> jax.Array:

@@ -9,20 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from dpjax import _checks, _limbs
 from dpjax._grid import power_of_two, round_to_grid
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
-from dpjax.random._grid_fit import Calibration, GridFit, divided
-from dpjax.random._noise import EXPONENTIAL, Noise, exponential, gumbel
+from dpjax.random._grid_fit import Calibration, divided
+from dpjax.random._noise import Noise
 
 # Noise in floats: covers the few roundings on the way to a draw.
-_OUTWARD = 1 + 2.0**-21
+OUTWARD = 1 + 2.0**-21
 
 # Values on the grid are clamped here, so that no sum with noise wraps.
-_BOUND = 2**61
+BOUND = 2**61
 # Integer releases are clamped here; the least integer of the dtype marks a failure.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**61}
 
@@ -44,23 +43,39 @@ def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise
         A pytree of the same structure and shapes. Floats keep their dtype; booleans and integers
         narrower than 32 bits become int32.
     """
-    add = _add_in_floats if noise.lattice is None else _add_exactly
     leaves, structure = jax.tree.flatten(value)
-    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-    released = [
-        _unless_zero(add(leaf_key, leaf, calibration, noise), leaf, calibration)
-        for leaf_key, leaf in zip(keys, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, released)
+    add = _add_in_floats if noise.lattice is None else _add_exactly
+    released = add(key, leaves, calibration, noise)
+    noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
+    return jax.tree.unflatten(structure, noisy)
 
 
-def _add_exactly(key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
+def _add_exactly(
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+) -> list[jax.Array]:
+    """One draw for all leaves, cut into pieces."""
+    assert noise.lattice is not None
+    if len(leaves) == 1:
+        (x,) = leaves
+        return [_add_to_array(noise.lattice.sample(key, x.shape), x, calibration, noise)]
+    ends = np.cumsum([x.size for x in leaves])
+    drawn = noise.lattice.sample(key, (int(ends[-1]),))
+    released = []
+    for x, end in zip(leaves, ends, strict=True):
+        piece = (limb[end - x.size : end].reshape(x.shape) for limb in drawn)
+        released.append(_add_to_array(Limbs(*piece), x, calibration, noise))
+    return released
+
+
+def _add_to_array(
+    lattice_noise: Limbs, x: jax.Array, calibration: Calibration, noise: Noise
+) -> jax.Array:
     assert noise.lattice is not None
     fit = calibration.fit(noise.lattice, x.dtype)
-    drawn = divided(noise.lattice.sample(key, x.shape), fit)
+    drawn = divided(lattice_noise, fit)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype = integer_dtype(x.dtype)
-        total = _limbs.add(_limbs.clip(_limbs.from_integers(x), _BOUND), drawn)
+        total = _limbs.add(_limbs.clip(_limbs.from_integers(x), BOUND), drawn)
         bounded = _limbs.clip(total, _INTEGER_BOUND[dtype.itemsize])
         released = _limbs.to_integers(bounded, dtype)
         return jnp.where(jnp.isnan(fit.scale), jnp.iinfo(dtype).min, released)
@@ -73,10 +88,20 @@ def _add_exactly(key: jax.Array, x: jax.Array, calibration: Calibration, noise: 
 
 
 def _add_in_floats(
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+) -> list[jax.Array]:
+    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
+    return [
+        _add_floats_to_array(leaf_key, leaf, calibration, noise)
+        for leaf_key, leaf in zip(keys, leaves, strict=True)
+    ]
+
+
+def _add_floats_to_array(
     key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
     scale = usable_scale(calibration.scale, x.dtype)
-    drawn = _OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
+    drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
     if jnp.issubdtype(x.dtype, jnp.floating):
         return _checks.saturating_cast(centered(x) + drawn, x.dtype)
     dtype = integer_dtype(x.dtype)
@@ -132,130 +157,6 @@ def centered(x: jax.Array) -> jax.Array:
     dtype = compute_dtype(x.dtype)
     bound = float(jnp.finfo(dtype).max) / 2
     return jnp.clip(jnp.where(jnp.isnan(x), 0, x).astype(dtype), -bound, bound)
-
-
-def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> Any:
-    """The largest of score + exponential noise (report noisy max), in integers.
-
-    Let the noise of all other options be fixed. Option r wins where its noise reaches an integer
-    threshold, with probability exp(-threshold / scale) if that is positive; a neighbor moves the
-    threshold by at most twice the sensitivity. Ties go to the first option, whatever the scores.
-
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
-
-    Returns:
-        An int32 scalar; -1 where the scale could carry no noise.
-    """
-    fit = calibration.fit(EXPONENTIAL, scores.dtype)
-    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
-    return _selected(_first_largest(race), scores, calibration, fit.scale)
-
-
-def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
-    """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
-
-    The number of rounds depends on the scores: at most one in seven needs a second one.
-
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
-
-    Returns:
-        An int32 scalar; -1 where the scale could carry no noise.
-    """
-    fit = calibration.fit(EXPONENTIAL, scores.dtype)
-    gaps = _scaled_gaps(scores, fit)
-    options = scores.size
-    # Every try succeeds with probability 1 / K at least: 2 K of them fail with e^-2 at most.
-    tries = 2 * options
-
-    def again(state: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return state[1] < 0
-
-    def attempt(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        round_number, _ = state
-        key_option, key_noise = jax.random.split(jax.random.fold_in(key, round_number))
-        words = jax.random.bits(key_option, (tries,), jnp.uint32)
-        # Lemire (2019): words below the threshold would favor some options.
-        product = _limbs.full_product(words, jnp.uint32(options))
-        fair = product.low >= np.uint32(2**32 % options)
-        option = product.high.astype(jnp.int32)
-        drawn = EXPONENTIAL.sample(key_noise, (tries,))
-        chosen = Limbs(gaps.high[option], gaps.low[option])
-        kept = fair & ~_limbs.less(drawn, chosen)
-        first = jnp.argmax(kept)
-        return round_number + np.uint32(1), jnp.where(kept[first], option[first], -1)
-
-    _, index = lax.while_loop(again, attempt, (jnp.uint32(0), jnp.int32(-1)))
-    return _selected(index, scores, calibration, fit.scale)
-
-
-def float_index(
-    key: jax.Array, scores: jax.Array, calibration: Calibration, *, flip: bool
-) -> jax.Array:
-    """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
-    scale = usable_scale(calibration.scale, scores.dtype)
-    race = exponential if flip else gumbel
-    noise = race(key, scores.shape, scale.dtype)
-    index = jnp.argmax(noise - score_gaps(scores) / (_OUTWARD * scale)).astype(jnp.int32)
-    return _selected(index, scores, calibration, scale)
-
-
-def _selected(
-    index: jax.Array, scores: jax.Array, calibration: Calibration, scale: jax.Array
-) -> jax.Array:
-    index = jnp.where(jnp.isnan(scale), -1, index)
-    if calibration.zero_allowed:
-        best = jnp.argmin(score_gaps(scores)).astype(jnp.int32)
-        index = jnp.where(jnp.asarray(calibration.scale) == 0, best, index)
-    return index
-
-
-def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
-    """How far every score lies below the best, in points of the noise's lattice, exactly.
-
-    Clamped at 2^61 points, where no noise reaches: that replaces scores by the larger of them and best - bound, which move
-    no further than the scores do.
-    """
-    if jnp.issubdtype(scores.dtype, jnp.floating):
-        dtype = compute_dtype(scores.dtype)
-        lowest = jnp.where(jnp.isnan(scores), -jnp.inf, scores).astype(dtype)
-        points = round_to_grid(lowest, fit.exponent)
-    else:
-        points = _limbs.clip(_limbs.from_integers(scores), _BOUND)
-    high = jnp.max(points.high.astype(jnp.int32)).astype(jnp.uint32)
-    low = jnp.max(jnp.where(points.high == high, points.low, np.uint32(0)))
-    gaps = _limbs.subtract(Limbs(high, low), points)
-    farthest = _limbs.shift_right(_limbs.constant(2**61), fit.shift)
-    farthest = _limbs.floor_divide(farthest, fit.divisor)
-    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
-
-
-def _first_largest(x: Limbs) -> jax.Array:
-    high = x.high.astype(jnp.int32)
-    top = high == jnp.max(high)
-    low = jnp.max(jnp.where(top, x.low, np.uint32(0)))
-    return jnp.argmax(top & (x.low == low)).astype(jnp.int32)
-
-
-def score_gaps(scores: jax.Array) -> jax.Array:
-    """How far every score lies below the best one: exact for integers, finite for floats."""
-    dtype = compute_dtype(scores.dtype)
-    if jnp.issubdtype(scores.dtype, jnp.floating):
-        limit = float(jnp.finfo(scores.dtype).max) / 4
-        finite = jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
-        finite = finite.astype(dtype)
-        return jnp.max(finite) - finite
-    if scores.dtype == bool:
-        scores = scores.astype(jnp.int32)
-    # The difference of two integers of a dtype always fits the unsigned dtype of that width.
-    unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")
-    gaps = jnp.max(scores).astype(unsigned) - scores.astype(unsigned)
-    return gaps.astype(dtype)
 
 
 def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: int) -> jax.Array:

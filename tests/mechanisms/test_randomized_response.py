@@ -136,7 +136,7 @@ def test_answers_in_a_pytree_get_independent_noise(key):
 def test_largest_epsilon_still_lies():
     assert dpjax.randomized_response(22.0).lie_weight == 2
     # One lie in 2^32 words is the rarest: beyond, epsilon would promise less than it says.
-    with pytest.raises(ValueError, match="epsilon must be at most 22.0, got 23"):
+    with pytest.raises(ValueError, match=r"epsilon must be at most 22\.0, got 23"):
         dpjax.randomized_response(23)
 
 

@@ -118,7 +118,8 @@ def test_bits_are_uniform(width, key):
 
 def test_64_bits(key, x64):
     bits = jax.random.bits(key, (3, 4), "uint64")
-    assert bits.shape == (3, 4) and len(np.unique(bits)) == 12
+    assert bits.shape == (3, 4)
+    assert len(np.unique(bits)) == 12
 
 
 def test_every_function_of_jax_random_takes_it(key):

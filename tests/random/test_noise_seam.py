@@ -17,12 +17,10 @@ from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import (
     add_noise,
     centered,
-    exponential_index,
     keep_or_lie,
-    permute_and_flip_index,
-    score_gaps,
     usable_scale,
 )
+from dpjax.random._selection import exponential_index, permute_and_flip_index, score_gaps
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INSIDE = st.integers(-(2**28), 2**28)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import sparse, stats
 
+from dpjax._limbs import Limbs
 from dpjax.random import _rejection
 from dpjax.random._rejection import (
     bernoulli,
@@ -23,9 +24,14 @@ from dpjax.random._rejection import (
 )
 
 FALSE_ALARM = 1e-6
-COUNT = 100_000
+COUNT = 50_000  # More than there are lanes.
 SAMPLERS = (bernoulli, bernoulli_exp, geometric, discrete_laplace, discrete_gaussian)
 samplers = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.__name__)
+one_of_each_machine = pytest.mark.parametrize(
+    "sampler",
+    [bernoulli, bernoulli_exp, discrete_laplace, discrete_gaussian],
+    ids=lambda sampler: sampler.__name__,
+)
 
 
 def laplace_mass(scale, n):
@@ -92,18 +98,40 @@ def in_batches(function, *columns):
     return np.concatenate(rows).astype(np.uint32)
 
 
-def merge(rows, weights):
-    """Equal rows made one, with the sum of their weights."""
-    rows, index = np.unique(rows, axis=0, return_inverse=True)
-    return rows, np.bincount(index.ravel(), weights=weights, minlength=len(rows))
+def explore(bound, advance, start, followed):
+    """All states that walks can reach, and all their branches: origin, chance, where it leads to.
+
+    Branches into states that are not `followed` are left out.
+    """
+    index = {tuple(start): 0}
+    states, branches = [np.array([start], np.uint32)], []
+    first = 0
+    while len(states[-1]):
+        bounds = in_batches(bound, states[-1])[:, 0]
+        parent = np.repeat(np.arange(len(bounds)), bounds)
+        u = np.concatenate([np.arange(n, dtype=np.uint32) for n in bounds])
+        moved = in_batches(advance, states[-1][parent], u)
+        following, done, record = np.split(moved, [len(start), len(start) + 1], axis=1)
+        done = done[:, 0] == 1
+        known = len(index)
+        kept = done | followed(following)
+        to = [
+            -1 if ended else index.setdefault(tuple(state), len(index))
+            for ended, state in zip(done[kept].tolist(), following[kept].tolist(), strict=True)
+        ]
+        origin, chance = first + parent[kept], 1 / bounds[parent[kept]]
+        branches.append((origin, chance, np.array(to), record[kept]))
+        first += len(states[-1])
+        new = list(index)[known:]
+        states.append(np.array(new, np.uint32).reshape(len(new), len(start)))
+    return len(index), [np.concatenate(column) for column in zip(*branches, strict=True)]
 
 
-def exact_distribution(cls, parameters, *options, rest=1e-6, least=1e-10):
-    """Probabilities of the records, following every answer to every question.
+def exact_distribution(cls, parameters, *options, most_k=13, most_v=5):
+    """Relative probabilities of the records, following every answer to every question.
 
-    Walks that meet in a state go on as one. Stops when the walks without a record have a
-    probability below `rest`. Returns also the probability of those walks, and of those that were
-    given up because theirs was below `least`.
+    But for walks that count beyond `most_k` or `most_v`: the latter only leaves out samples, the
+    former changes probabilities by less than 1 / 13! in every trial.
     """
     parameters = tuple(map(jnp.uint32, parameters))
     start, structure = jax.tree.flatten(cls(*parameters, *options).start(1))
@@ -111,56 +139,56 @@ def exact_distribution(cls, parameters, *options, rest=1e-6, least=1e-10):
     def tree(rows):
         return jax.tree.unflatten(structure, list(rows.T))
 
-    states = np.array([[int(leaf[0]) for leaf in start]], np.uint32).reshape(1, len(start))
-    open_walks, given_up = np.ones(1), 0.0
-    records, masses = [], []
-    while open_walks.sum() > rest:
-        bounds = in_batches(lambda rows: ask(cls, options, parameters, tree(rows)), states)[:, 0]
-        parent = np.repeat(np.arange(len(states)), bounds)
-        u = np.concatenate([np.arange(n, dtype=np.uint32) for n in bounds])
-        mass = (open_walks / bounds)[parent]
-        moved = in_batches(
-            lambda rows, u: advance(cls, options, parameters, tree(rows), u), states[parent], u
-        )
-        following, done, record = np.split(moved, [len(start), len(start) + 1], axis=1)
-        done = done[:, 0] == 1
-        records.append(record[done])
-        masses.append(mass[done])
-        states, open_walks = merge(following[~done], mass[~done])
-        kept = open_walks > least
-        given_up += open_walks[~kept].sum()
-        states, open_walks = states[kept], open_walks[kept]
-    records, masses = merge(np.concatenate(records), np.concatenate(masses))
-    found = dict(zip(map(tuple, records.tolist()), masses.tolist(), strict=True))
-    return found, open_walks.sum() + given_up
+    def followed(rows):
+        state = tree(rows)
+        k = getattr(getattr(state, "trial", state), "k", 0)
+        return (k <= most_k) & (getattr(state, "v", 0) <= most_v) & np.ones(len(rows), bool)
+
+    count, (origin, chance, to, record) = explore(
+        lambda rows: ask(cls, options, parameters, tree(rows)),
+        lambda rows, u: advance(cls, options, parameters, tree(rows), u),
+        [int(leaf[0]) for leaf in start],
+        followed,
+    )
+    done = to < 0
+    step = sparse.csr_array((chance[~done], (to[~done], origin[~done])), (count, count))
+    here = np.eye(1, count)[0]
+    visits = here
+    while here.sum() > 1e-12:
+        here = step @ here
+        visits = visits + here
+    masses = collections.Counter()
+    weights = (visits[origin] * chance)[done].tolist()
+    for outcome, weight in zip(record[done].tolist(), weights, strict=True):
+        masses[tuple(outcome)] += weight
+    return masses
 
 
-def check_masses(records, rest, value, mass):
+def check_masses(records, value, mass):
     found = collections.Counter()
-    for record, probability in records.items():
-        found[value(*record)] += probability
-    assert sum(found.values()) + rest == pytest.approx(1, abs=1e-12)
-    for outcome, probability in found.items():
-        # What is still open could only add to it.
-        assert -1e-12 < mass(outcome) - probability < rest + 1e-12
+    for record, weight in records.items():
+        found[value(*record)] += weight
     assert len(found) > 1
+    total, exact_total = sum(found.values()), sum(mass(outcome) for outcome in found)
+    for outcome, weight in found.items():
+        assert weight / total == pytest.approx(mass(outcome) / exact_total, rel=1e-7, abs=1e-10)
 
 
 @pytest.mark.parametrize(("a", "b"), [(2, 7), (1, 2)])
 def test_tree_of_a_coin(a, b):
-    records, rest = exact_distribution(_rejection._Coin, (a, b))
-    check_masses(records, rest, int, lambda x: a / b if x else 1 - a / b)
+    records = exact_distribution(_rejection._Coin, (a, b))
+    check_masses(records, int, lambda x: a / b if x else 1 - a / b)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 3), (3, 4), (2, 2), (7, 2)])
 def test_tree_of_an_exponential_coin(a, b):
-    records, rest = exact_distribution(_rejection._ExponentialCoin, (a, b))
-    check_masses(records, rest, int, lambda x: math.exp(-a / b) if x else -math.expm1(-a / b))
+    records = exact_distribution(_rejection._ExponentialCoin, (a, b))
+    check_masses(records, int, lambda x: math.exp(-a / b) if x else -math.expm1(-a / b))
 
 
 def test_coin_of_probability_one():
-    records, rest = exact_distribution(_rejection._ExponentialCoin, (0, 3))
-    assert (records, rest) == ({(1,): 1.0}, 0)
+    records = exact_distribution(_rejection._ExponentialCoin, (0, 3))
+    assert records == {(1,): 1.0}
 
 
 @pytest.mark.parametrize(("t", "s"), [(5, 2), (1, 1), (1, 3), (4, 1)])
@@ -170,9 +198,9 @@ def test_tree_of_the_discrete_laplace(t, s, signed):
         n = (twice // 2 + t * v) // s
         return -n if signed and twice % 2 else n
 
-    records, rest = exact_distribution(_rejection._Laplace, (t, s), signed)
+    records = exact_distribution(_rejection._Laplace, (t, s), signed)
     mass = laplace_mass if signed else geometric_mass
-    check_masses(records, rest, value, functools.partial(mass, t / s))
+    check_masses(records, value, functools.partial(mass, t / s))
 
 
 # Below variance 1/2, where b is above 1; where b is 1; and in between.
@@ -184,8 +212,18 @@ def test_tree_of_the_discrete_gaussian(a, b):
         n = twice // 2 + t * v
         return -n if twice % 2 else n
 
-    records, rest = exact_distribution(_rejection._Gaussian, (a, b))
-    check_masses(records, rest, value, functools.partial(gaussian_mass, a / b))
+    records = exact_distribution(_rejection._Gaussian, (a, b))
+    check_masses(records, value, functools.partial(gaussian_mass, a / b))
+
+
+def test_quotient():
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 2**63, 200) >> generator.integers(0, 63, 200)
+    divisor = generator.integers(1, 2**31, 200) >> generator.integers(0, 31, 200)
+    x, divisor = np.append(x, [2**63 - 1, 2**31, 0]), np.append(np.maximum(divisor, 1), [1, 1, 5])
+    limbs = Limbs((x >> 32).astype("uint32"), (x & 0xFFFFFFFF).astype("uint32"))
+    found = jax.jit(_rejection._quotient)(limbs, divisor.astype("uint32"))
+    assert found.tolist() == np.minimum(x // divisor, 2**31 - 1).tolist()
 
 
 def test_square_root():
@@ -268,37 +306,39 @@ def test_largest_scales(key):
 A, B = 5, 7
 
 
-@samplers
-def test_traced_and_mapped_bits_are_the_concrete_ones(sampler, key):
-    shape = (100,)
+@one_of_each_machine
+def test_bits_are_the_same_in_any_program(sampler, key):
+    """Traced and mapped under x64, against concrete parameters in a loop without it."""
+    shape = (COUNT,)
     keys = jax.random.split(key, 2)
-    numerators = np.array([A - 2, A], np.int32)
-    mapped = jax.jit(
-        jax.vmap(
-            lambda key, a, b: sampler(key, numerator=a, denominator=b, shape=shape), (0, 0, None)
-        )
-    )(keys, numerators, np.uint32(B))
+    numerators = (A - 2, A)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key, a, b):
+        return sampler(key, numerator=a, denominator=b, shape=shape)
+
+    too_large = -1 if sampler is discrete_gaussian else 2**24
+    a = np.array([*numerators, -1, 2, 2, too_large], np.int32)
+    b = np.array([B, B, 3, 0, -3, 1], np.int32)
     looped = [
-        sampler(k, numerator=a, denominator=B, shape=shape).tolist()
-        for k, a in zip(keys, numerators.tolist(), strict=True)
+        sampler(k, numerator=numerator, denominator=B, shape=shape)
+        for k, numerator in zip(keys, numerators, strict=True)
     ]
-    assert mapped.tolist() == looped
-    assert len(set(map(tuple, looped))) == 2
-
-
-@samplers
-def test_bits_do_not_depend_on_x64(sampler, key):
-    plain = sampler(key, numerator=A, denominator=B, shape=(100,))
     with jax.enable_x64(True):
-        wide = sampler(key, numerator=A, denominator=B, shape=(100,))
-    assert wide.dtype == plain.dtype
-    assert wide.tolist() == plain.tolist()
+        mapped = draw(keys[np.array([0, 1, 0, 0, 0, 0])], a, b)
+    assert mapped.dtype == looped[0].dtype
+    assert np.array_equal(mapped[:2], np.stack(looped))
+    assert not np.array_equal(mapped[0], mapped[1])
+    # Bad traced parameters show.
+    assert np.unique(mapped[2:]).tolist() == [False if mapped.dtype == bool else -(2**31)]
 
 
 def test_shapes(key):
-    assert discrete_laplace(key, numerator=3).shape == ()
-    assert discrete_laplace(key, numerator=3, shape=(0, 2)).shape == (0, 2)
-    assert discrete_laplace(key, numerator=3, shape=(10, 10)).shape == (10, 10)
+    assert bernoulli(key, numerator=1, shape=(0, 2)).shape == (0, 2)
+    flat = bernoulli(key, numerator=1, denominator=3, shape=(COUNT,))
+    square = bernoulli(key, numerator=1, denominator=3, shape=(100, COUNT // 100))
+    assert np.array_equal(square, flat.reshape(100, -1))
 
 
 @samplers
@@ -320,15 +360,3 @@ def test_scales_out_of_range_are_refused(key):
         discrete_laplace(key, numerator=2**24)
     with pytest.raises(ValueError, match="at most 3, got 4"):
         bernoulli(key, numerator=4, denominator=3)
-
-
-@samplers
-def test_bad_traced_parameters_show(sampler, key):
-    bad = jax.vmap(lambda a, b: sampler(key, numerator=a, denominator=b))
-    out = bad(np.array([-1, 2, 2], np.int32), np.array([3, 0, -3], np.int32))
-    assert out.tolist() == [False if out.dtype == bool else -(2**31)] * 3
-
-
-def test_traced_scales_out_of_range_show(key):
-    draw = jax.jit(lambda a: (geometric(key, numerator=a), bernoulli(key, numerator=a)))
-    assert [int(x) for x in draw(2**24)] == [-(2**31), 0]

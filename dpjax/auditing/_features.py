@@ -1,0 +1,229 @@
+"""What is looked at in an output: single numbers of it, and codes that name a kind of output."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax.auditing import _bits
+
+# So many bins for a number that takes many values; one with fewer values is taken as it is.
+_BINS = 64
+_FEW = 256
+_LOW_BITS = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Code:
+    """An integer for every output of a batch, and what the integer means.
+
+    Attributes:
+        name: of what is coded, for descriptions.
+        encode: a batch of outputs to integers.
+        label: what an integer stands for.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    name: str
+    encode: Callable[[Any], np.ndarray]
+    label: Callable[[int], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinate:
+    """One number of an output.
+
+    Attributes:
+        leaf: the array, among the leaves of the output.
+        index: within the array, flattened.
+        name: for descriptions.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    leaf: int
+    index: int
+    name: str
+
+    def __call__(self, outputs: Any) -> np.ndarray:
+        """The number in every output of a batch."""
+        return matrices(outputs)[self.leaf][:, self.index]
+
+
+def matrices(outputs: Any) -> list[np.ndarray]:
+    """The arrays of a batch of outputs, each of shape (outputs, numbers)."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
+    return [leaf.reshape(len(leaf), -1) for leaf in leaves]
+
+
+def value_like(outputs: Any, value: Any) -> list[np.ndarray] | None:
+    """The value's arrays, flattened, where outputs have the same form; None where they do not."""
+    if jax.tree.structure(outputs) != jax.tree.structure(value):
+        return None
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(outputs)]
+    if [leaf.shape for leaf in leaves] != shapes:
+        return None
+    return [leaf.reshape(-1) for leaf in leaves]
+
+
+def coordinates(here: Any, scores: list[np.ndarray], count: int) -> list[Coordinate]:
+    """The numbers of an output with the highest scores."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
+    ends = np.cumsum([len(score) for score in scores])
+    chosen = []
+    for position in np.argsort(-np.concatenate(scores), kind="stable")[:count]:
+        leaf = int(np.searchsorted(ends, position, side="right"))
+        index = int(position - (ends[leaf - 1] if leaf else 0))
+        shape = np.shape(jax.tree.leaves(here)[leaf])[1:]
+        inside = "".join(f"[{i}]" for i in np.unravel_index(index, shape)) if shape else ""
+        chosen.append(Coordinate(leaf, index, f"output{jax.tree_util.keystr(paths[leaf])}{inside}"))
+    return chosen
+
+
+def whole_output(here: Any, there: Any) -> Code:
+    """Which output it is, to the last bit."""
+    seen: dict[int, str] = {}
+    for outputs in (here, there):
+        codes, rows = np.unique(_fingerprints(outputs), return_index=True)
+        if len(codes) <= _FEW:
+            seen |= {
+                int(code): _show(jax.tree.map(lambda leaf, row=row: leaf[row], outputs))
+                for code, row in zip(codes, rows, strict=True)
+            }
+    return Code(
+        "output", _fingerprints, lambda code: seen.get(code, f"the output with hash {code}")
+    )
+
+
+def exact_value(coordinate: Coordinate, here: Any, there: Any) -> Code:
+    """Which number it is, to the last bit."""
+    seen: dict[int, str] = {}
+    for outputs in (here, there):
+        numbers = coordinate(outputs)
+        codes, rows = np.unique(_bits_of(numbers), return_index=True)
+        seen |= {int(c): f"{numbers[row]}" for c, row in zip(codes, rows, strict=True)}
+
+    def encode(outputs: Any) -> np.ndarray:
+        return _bits_of(coordinate(outputs))
+
+    return Code(coordinate.name, encode, seen.__getitem__)
+
+
+def bins(coordinate: Coordinate, here: Any, there: Any) -> Code:
+    """Which of some intervals it is in, equally likely ones on the whole."""
+    both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
+    edges = np.unique(np.nanquantile(both, np.arange(1, _BINS) / _BINS, method="lower"))
+    ends = np.concatenate([[-np.inf], edges, [np.inf]])
+
+    def encode(outputs: Any) -> np.ndarray:
+        return np.searchsorted(edges, coordinate(outputs).astype(float), side="right")
+
+    def label(code: int) -> str:
+        return f"[{ends[code]:.6g}, {ends[code + 1]:.6g})"
+
+    return Code(coordinate.name, encode, label)
+
+
+def grain_and_binade(coordinate: Coordinate) -> Code:
+    """How fine the number is, and how large."""
+
+    def encode(outputs: Any) -> np.ndarray:
+        numbers = _bits.exact_numbers(coordinate(outputs))
+        return _packed(_bits.lowest_set_bit(numbers), _bits.binade(numbers))
+
+    def label(code: int) -> str:
+        lowest, size = _unpacked(code)
+        return f"({_power(lowest)}, 2^{size})"
+
+    return Code(f"(lowest set bit, magnitude) of {coordinate.name}", encode, label)
+
+
+def low_bits_and_binade(coordinate: Coordinate) -> Code:
+    """The bits that arithmetic leaves behind, with the sign and the magnitude."""
+
+    def encode(outputs: Any) -> np.ndarray:
+        numbers = _bits.exact_numbers(coordinate(outputs))
+        signed = 2 * _bits.low_bits(numbers, _LOW_BITS) + np.signbit(numbers)
+        return _packed(signed, _bits.binade(numbers))
+
+    def label(code: int) -> str:
+        signed, size = _unpacked(code)
+        return f"({'-' if signed % 2 else '+'}, {signed // 2:0{_LOW_BITS}b}, 2^{size})"
+
+    return Code(f"(sign, low bits, magnitude) of {coordinate.name}", encode, label)
+
+
+def grains_of_differences(coordinate: Coordinate, value: Any, neighbor: Any) -> Code:
+    """What noise it would take to get there from either value, and whether any can."""
+
+    def encode(outputs: Any) -> np.ndarray:
+        numbers = _bits.exact_numbers(coordinate(outputs))
+        with np.errstate(over="ignore"):
+            values = [_bits.exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
+        found = [_bits.lowest_set_bit_of_difference(numbers, x) for x in values]
+        return _packed(*found)
+
+    ends = (value, neighbor)
+    name = coordinate.name
+    return Code(
+        f"lowest set bits of ({name} - value, {name} - neighbor)",
+        encode,
+        lambda code: "({}, {})".format(*map(_power, _unpacked(code))),
+    )
+
+
+def grain(coordinate: Coordinate) -> Callable[[Any], np.ndarray]:
+    """The lowest set bit as a number; NaN where there is none to speak of."""
+
+    def evaluate(outputs: Any) -> np.ndarray:
+        lowest = _bits.lowest_set_bit(_bits.exact_numbers(coordinate(outputs)))
+        return np.where(lowest == _bits.NO_NUMBER, np.nan, lowest)
+
+    return evaluate
+
+
+def takes_few_values(coordinate: Coordinate, here: Any, there: Any) -> bool:
+    """Whether a number can be taken as it is."""
+    both = np.concatenate([coordinate(here), coordinate(there)])
+    return len(np.unique(_bits_of(both))) <= _FEW
+
+
+def _bits_of(numbers: np.ndarray) -> np.ndarray:
+    return _words(numbers).view(np.int64)
+
+
+def _words(matrix: np.ndarray) -> np.ndarray:
+    """Every number's bits in a 64-bit word."""
+    unsigned = np.dtype(f"u{matrix.dtype.itemsize}")
+    return np.ascontiguousarray(matrix).view(unsigned).astype(np.uint64)
+
+
+def _fingerprints(outputs: Any) -> np.ndarray:
+    """A 64-bit hash of every output; one to one where an output is a single number."""
+    words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
+    # Odd multipliers, so that no bit of a word is lost.
+    odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+    return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
+
+
+def _show(output: Any) -> str:
+    leaves = [np.array2string(leaf, precision=6, threshold=6) for leaf in jax.tree.leaves(output)]
+    return leaves[0] if len(leaves) == 1 else f"({', '.join(leaves)})"
+
+
+def _packed(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return (high.astype(np.int64) << 16) + (low.astype(np.int64) + 2**15)
+
+
+def _unpacked(code: int) -> tuple[int, int]:
+    return code >> 16, (code & (2**16 - 1)) - 2**15
+
+
+def _power(lowest: int) -> str:
+    return {_bits.NO_BIT: "zero", _bits.NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")

@@ -1,0 +1,231 @@
+"""Scores of outputs: high where an output speaks for value, low where it speaks for neighbor."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dpjax.auditing import _features as features
+from dpjax.auditing._draws import Sampler
+from dpjax.auditing._features import Code, Coordinate
+
+# Numbers of an output that are looked at one by one.
+_COORDINATES = 8
+# Log likelihood ratios are rounded to this part of the largest one, for equal ones to be equal.
+_RESOLUTION = 2.0**-10
+# Kinds of output that a description names.
+_NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """A number for every output of a batch, in which events are thresholds.
+
+    Attributes:
+        evaluate: a batch of outputs to numbers; a NaN is in no event.
+        describe: the event that the score is at least (True) or at most (False) a threshold.
+
+    Formal guarantees:
+        None: whatever a score is, the events that it makes are events.
+    """
+
+    evaluate: Callable[[Any], np.ndarray]
+    describe: Callable[[bool, float], str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evidence:
+    """What scores are learned from.
+
+    Attributes:
+        sampler: draws from the mechanism.
+        value: the first input.
+        neighbor: the second one.
+        here: outputs of value.
+        there: outputs of neighbor.
+        batch: outputs per compiled program.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    sampler: Sampler
+    value: Any
+    neighbor: Any
+    here: Any
+    there: Any
+    batch: int
+
+
+def propose(evidence: Evidence) -> Iterator[Score]:
+    """Every score worth a try, those that are easy to read first."""
+    if evidence.sampler.has_log_prob:
+        yield _likelihood_ratio(evidence)
+    chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
+    for coordinate in chosen:
+        yield _number(coordinate.name, lambda x, c=coordinate: c(x).astype(float))
+    yield _number("count of NaN", _count_nan)
+    yield _frequencies(features.whole_output(evidence.here, evidence.there), evidence)
+    tables = [_frequencies(_kinds(coordinate, evidence), evidence) for coordinate in chosen]
+    if len(chosen) > 1:
+        yield from _directions(evidence)
+        yield _sum_of(tables)
+    for coordinate, table in zip(chosen, tables, strict=True):
+        yield table
+        yield from _bits(coordinate, evidence)
+
+
+def _number(name: str, evaluate: Callable[[Any], np.ndarray]) -> Score:
+    return Score(evaluate, lambda least, t: f"{name} {'>=' if least else '<='} {t:.6g}")
+
+
+def _likelihood_ratio(evidence: Evidence) -> Score:
+    def ratios(outputs: Any) -> np.ndarray:
+        pair = evidence.value, evidence.neighbor
+        return evidence.sampler.log_ratios(outputs, *pair, evidence.batch)
+
+    learned = np.concatenate([ratios(evidence.here), ratios(evidence.there)])
+    unit = _RESOLUTION * np.max(np.abs(learned), initial=0.0, where=np.isfinite(learned))
+    unit = unit if unit > 0 else 1.0
+    return _number(
+        "log likelihood ratio of value over neighbor",
+        lambda outputs: np.round(ratios(outputs) / unit) * unit,
+    )
+
+
+def _count_nan(outputs: Any) -> np.ndarray:
+    found = [np.isnan(matrix.astype(float)) for matrix in features.matrices(outputs)]
+    return np.sum([np.sum(nan, axis=1) for nan in found], axis=0, dtype=float)
+
+
+def _kinds(coordinate: Coordinate, evidence: Evidence) -> Code:
+    """A number's value where it takes few, else the interval that it is in."""
+    if features.takes_few_values(coordinate, evidence.here, evidence.there):
+        return features.exact_value(coordinate, evidence.here, evidence.there)
+    return features.bins(coordinate, evidence.here, evidence.there)
+
+
+def _bits(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
+    """What the stored bits give away, where the value alone does not decide them."""
+    if features.takes_few_values(coordinate, evidence.here, evidence.there):
+        return
+    yield _grain(coordinate)
+    yield _frequencies(features.grain_and_binade(coordinate), evidence)
+    yield _frequencies(features.low_bits_and_binade(coordinate), evidence)
+    ends = _ends(evidence)
+    if ends is not None:
+        value, neighbor = (end[coordinate.leaf][coordinate.index] for end in ends)
+        code = features.grains_of_differences(coordinate, value, neighbor)
+        yield _frequencies(code, evidence)
+
+
+def _grain(coordinate: Coordinate) -> Score:
+    def describe(least: bool, threshold: float) -> str:
+        if least:
+            return f"{coordinate.name} is a multiple of 2^{threshold:.0f}"
+        return f"{coordinate.name} is no multiple of 2^{threshold + 1:.0f}"
+
+    return Score(features.grain(coordinate), describe)
+
+
+def _frequencies(code: Code, evidence: Evidence) -> Score:
+    """The log ratio of the frequencies of a kind of output; 0 for kinds that were not seen."""
+    here, there = code.encode(evidence.here), code.encode(evidence.there)
+    kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
+    # Of a kind seen once, nothing is known.
+    kinds, counts = kinds[counts > 1], counts[counts > 1]
+    # One more of each, so that rare kinds do not look certain.
+    ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
+
+    def evaluate(outputs: Any) -> np.ndarray:
+        if not len(kinds):
+            return np.zeros(len(features.matrices(outputs)[0]))
+        codes = code.encode(outputs)
+        position = np.minimum(np.searchsorted(kinds, codes), len(kinds) - 1)
+        return np.where(kinds[position] == codes, ratios[position], 0.0)
+
+    def describe(least: bool, threshold: float) -> str:
+        inside = ratios >= threshold if least else ratios <= threshold
+        # Kinds that were not seen have the ratio 0; the side without them can be listed.
+        inverted = threshold <= 0 if least else threshold >= 0
+        listed = np.flatnonzero(inside ^ inverted)
+        commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
+        named = ", ".join(code.label(int(kinds[i])) for i in commonest)
+        more = len(listed) - len(commonest)
+        more = f", and {more} more" if more else ""
+        return f"{code.name} {'not in' if inverted else 'in'} {{{named}{more}}}"
+
+    return Score(evaluate, describe)
+
+
+def _occurrences(kinds: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    codes = np.sort(codes)
+    return np.searchsorted(codes, kinds, "right") - np.searchsorted(codes, kinds, "left")
+
+
+def _sum_of(tables: list[Score]) -> Score:
+    """The log likelihood ratio, were the numbers independent."""
+
+    def evaluate(outputs: Any) -> np.ndarray:
+        return np.sum([table.evaluate(outputs) for table in tables], axis=0)
+
+    return _number("sum of the log ratios of frequencies of every number", evaluate)
+
+
+def _directions(evidence: Evidence) -> Iterator[Score]:
+    """Projections: where the values differ, and where the outputs do."""
+    gaps = _gaps(evidence)
+    if gaps is not None:
+        yield _number("output . (value - neighbor)", _projection(gaps))
+    yield _number("output . (difference of the mean outputs)", _projection(_shifts(evidence)))
+
+
+def _projection(directions: list[np.ndarray]) -> Callable[[Any], np.ndarray]:
+    def evaluate(outputs: Any) -> np.ndarray:
+        with np.errstate(all="ignore"):  # What becomes NaN is in no event.
+            terms = [
+                matrix.astype(np.result_type(matrix, np.float32)) @ direction
+                for matrix, direction in zip(features.matrices(outputs), directions, strict=True)
+            ]
+        return np.sum(terms, axis=0, dtype=float)
+
+    return evaluate
+
+
+def _importance(evidence: Evidence) -> list[np.ndarray]:
+    """How much every number of an output may tell the two values apart."""
+    directions = _gaps(evidence)
+    if directions is None:
+        directions = _shifts(evidence)
+    return [np.abs(direction) for direction in directions]
+
+
+def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+    """The two values, where outputs have their form."""
+    value = features.value_like(evidence.here, evidence.value)
+    neighbor = features.value_like(evidence.here, evidence.neighbor)
+    return None if value is None or neighbor is None else (value, neighbor)
+
+
+def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
+    """The difference of the values, where outputs have their form and they differ."""
+    ends = _ends(evidence)
+    if ends is None:
+        return None
+    pairs = zip(*ends, strict=True)
+    with np.errstate(all="ignore"):
+        gaps = [np.nan_to_num(x.astype(float) - y.astype(float)) for x, y in pairs]
+    return gaps if any(np.any(gap != 0) for gap in gaps) else None
+
+
+def _shifts(evidence: Evidence) -> list[np.ndarray]:
+    """Difference of the means of every number of an output, over its variance."""
+    matrices = (features.matrices(outputs) for outputs in (evidence.here, evidence.there))
+    shifts = []
+    for here, there in zip(*matrices, strict=True):
+        with np.errstate(all="ignore"):
+            shift = here.mean(axis=0, dtype=float) - there.mean(axis=0, dtype=float)
+            spread = here.var(axis=0, dtype=float) + there.var(axis=0, dtype=float)
+            shifts.append(np.nan_to_num(shift / (spread + 1e-6 * np.max(spread) + 1e-30)))
+    return shifts

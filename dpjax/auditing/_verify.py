@@ -1,0 +1,134 @@
+"""A claim of privacy as an assertion, for the tests of whoever makes it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from dpjax import _checks
+from dpjax.auditing._audit import Pair, Pairs, audit, claim_of
+from dpjax.auditing._result import AuditResult
+from dpjax.norms import distance
+
+# Relative rounding error of a distance between floats.
+_ROUNDING = 1e-6
+
+
+def verify(
+    key: jax.Array,
+    mechanism: Callable[[jax.Array, Any], Any],
+    *,
+    value: Any = None,
+    neighbor: Any = None,
+    pairs: Pairs | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    samples: int = 100_000,
+    confidence: float = 0.999_999,
+    jit: bool = True,
+) -> AuditResult:
+    """Asserts that an audit does not refute a claim of (epsilon, delta)-differential privacy.
+
+    Made for test suites, with a fixed key or a fresh one: a mechanism that keeps its claim fails
+    once in a million runs.
+
+    Args:
+        key: a typed key.
+        mechanism: `mechanism(key, value)`, as for `audit`.
+        value: an input of the mechanism, a pytree of real arrays.
+        neighbor: another, as far from it as one record of a database can move it.
+        pairs: instead of the two, candidates among which to look for the worst, as for `audit`.
+        epsilon: what is claimed; by default what `mechanism.guarantee` says.
+        delta: what is claimed; by default 0 along with an epsilon, else as the guarantee says.
+        samples: how many outputs to draw of each value, at least 100.
+        confidence: the probability, at least, that a claim that holds is not refuted.
+        jit: whether to run the mechanism compiled, as for `audit`.
+
+    Returns:
+        The `AuditResult` that does not refute the claim.
+
+    Raises:
+        AssertionError: if it does; the message names the claim, the bound and the event.
+        TypeError: as `audit` does, or if nothing is claimed.
+        ValueError: as `audit` does, or if the claim is the mechanism's own and a pair is further
+            apart than its sensitivity, of which it promises nothing.
+
+    Formal guarantees:
+        A claim that holds for all the pairs is refuted with probability at most 1 - confidence over
+        the samples. One that passes may still be broken. At epsilon 1, 100,000 samples refute a
+        noise scale that is 10% too low, and noise in floating point.
+
+    Source:
+        That of `audit`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> def noisy(key, count):
+        ...     return count + jax.random.laplace(key)
+        >>> dpjax.auditing.verify(
+        ...     jax.random.key(0),
+        ...     noisy,
+        ...     value=jnp.asarray(0.0),
+        ...     neighbor=jnp.asarray(1.0),
+        ...     epsilon=1.0,
+        ... )
+        Traceback (most recent call last):
+        ...
+        AssertionError: this mechanism claims epsilon 1, delta 0; the auditor refutes it: ...
+    """
+    if epsilon is None:
+        if delta is not None:
+            raise TypeError("delta must come with an epsilon, got delta alone")
+        claim = claim_of(mechanism)
+        if claim is None:
+            raise TypeError("epsilon must be given for a mechanism that guarantees nothing")
+        epsilon, delta = float(claim.epsilon), float(claim.delta)
+        value, neighbor, pairs = _within_claim(mechanism, value, neighbor, pairs)
+    most = float(_checks.non_negative("epsilon", epsilon))
+    result = audit(
+        key,
+        mechanism,
+        value=value,
+        neighbor=neighbor,
+        pairs=pairs,
+        delta=0.0 if delta is None else delta,
+        samples=samples,
+        confidence=confidence,
+        jit=jit,
+    )
+    if result.epsilon > most:
+        raise AssertionError(
+            f"this mechanism claims epsilon {most:.6g}, delta {result.delta:.6g};"
+            f" the auditor refutes it: {result}"
+        )
+    return result
+
+
+def _within_claim(mechanism: Any, value: Any, neighbor: Any, pairs: Pairs | None) -> Any:
+    """The same pairs, refused where the mechanism's promise does not reach."""
+    if value is not None and neighbor is not None:
+        _check_distance(mechanism, (value, neighbor))
+    if pairs is None:
+        return value, neighbor, None
+
+    def checked(key: jax.Array) -> Iterable[Pair]:
+        for pair in pairs(key) if callable(pairs) else pairs:
+            _check_distance(mechanism, pair)
+            yield pair
+
+    return value, neighbor, checked
+
+
+def _check_distance(mechanism: Any, pair: Pair) -> None:
+    norm, sensitivity = (getattr(mechanism, name, None) for name in ("norm", "sensitivity"))
+    if norm is None or sensitivity is None:
+        return  # Nothing says how far its promise reaches.
+    value, neighbor = (_checks.real_arrays("value", x) for x in pair)
+    length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
+    if length > most * (1 + _ROUNDING):
+        raise ValueError(
+            f"neighbor must be within the sensitivity {most:g} of value, got distance {length:g}:"
+            " of such a pair the mechanism promises nothing"
+        )

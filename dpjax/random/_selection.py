@@ -1,0 +1,140 @@
+"""Private selection among scores: in integers, so that no option is ever impossible."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import _limbs
+from dpjax._grid import round_to_grid
+from dpjax._limbs import Limbs
+from dpjax._numerics import compute_dtype
+from dpjax.random._chacha20 import consume
+from dpjax.random._grid_fit import Calibration, GridFit
+from dpjax.random._lattice import exponential_round
+from dpjax.random._noise import EXPONENTIAL, exponential, gumbel
+from dpjax.random._release import BOUND, OUTWARD, usable_scale
+
+
+def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> Any:
+    """The largest of score + exponential noise (report noisy max), in integers.
+
+    Let the noise of all other options be fixed. Option r wins where its noise reaches an integer
+    threshold, with probability exp(-threshold / scale) if that is positive; a neighbor moves the
+    threshold by at most twice the sensitivity. Ties go to the first option, whatever the scores.
+
+    Args:
+        key: a typed key.
+        scores: shape (K,); NaN counts as the lowest score.
+        calibration: at the scale 2 sensitivity / epsilon.
+
+    Returns:
+        An int32 scalar; -1 where the scale could carry no noise.
+    """
+    fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
+    return _selected(_first_largest(race), scores, calibration, fit.scale)
+
+
+def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
+    """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
+
+    The number of rounds depends on the scores: at most one in seven needs a second one.
+
+    Args:
+        key: a typed key.
+        scores: shape (K,); NaN counts as the lowest score.
+        calibration: at the scale 2 sensitivity / epsilon.
+
+    Returns:
+        An int32 scalar; -1 where the scale could carry no noise.
+    """
+    fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    gaps = _scaled_gaps(scores, fit)
+    options = scores.size
+    # Every try succeeds with probability 1 / K at least: 2 K of them fail with e^-2 at most.
+    tries = 2 * options
+
+    def again(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return state[1] < 0
+
+    def attempt(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        round_number, (word,), _, drawn = exponential_round(key, state[0], tries, extra=1)
+        # Lemire (2019): words below the threshold would favor some options.
+        product = _limbs.full_product(word, jnp.uint32(options))
+        fair = product.low >= np.uint32(2**32 % options)
+        option = product.high.astype(jnp.int32)
+        chosen = Limbs(gaps.high[option], gaps.low[option])
+        kept = fair & ~_limbs.less(drawn, chosen)
+        first = jnp.argmax(kept)
+        return round_number, jnp.where(kept[first], option[first], -1)
+
+    consume(key)
+    _, index = lax.while_loop(again, attempt, (jnp.uint32(0), jnp.int32(-1)))
+    return _selected(index, scores, calibration, fit.scale)
+
+
+def float_index(
+    key: jax.Array, scores: jax.Array, calibration: Calibration, *, flip: bool
+) -> jax.Array:
+    """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
+    scale = usable_scale(calibration.scale, scores.dtype)
+    race = exponential if flip else gumbel
+    noise = race(key, scores.shape, scale.dtype)
+    index = jnp.argmax(noise - score_gaps(scores) / (OUTWARD * scale)).astype(jnp.int32)
+    return _selected(index, scores, calibration, scale)
+
+
+def _selected(
+    index: jax.Array, scores: jax.Array, calibration: Calibration, scale: jax.Array
+) -> jax.Array:
+    index = jnp.where(jnp.isnan(scale), -1, index)
+    if calibration.zero_allowed:
+        best = jnp.argmin(score_gaps(scores)).astype(jnp.int32)
+        index = jnp.where(jnp.asarray(calibration.scale) == 0, best, index)
+    return index
+
+
+def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
+    """How far every score lies below the best, in points of the noise's lattice, exactly.
+
+    Clamped at 2^61 points, where no noise reaches: that replaces scores by the larger of them and
+    best - bound, which move no further than the scores do.
+    """
+    if jnp.issubdtype(scores.dtype, jnp.floating):
+        dtype = compute_dtype(scores.dtype)
+        lowest = jnp.where(jnp.isnan(scores), -jnp.inf, scores).astype(dtype)
+        points = round_to_grid(lowest, fit.exponent)
+    else:
+        points = _limbs.clip(_limbs.from_integers(scores), BOUND)
+    high = jnp.max(points.high.astype(jnp.int32)).astype(jnp.uint32)
+    low = jnp.max(jnp.where(points.high == high, points.low, np.uint32(0)))
+    gaps = _limbs.subtract(Limbs(high, low), points)
+    farthest = _limbs.shift_right(_limbs.constant(2**61), fit.shift)
+    farthest = _limbs.floor_divide(farthest, fit.divisor)
+    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
+
+
+def _first_largest(x: Limbs) -> jax.Array:
+    high = x.high.astype(jnp.int32)
+    top = high == jnp.max(high)
+    low = jnp.max(jnp.where(top, x.low, np.uint32(0)))
+    return jnp.argmax(top & (x.low == low)).astype(jnp.int32)
+
+
+def score_gaps(scores: jax.Array) -> jax.Array:
+    """How far every score lies below the best one: exact for integers, finite for floats."""
+    dtype = compute_dtype(scores.dtype)
+    if jnp.issubdtype(scores.dtype, jnp.floating):
+        limit = float(jnp.finfo(scores.dtype).max) / 4
+        finite = jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
+        finite = finite.astype(dtype)
+        return jnp.max(finite) - finite
+    if scores.dtype == bool:
+        scores = scores.astype(jnp.int32)
+    # The difference of two integers of a dtype always fits the unsigned dtype of that width.
+    unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")
+    gaps = jnp.max(scores).astype(unsigned) - scores.astype(unsigned)
+    return gaps.astype(dtype)
