@@ -2,7 +2,6 @@
 
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
-from dpjax import exact_sums as exact_sums
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
@@ -18,6 +17,9 @@ from dpjax.base import Release as Release
 from dpjax.base import SampledEvent as SampledEvent
 from dpjax.base import Sensitivity as Sensitivity
 from dpjax.base import Target as Target
+from dpjax.exact_sums import ExactSum as ExactSum
+from dpjax.exact_sums import exact_sum as exact_sum
+from dpjax.exact_sums import sum_sensitivity as sum_sensitivity
 from dpjax.mechanisms._bernstein import bernstein as bernstein
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial as BernsteinPolynomial
 from dpjax.mechanisms._bernstein_polynomial import approximate_bernstein as approximate_bernstein

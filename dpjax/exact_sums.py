@@ -90,9 +90,9 @@ def exact_sum(records: Any, *, lower: float, upper: float, grid: float) -> Exact
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax import exact_sums
+        >>> import dpjax
         >>> ages = jnp.array([31.0, 62.5, jnp.nan, 1e9])
-        >>> total = exact_sums.exact_sum(ages, lower=0, upper=100, grid=0.25)
+        >>> total = dpjax.exact_sum(ages, lower=0, upper=100, grid=0.25)
         >>> float(total.to_float())
         193.5
     """
@@ -143,8 +143,8 @@ def sum_sensitivity(
         analysis" (2006), for sums; here all roundings are part of the function.
 
     Example:
-        >>> from dpjax import exact_sums
-        >>> exact_sums.sum_sensitivity(lower=0, upper=100, grid=0.25)
+        >>> import dpjax
+        >>> dpjax.sum_sensitivity(lower=0, upper=100, grid=0.25)
         400
     """
     low, high = _units(lower, upper, grid)

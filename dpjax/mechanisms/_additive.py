@@ -141,10 +141,13 @@ class AdditiveMechanism(SensitivityMechanism):
 
     @property
     def dp_event(self) -> Any:
-        if self.noise.dp_event is None:
-            return super().dp_event
+        accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:
-            return _checks.extra("dp_accounting", "accounting").NonPrivateDpEvent()
+            return accounting.NonPrivateDpEvent()
+        if self.noise.dp_event is None or self.noise.event_norm != self.norm:
+            # In another norm the same noise multiplier means another mechanism.
+            pure = np.array_equal(self.delta, 0)
+            return super().dp_event if pure else accounting.UnsupportedDpEvent()
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
 

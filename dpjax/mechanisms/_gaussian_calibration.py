@@ -44,10 +44,12 @@ def analytic_multiplier(epsilon: Any, delta: Any) -> Any:
         epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
         dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
+    # For delta near 1 it is 1 - delta that must not suffer.
+    log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
     low, high = _LOWEST_X, _HIGHEST_X
     for _ in range(100):
         middle = (low + high) / 2
-        if _log_delta(middle, epsilon, np) <= math.log(delta) - _TABLE_MARGIN:
+        if _log_delta(middle, epsilon, np) <= log_delta:
             low = middle
         else:
             high = middle

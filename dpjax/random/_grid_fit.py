@@ -109,11 +109,12 @@ class Calibration:
         missed = self.coordinates * lattice.certificate.delta
         if missed == 0:
             return True
-        # (1 + e^epsilon) missed <= delta 2^-25, in logarithms, and the calibration leaves 2^-24;
-        # above .9 the scale does not cover e^loss, so the margin must.
+        # (1 + e^epsilon) missed <= min(delta, 1 - delta) 2^-25, in logarithms, and the calibration
+        # leaves 2^-24 of it; above .9 the scale does not cover e^loss, so that margin must.
         room = math.log(missed) + 26 * math.log(2)
-        small = self.coordinates * lattice.certificate.loss <= 2.0**-25
-        return (self.epsilon + room <= numpy.log(delta)) & (small | (delta <= 0.9))
+        margin = numpy.minimum(delta, 1 - delta)
+        small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
+        return (self.epsilon + room <= numpy.log(margin)) & (small | (delta <= 0.9))
 
 
 def _fitted(

@@ -54,6 +54,7 @@ class Noise:
         magnitude_quantile: on the host, the value that |Z| stays below with a given probability.
         dp_event: makes the event of dp-accounting from the noise multiplier (scale over
             sensitivity); None for the dominating event of any pure mechanism.
+        event_norm: the norm of the sensitivity that this event is about.
         lattice: how it is drawn exactly; None for noise that exists in floats only, under which
             nothing is promised.
 
@@ -67,6 +68,7 @@ class Noise:
     log_cdf: Callable[[jax.Array], jax.Array]
     magnitude_quantile: Callable[[float], float]
     dp_event: Callable[[float], Any] | None = None
+    event_norm: str | None = None
     lattice: Lattice | None = None
 
     def in_floats(self) -> "Noise":
@@ -108,6 +110,7 @@ LAPLACE = Noise(
     log_cdf=_laplace_log_cdf,
     magnitude_quantile=_laplace_quantile,
     dp_event=_laplace_event,
+    event_norm="l1",
     lattice=Lattice(_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND),
 )
 
@@ -118,6 +121,7 @@ GAUSSIAN = Noise(
     log_cdf=stats.norm.logcdf,
     magnitude_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
+    event_norm="l2",
     lattice=Lattice(_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND),
 )
 

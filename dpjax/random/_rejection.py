@@ -80,9 +80,9 @@ def bernoulli(
 
     Example:
         >>> import dpjax
-        >>> from dpjax.random import _rejection
+        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
-        >>> _rejection.bernoulli(key, numerator=1, denominator=3, shape=(1000,)).mean()
+        >>> dpjax.random.bernoulli(key, numerator=1, denominator=3, shape=(1000,)).mean()
         Array(0.3..., dtype=float32)
     """
     (a, b), valid = _ratio(numerator, denominator, least=0)
@@ -119,9 +119,9 @@ def bernoulli_exp(
 
     Example:
         >>> import dpjax
-        >>> from dpjax.random import _rejection
+        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
-        >>> _rejection.bernoulli_exp(key, numerator=1, shape=(1000,)).mean()
+        >>> dpjax.random.bernoulli_exp(key, numerator=1, shape=(1000,)).mean()
         Array(0.3..., dtype=float32)
     """
     (a, b), valid = _ratio(numerator, denominator, least=0)
@@ -156,9 +156,9 @@ def geometric(
 
     Example:
         >>> import dpjax
-        >>> from dpjax.random import _rejection
+        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
-        >>> noise = _rejection.geometric(key, numerator=5, denominator=2, shape=(1000,))
+        >>> noise = dpjax.random.geometric(key, numerator=5, denominator=2, shape=(1000,))
         >>> int(noise.min())
         0
     """
@@ -194,9 +194,9 @@ def discrete_laplace(
 
     Example:
         >>> import dpjax
-        >>> from dpjax.random import _rejection
+        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
-        >>> _rejection.discrete_laplace(key, numerator=5, denominator=2, shape=(3,)).dtype
+        >>> dpjax.random.discrete_laplace(key, numerator=5, denominator=2, shape=(3,)).dtype
         dtype('int32')
     """
     return _scaled(key, numerator, denominator, shape, signed=True)
@@ -231,9 +231,9 @@ def discrete_gaussian(
 
     Example:
         >>> import dpjax
-        >>> from dpjax.random import _rejection
+        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
-        >>> _rejection.discrete_gaussian(key, numerator=100, shape=(3,)).dtype
+        >>> dpjax.random.discrete_gaussian(key, numerator=100, shape=(3,)).dtype
         dtype('int32')
     """
     (a, b), valid = _ratio(numerator, denominator, least=1)

@@ -94,7 +94,7 @@ def test_noise_is_proportional_to_the_sensitivity_and_never_zero(mechanism, dist
     noise = mechanism(key, value).value
     # Rounded to the grid, on which there are fewer noises than noises drawn.
     grid = mechanism.grid_for((1000,))
-    np.testing.assert_allclose(doubled(key, value).value, 2 * noise, rtol=1e-4, atol=4 * grid)
+    np.testing.assert_allclose(doubled(key, value).value, 2 * noise, rtol=5e-4, atol=4 * grid)
     assert len(set(noise.tolist())) > 990
     assert float(mechanism.effective_scale((1000,))) >= mechanism.scale
 
@@ -156,7 +156,7 @@ def test_python_and_numpy_numbers_are_values(key):
 def test_large_integers_are_clamped_and_do_not_wrap(value, key):
     released = dpjax.laplace(2.0**20, 1.0)(key, np.full(1000, value)).value
     assert np.all(np.sign(released) == np.sign(value))
-    assert np.all(np.abs(released.astype(np.int64)) <= 2**31 - 2)
+    assert np.all(np.abs(np.asarray(released, np.int64)) <= 2**31 - 2)
     assert len(np.unique(released)) > 100
 
 
@@ -260,7 +260,7 @@ def test_error_quantile_is_the_quantile_of_the_noise(mechanism, distribution):
     for probability in (0.01, 0.5, 0.95, 0.999):
         quantile = mechanism.error_quantile(probability)
         exact = distribution(scale=mechanism.scale).ppf((1 + probability) / 2)
-        assert exact <= quantile <= exact * (1 + 2e-5)
+        assert exact <= quantile <= exact * (1 + 6e-5)
 
 
 def test_simultaneous_error_quantile_covers_all_coordinates(draws):

@@ -1,6 +1,5 @@
 """The Bernstein mechanism: polynomials against NumPy in float64, and where the noise enters."""
 
-import dataclasses
 import itertools
 import math
 
@@ -282,12 +281,13 @@ def test_loss_on_a_neighbor_at_the_sensitivity_is_epsilon():
 
 def test_pytree_of_lattices_multiplies_the_scale(key):
     one = dpjax.bernstein(0.1, 1.0, degree=4, dims=1)
-    third = dataclasses.replace(one, epsilon=1.0 / 3)
     value = (np.zeros(5, "float32"), np.ones(5, "float32"), np.zeros(5, "float32"))
     together = one(key, value).value
     assert all(isinstance(polynomial, BernsteinPolynomial) for polynomial in together)
-    for leaf_key, x, polynomial in zip(jax.random.split(key, 3), value, together, strict=True):
-        np.testing.assert_allclose(polynomial.values, third(leaf_key, x).value.values, rtol=1e-5)
+    # The noise of all the lattices is one draw, three times as large.
+    whole = dpjax.laplace(5 * 0.1, 1.0 / 3)(key, np.concatenate(value)).value
+    values = np.concatenate([polynomial.values for polynomial in together])
+    np.testing.assert_allclose(values, whole, rtol=1e-3, atol=1e-3)
     shifted = tuple(x + np.float32(0.1) for x in value)
     far = tuple(BernsteinPolynomial(x + 100) for x in value)
     log_prob = jax.jit(one.log_prob)
@@ -313,7 +313,7 @@ def test_simultaneous_error_quantile_bounds_the_error_everywhere(dims, order, dr
 def test_error_quantile_of_a_lattice_value():
     mechanism = dpjax.bernstein(0.1, 1.0, degree=5, dims=2)
     exact = mechanism.scale * stats.laplace.ppf(0.975)
-    assert exact <= mechanism.error_quantile(0.95) <= exact * (1 + 2e-5)
+    assert exact <= mechanism.error_quantile(0.95) <= exact * (1 + 6e-5)
 
 
 def test_curve_of_a_database_is_released(key):

@@ -98,7 +98,7 @@ def test_noise_is_added_to_extreme_integers_too(name, draws):
     make, value = EVERY[name]
     for strange in strange_values(value):
         released = draws(make(1.0, 1.0), value.at[0].set(strange), 200)
-        assert len(set(only_leaf(released)[:, 0].tolist())) >= 3
+        assert len(set(only_leaf(released)[:, 0].tolist())) >= 2
 
 
 @every_mechanism
@@ -127,7 +127,7 @@ def test_noise_in_floats_promises_nothing(name, key):
     release = mechanism(key, value)
     assert repr(release.guarantee) == "no guarantee, not private: noise in floats"
     assert (release.guarantee.epsilon, release.guarantee.delta) == (math.inf, 1.0)
-    composed = dpjax.accounting.compose([release.guarantee, make(1.0, 1.0).guarantee])
+    composed = dpjax.accounting.compose(release.guarantee, make(1.0, 1.0).guarantee)
     assert composed.epsilon == math.inf
     assert "not private" in repr(composed)
     assert isinstance(mechanism.dp_event, dp_accounting.NonPrivateDpEvent)

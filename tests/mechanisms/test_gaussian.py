@@ -53,7 +53,7 @@ def test_error_quantile_agrees_with_peers(reference):
     for row in reference("peers")["accuracy"]:
         bar = mechanism.error_quantile(1 - row["alpha"]) / mechanism.scale
         exact = row["gaussian"] / row["scale"]
-        assert exact <= bar <= exact * (1 + 2e-5)
+        assert exact <= bar <= exact * (1 + 6e-5)
 
 
 def test_release_keeps_epsilon_and_delta_on_a_neighbor(log_probs):

@@ -25,7 +25,7 @@ def test_guarantee_is_pure():
 def test_error_quantile_agrees_with_peers(reference):
     for row in reference("peers")["accuracy"]:
         bar = dpjax.laplace(row["scale"], 1.0).error_quantile(1 - row["alpha"])
-        assert row["laplace"] <= bar <= row["laplace"] * (1 + 2e-5)
+        assert row["laplace"] <= bar <= row["laplace"] * (1 + 6e-5)
 
 
 def test_hockey_stick_divergence_agrees_with_the_exact_one(reference, log_probs):

@@ -167,7 +167,7 @@ def test_scale_covers_rounding(scale, coordinates):
         made = calibration(scale, coordinates=coordinates, rounding=rounding)
         lost = covered(made, lattice, np.float32(scale).item()) - 1
         # Well below .1% for scalars and 1% for vectors of a million, at epsilon 1.
-        assert lost < (2e-5 if coordinates == 1 else 2e-3)
+        assert lost < (6e-5 if coordinates == 1 else 2e-3)
         assert made.fits(lattice, jnp.float32)
 
 
@@ -243,6 +243,7 @@ def test_unlikely_options_are_possible(index, key):
     made = calibration(1.0, coordinates=2, rounding=0.0)
     scores = jnp.asarray([8, 0], jnp.int32)
     drawn = jax.jit(jax.vmap(lambda k: index(k, scores, made)))(jax.random.split(key, 200_000))
+    drawn = np.asarray(drawn)
     flipped = index is permute_and_flip_index
     expected = 200_000 * math.exp(-8) * (0.5 if flipped else 1 / (1 + math.exp(-8)))
     assert abs(np.sum(drawn) - expected) < 5 * math.sqrt(expected)
