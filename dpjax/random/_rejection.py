@@ -80,7 +80,6 @@ def bernoulli(
 
     Example:
         >>> import dpjax
-        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
         >>> dpjax.random.bernoulli(key, numerator=1, denominator=3, shape=(1000,)).mean()
         Array(0.3..., dtype=float32)
@@ -119,7 +118,6 @@ def bernoulli_exp(
 
     Example:
         >>> import dpjax
-        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
         >>> dpjax.random.bernoulli_exp(key, numerator=1, shape=(1000,)).mean()
         Array(0.3..., dtype=float32)
@@ -155,7 +153,6 @@ def geometric(
         Algorithm 2 without its sign.
 
     Example:
-        >>> import dpjax
         >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
         >>> noise = dpjax.random.geometric(key, numerator=5, denominator=2, shape=(1000,))
@@ -194,7 +191,6 @@ def discrete_laplace(
 
     Example:
         >>> import dpjax
-        >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
         >>> dpjax.random.discrete_laplace(key, numerator=5, denominator=2, shape=(3,)).dtype
         dtype('int32')
@@ -230,7 +226,6 @@ def discrete_gaussian(
         Karney, "Sampling exactly from the normal distribution" (2016), Algorithm D.
 
     Example:
-        >>> import dpjax
         >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
         >>> dpjax.random.discrete_gaussian(key, numerator=100, shape=(3,)).dtype

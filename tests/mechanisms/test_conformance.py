@@ -56,7 +56,19 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
+# Rows that differ from one above in a detail take their time.
+SLOW = {
+    "laplace, vector",
+    "laplace, epsilon 5",
+    "gaussian, vector",
+    "gaussian, integers",
+    "gaussian, classical",
+    "bernstein, order 3",
+}
+ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_mechanism_conforms(name):
     factory, arguments = TABLE[name]
     check_conformance(seeded_key(1), factory, **arguments)

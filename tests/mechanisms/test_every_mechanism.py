@@ -131,10 +131,9 @@ def test_noise_in_floats_promises_nothing(name, key):
     assert composed.epsilon == math.inf
     assert "not private" in repr(composed)
     assert isinstance(mechanism.dp_event, dp_accounting.NonPrivateDpEvent)
-    # It is the same distribution otherwise, and has no grid.
-    assert float(mechanism.effective_scale()) == pytest.approx(
-        float(make(1.0, 1.0).effective_scale()), rel=0.01
-    )
+    if name != "one's own":  # The same scale, without the charges.
+        exact = float(make(1.0, 1.0).effective_scale())
+        assert float(mechanism.effective_scale()) == pytest.approx(exact, rel=1e-3)
 
 
 FLOATS = {
@@ -245,24 +244,16 @@ def assert_closed(batch, lanes):
 def test_bad_traced_parameter_is_never_released(name, key):
     make, value = EVERY[name]
 
-    @jax.jit
-    def release_all(lanes):
-        by_epsilon = jax.vmap(lambda epsilon: make(1.0, epsilon)(key, value))(lanes)
-        by_sensitivity = jax.vmap(lambda sensitivity: make(sensitivity, 1.0)(key, value))(lanes)
-        return by_epsilon, by_sensitivity
-
-    by_epsilon, by_sensitivity = release_all(jnp.asarray([*BAD, 0.9]))
-    assert_closed(by_epsilon, slice(4))
-    if name in MECHANISMS:
-        assert_closed(by_sensitivity, slice(4))
+    epsilons = jnp.asarray([0.9, *BAD, *[0.9] * len(BAD)])
+    sensitivities = jnp.asarray([*[1.0] * (1 + len(BAD)), *BAD])
+    batch = jax.jit(jax.vmap(lambda s, e: make(s, e)(key, value)))(sensitivities, epsilons)
+    assert_closed(batch, slice(1, None) if name in MECHANISMS else slice(1, 1 + len(BAD)))
     # The good lane is released as if it were alone.
     alone = make(1.0, 0.9)(key, value)
-    released, expected = (
-        np.asarray(only_leaf(tree), float) for tree in (by_epsilon.value, alone.value)
-    )
-    np.testing.assert_allclose(released[4], expected, rtol=1e-2, atol=0.03)
-    assert float(by_epsilon.guarantee.epsilon[4]) == pytest.approx(0.9)
-    assert by_epsilon.guarantee.confidence[4] == 1
+    released, expected = (np.asarray(only_leaf(tree), float) for tree in (batch.value, alone.value))
+    np.testing.assert_allclose(released[0], expected, rtol=1e-2, atol=0.03)
+    assert float(batch.guarantee.epsilon[0]) == pytest.approx(0.9)
+    assert batch.guarantee.confidence[0] == 1
 
 
 def test_bad_traced_bound_is_never_released(key):
