@@ -13,7 +13,7 @@ test: .venv/test
 test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow
 
-bench: .venv/test
+bench: .venv/bench
 	$(BIN)/python bench/run.py
 
 lint: .venv/lint
@@ -24,7 +24,7 @@ lint: .venv/lint
 clean:
 	rm -rf .venv build
 
-.venv/demo .venv/test .venv/lint: pyproject.toml
+.venv/demo .venv/test .venv/lint .venv/bench: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(notdir $@)]'
 	touch $@
