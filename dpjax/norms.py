@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._numerics import compute_dtype
 from dpjax.base import Norm
@@ -58,14 +59,22 @@ def rounding_norm(norm: Norm, value: Any) -> Any:
     """The norm of ones in all the float coordinates of a value, and zeros in the integers.
 
     It bounds the norm of what rounding adds to a difference, at most 1 in every float coordinate:
-    the norm must be monotone in the magnitudes of the coordinates.
+    the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes.
     """
     sizes = [leaf.size for leaf in jax.tree.leaves(value) if is_float(leaf)]
     count = sum(sizes)
     if norm in ("l1", "l2", "linf"):
         return {"l1": float(count), "l2": count**0.5, "linf": float(count > 0)}[str(norm)]
-    ones = jax.tree.map(lambda leaf: jnp.full(leaf.shape, float(is_float(leaf))), value)
-    return norm_function(norm)(ones)
+    with jax.ensure_compile_time_eval():
+        ones = jax.tree.map(lambda leaf: jnp.full(leaf.shape, float(is_float(leaf))), value)
+        return norm_function(norm)(ones)
+
+
+def grid_dtype(value: Any) -> Any:
+    """The float dtype in which a grid for all leaves of a value is found."""
+    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
+    wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
+    return np.dtype("float64" if wide else "float32")
 
 
 def is_float(leaf: Any) -> bool:

@@ -232,6 +232,8 @@ def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
 
 
 def _times(value: Any, factor: int) -> float:
+    if not math.isfinite(value) or abs(float(value)) > 1e300:
+        return float(value) * factor  # Nothing is promised under an infinite epsilon.
     return round_up(Fraction(float(value)) * factor)
 
 

@@ -14,7 +14,7 @@ from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, quantile_level
-from dpjax.norms import is_float, rounding_norm
+from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import Noise
 from dpjax.random._release import add_noise, centered, check_scale, usable_scale
@@ -58,6 +58,7 @@ class AdditiveMechanism(SensitivityMechanism):
             rounding_norm(self.norm, value),
             sum(leaf.size for leaf in jax.tree.leaves(value)),
             self.sensitivity.zero_allowed,
+            grid_dtype(value),
         )
         return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
 
@@ -82,8 +83,8 @@ class AdditiveMechanism(SensitivityMechanism):
             self.noise.lattice, self.delta, np
         ):
             raise ValueError(
-                f"delta={float(self.delta):g} is too small for {coordinates} coordinates at"
-                f" epsilon={float(self.epsilon):g}: the tables of the noise miss"
+                f"delta={float(self.delta)!r} is too close to 0 or 1 for {coordinates} coordinates"
+                f" at epsilon={float(self.epsilon):g}: the tables of the noise miss"
                 f" {self.noise.lattice.certificate.delta:.1g} of its mass in each"
             )
         check_fit(calibration, self.noise, value)
@@ -108,7 +109,7 @@ class AdditiveMechanism(SensitivityMechanism):
         Returns:
             A scalar in the units of the value; 0 for noise in floats.
         """
-        if self.noise.lattice is None:
+        if self.noise.lattice is None or self.sensitivity.zero_allowed:
             return 0.0
         return as_number(power_of_two(self._fit(shape).exponent, jnp.result_type(float)))
 
@@ -124,7 +125,9 @@ class AdditiveMechanism(SensitivityMechanism):
         Returns:
             A scalar in the units of the value; NaN where no grid can carry the noise.
         """
-        return self.scale if self.noise.lattice is None else as_number(self._fit(shape).scale)
+        if self.noise.lattice is None or self.sensitivity.zero_allowed:
+            return self.scale
+        return as_number(self._fit(shape).scale)
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         value = _checks.real_arrays("value", value)
@@ -148,6 +151,8 @@ class AdditiveMechanism(SensitivityMechanism):
             # In another norm the same noise multiplier means another mechanism.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
+        # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
+        # of Gaussian noise 2^-118 (1 + e^epsilon).
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
 
@@ -168,12 +173,13 @@ def additive(
     Args:
         sensitivity: a `Sensitivity` in `norm`, or a number, taken as a global bound in it.
         epsilon: finite, above 0.
-        norm: a norm's name, or a function of the difference of two values, monotone in the
-            magnitudes of its coordinates.
+        norm: "l1", "l2", "linf", or a norm of the difference of two values: a function that is
+            homogeneous, subadditive, and monotone in the magnitudes of the coordinates.
         noise: the distribution of Z. Without a `lattice` it is drawn in floats, and the release's
             guarantee says that it is not private.
         delta: 0, or a number in (0, 1) that the multiplier takes into account.
-        multiplier: scale over sensitivity.
+        multiplier: scale over sensitivity. With GAUSSIAN noise it must leave (1 - 2^-24) delta, for
+            the mass that the noise's tables miss.
 
     Returns:
         An `AdditiveMechanism`.
@@ -198,6 +204,10 @@ def additive(
         0.5
     """
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
+    if norm == "hamming":
+        raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
+    if noise.lattice is not None and noise.lattice.certificate.delta > 0:
+        delta = _checks.fraction("delta", delta)
     if _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
     unit = 1 / epsilon if multiplier is None else multiplier(epsilon, delta)

@@ -19,6 +19,7 @@ from dpjax.mechanisms._mechanism import (
     check_noise,
     quantile_level,
 )
+from dpjax.norms import grid_dtype
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import LAPLACE, Noise
 from dpjax.random._release import add_noise, check_scale
@@ -63,7 +64,7 @@ class BernsteinMechanism(SensitivityMechanism):
         """Scale of the noise in a lattice value, where the value is one lattice."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
-    def _calibration(self, lattices: int) -> Calibration:
+    def _calibration(self, lattices: int, dtype: Any) -> Calibration:
         # In the l1 norm: every one of the coordinates moves by the sensitivity.
         coordinates = lattices * math.prod(self.lattice_shape)
         return Calibration(
@@ -73,16 +74,18 @@ class BernsteinMechanism(SensitivityMechanism):
             float(coordinates),
             coordinates,
             self.sensitivity.zero_allowed,
+            dtype,
         )
 
     def _fit(self) -> GridFit:
         assert self.noise.lattice is not None
-        return self._calibration(1).fit(self.noise.lattice, jnp.result_type(float))
+        dtype = jnp.result_type(float)
+        return self._calibration(1, dtype).fit(self.noise.lattice, dtype)
 
     @property
     def grid(self) -> Scalar:
         """The spacing of noisy lattice values, where the value is one lattice."""
-        if self.noise.lattice is None:
+        if self.noise.lattice is None or self.sensitivity.zero_allowed:
             return 0.0
         return as_number(power_of_two(self._fit().exponent, jnp.result_type(float)))
 
@@ -96,7 +99,9 @@ class BernsteinMechanism(SensitivityMechanism):
             A scalar in the units of the function.
         """
         del shape
-        return self.scale if self.noise.lattice is None else as_number(self._fit().scale)
+        if self.noise.lattice is None or self.sensitivity.zero_allowed:
+            return self.scale
+        return as_number(self._fit().scale)
 
     def _check_value(self, value: Any) -> None:
         for leaf in jax.tree.leaves(value):
@@ -107,24 +112,28 @@ class BernsteinMechanism(SensitivityMechanism):
                 )
 
         zero_allowed = self.sensitivity.zero_allowed
-        calibration = self._calibration(len(jax.tree.leaves(value)))
+        floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, float_dtype(x)), value)
+        calibration = self._calibration_of(floats)
         check_scale("scale of the noise", calibration.scale, value, zero_allowed=zero_allowed)
         if self._is_exact and not _checks.is_traced(self.epsilon):
-            floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, float_dtype(x)), value)
             check_fit(calibration, self.noise, floats)
+
+    def _calibration_of(self, floats: Any) -> Calibration:
+        return self._calibration(len(jax.tree.leaves(floats)), grid_dtype(floats))
 
     def _draw(self, key: jax.Array, value: Any) -> Any:
         value = jax.tree.map(_as_float, value)
-        calibration = self._calibration(len(jax.tree.leaves(value)))
+        calibration = self._calibration_of(value)
         noisy = add_noise(key, value, calibration, self.noise)
         return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         value = _checks.real_arrays("value", value)
-        calibration = self._calibration(len(jax.tree.leaves(value)))
+        value = jax.tree.map(_as_float, value)
+        calibration = self._calibration_of(value)
 
         def lattice(x: jax.Array, polynomial: BernsteinPolynomial) -> jax.Array:
-            return additive_log_prob(polynomial.values, _as_float(x), calibration, self.noise)
+            return additive_log_prob(polynomial.values, x, calibration, self.noise)
 
         return sum_over_leaves(lattice, value, output)
 
@@ -151,7 +160,7 @@ class BernsteinMechanism(SensitivityMechanism):
     @property
     def dp_event(self) -> Any:
         """The event of the Laplace mechanism on the lattice values."""
-        if not self._is_exact:
+        if self.sensitivity.zero_allowed or not self._is_exact:
             return super().dp_event
         assert LAPLACE.dp_event is not None
         return LAPLACE.dp_event(1 / float(self.epsilon))

@@ -27,8 +27,9 @@ def gaussian(
     Args:
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
         epsilon: finite, above 0; at most 1 for the classical calibration, which under-noises above.
-        delta: at most 1 - 1e-9 (traced: .999), and large enough for the tables of the noise: about
-            2e-28 exp(epsilon) for every coordinate that is released (traced: NaN outside).
+        delta: at most 1 - 1e-9 (traced: .999), and far enough from 0 and 1 for the tables of the
+            noise: from about 2e-28 exp(epsilon) on, and up to about 1 - 5e-7, for every coordinate
+            that is released (traced: NaN outside).
         calibration: "analytic" or "classical".
         noise: "exact", or "float" for sweeps where nothing is published.
 

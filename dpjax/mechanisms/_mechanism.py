@@ -88,7 +88,7 @@ class SensitivityMechanism(abc.ABC):
         the events of Laplace and Gaussian, so that all of them compose in one accountant.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
-        if not self._is_exact:
+        if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))

@@ -14,7 +14,7 @@ from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import as_number
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
-from dpjax.norms import rounding_norm
+from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import check_scale, usable_scale
@@ -75,11 +75,14 @@ class SelectionMechanism(SensitivityMechanism):
             rounding_norm("linf", scores),
             2,
             self.sensitivity.zero_allowed,
+            grid_dtype(scores),
         )
 
     @property
     def grid(self) -> Scalar:
         """What float scores are rounded to; integers are not rounded."""
+        if self.sensitivity.zero_allowed:
+            return 0.0
         scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
         exponent = self._calibration(scores).fit(EXPONENTIAL, scores.dtype).exponent
         return as_number(power_of_two(exponent, scores.dtype))
@@ -94,6 +97,8 @@ class SelectionMechanism(SensitivityMechanism):
             A scalar in the units of the scores.
         """
         del shape
+        if self.sensitivity.zero_allowed:
+            return self._temperature
         scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return as_number(self._scale_drawn(scores))
 

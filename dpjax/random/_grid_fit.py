@@ -71,8 +71,9 @@ class Calibration:
         sensitivity: in the mechanism's norm.
         epsilon: of the guarantee.
         rounding: ||1||, the norm of ones in all float coordinates, those that are rounded.
-        coordinates: number of coordinates that get noise.
+        coordinates: how often the certificate's loss is charged, one for every noisy coordinate.
         zero_allowed: whether a scale of 0, no noise, was asked for by name.
+        grid_dtype: float64 where all float leaves are, else float32: the grid is found in it.
 
     Formal guarantees:
         None of its own.
@@ -84,25 +85,58 @@ class Calibration:
     rounding: Scalar
     coordinates: int
     zero_allowed: bool = False
+    grid_dtype: Any = np.float32
 
     def fit(self, lattice: Lattice, dtype: Any) -> GridFit:
         """The grid for values of a dtype; its scale is NaN where none can carry the noise."""
+        floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # Not the default float, so that integers get the same noise with and without x64.
-        floating = jnp.issubdtype(dtype, jnp.floating)
         compute = compute_dtype(dtype if floating else jnp.float32)
-        scale, *others = (
-            jnp.asarray(x).astype(compute)
-            for x in (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        )
-        return _fitted(lattice, scale, *others, self.coordinates, floating)
+        scale, sensitivity, _, rounding = self._numbers(self.grid_dtype)
+        exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, jnp)
+        scale, sensitivity, epsilon, rounding = self._numbers(compute)
+        limits = jnp.finfo(compute)
+        usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
+        grid = power_of_two(exponent, compute)
+        needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
+        if not floating:
+            exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
+        short, shift = _divisor(lattice, grid / needed, jnp)
+        usable &= (short >= 1) & (2 * self._loss(lattice) < epsilon)
+        short = jnp.where(usable, short, 1)
+        drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
+        drawn = jnp.where(usable, drawn, jnp.nan)
+        return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
     def fits(self, lattice: Lattice, dtype: Any) -> bool:
         """Whether a grid can carry the noise, for concrete numbers on the host."""
-        numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        floating = jnp.issubdtype(dtype, jnp.floating)
-        _, divisor = _steps(lattice, *map(np.float64, numbers), self.coordinates, floating, np)
+        scale, sensitivity, epsilon, rounding = (
+            np.float64(x) for x in (self.scale, self.sensitivity, self.epsilon, self.rounding)
+        )
+        exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, np)
+        grid = np.ldexp(1.0, exponent)
+        needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
+        step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
+        short, shift = _divisor(lattice, step / needed, np)
         # One more than needed, for float32 finds a little less.
-        return bool(divisor >= 2)
+        return bool(short * 2.0**shift >= 2 and 2 * self._loss(lattice) < epsilon)
+
+    def _numbers(self, dtype: Any) -> list[jax.Array]:
+        numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)
+        return [jnp.asarray(x).astype(dtype) for x in numbers]
+
+    def _loss(self, lattice: Lattice) -> float:
+        return self.coordinates * lattice.certificate.loss
+
+    def _needed(
+        self, lattice: Lattice, scale: Any, sensitivity: Any, epsilon: Any, rounding: Any, grid: Any
+    ) -> Any:
+        """The scale that covers rounding and tables; the grid is that of all leaves."""
+        loss = self._loss(lattice)
+        # (epsilon - a, delta) takes at most epsilon / (epsilon - a) times the noise of (epsilon,
+        # delta), and delta e^-a at most 1 + 4 a times, for delta <= .9.
+        certified = scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / epsilon)
+        return certified * (1 + rounding * (grid / sensitivity))
 
     def covers(self, lattice: Lattice, delta: Any, numpy: Any) -> Any:
         """Whether the margin that delta is calibrated with covers the mass that the tables miss."""
@@ -117,60 +151,25 @@ class Calibration:
         return (self.epsilon + room <= numpy.log(margin)) & (small | (delta <= 0.9))
 
 
-def _fitted(
-    lattice: Lattice,
-    scale: jax.Array,
-    sensitivity: jax.Array,
-    epsilon: jax.Array,
-    rounding: jax.Array,
-    coordinates: int,
-    floating: bool,
-) -> GridFit:
-    limits = jnp.finfo(scale.dtype)
-    usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
-    exponent, divisor = _steps(
-        lattice, scale, sensitivity, epsilon, rounding, coordinates, floating, jnp
-    )
-    usable &= divisor >= 1
-    divisor = jnp.where(usable, divisor, 1)
-    grid = power_of_two(exponent, scale.dtype)
-    drawn = jnp.where(usable, float(lattice.resolution) / divisor * grid, jnp.nan)
-    shift = jnp.maximum(jnp.frexp(divisor)[1] - _DIVISOR_BITS, 0).astype(jnp.int32)
-    short = divisor * power_of_two(-shift, scale.dtype)
-    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
+def _exponent(
+    lattice: Lattice, scale: Any, sensitivity: Any, rounding: Any, dtype: Any, numpy: Any
+) -> Any:
+    """The exponent of the grid: one for all leaves, since every leaf is charged for all."""
+    # Where so fine a grid leaves too little to divide, both errors are made equal.
+    balanced = numpy.sqrt(scale / sensitivity * (rounding / float(lattice.resolution)))
+    ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(rounding, 1)
+    # By exponents: the product itself may underflow. It lies in the upper quarter of their sum.
+    exponent = numpy.frexp(sensitivity)[1] + numpy.frexp(ideal)[1] - 2
+    limits = jnp.finfo(dtype)
+    return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
 
-def _steps(
-    lattice: Lattice,
-    scale: Any,
-    sensitivity: Any,
-    epsilon: Any,
-    rounding: Any,
-    coordinates: int,
-    floating: bool,
-    numpy: Any,
-) -> tuple[Any, Any]:
-    """The exponent of the grid, and the divisor as a float, NaN or below 1 where none fits."""
-    points = float(lattice.resolution)
-    loss = coordinates * lattice.certificate.loss
-    # (epsilon - a, delta) takes at most epsilon / (epsilon - a) times the noise of (epsilon,
-    # delta), and delta e^-a at most 1 + 4 a times, for delta <= .9.
-    certified = scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / epsilon)
-    # Where a grid of a thousandth is too fine to divide the noise for, both errors are made equal.
-    ideal = numpy.maximum(numpy.sqrt(scale / sensitivity * (rounding / points)), _FINEST)
-    exponent = numpy.frexp(sensitivity * (ideal / numpy.maximum(rounding, 1)))[1] - 1
-    limits = jnp.finfo(scale.dtype)
-    exponent = numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
-    grid = power_of_two(exponent, scale.dtype) if numpy is jnp else np.ldexp(1.0, exponent)
-    needed = certified * (1 + rounding * (grid / sensitivity))
-    if not floating:
-        exponent, grid = numpy.zeros_like(exponent), numpy.ones_like(grid)
-    divisor = numpy.floor(numpy.minimum(points * (grid / needed), _LARGEST_DIVISOR))
-    # Down to sixteen significant bits, which makes division short.
-    last = numpy.maximum(numpy.frexp(divisor)[1] - _DIVISOR_BITS, 0).astype(np.int32)
-    unit = power_of_two(last, scale.dtype) if numpy is jnp else np.ldexp(1.0, last)
-    divisor = numpy.floor(divisor / unit) * unit
-    return exponent, numpy.where(2 * loss < epsilon, divisor, 0)
+def _divisor(lattice: Lattice, steps: Any, numpy: Any) -> tuple[Any, Any]:
+    """The lattice points in a grid step, rounded down to sixteen bits, and their shift."""
+    points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
+    shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
+    unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
+    return numpy.floor(points * unit), shift
 
 
 def divided(noise: Limbs, fit: GridFit) -> Limbs:

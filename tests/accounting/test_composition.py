@@ -319,3 +319,9 @@ def test_only_guarantees_compose(bad):
 def test_nothing_composes_to_nothing():
     with pytest.raises(ValueError, match="none"):
         compose()
+
+
+def test_group_of_no_guarantee_is_none():
+    nothing = dpjax.laplace(1.0, 1.0, noise="float").guarantee
+    assert dpjax.accounting.group(nothing, 2).epsilon == float("inf")
+    assert "no guarantee" in repr(dpjax.accounting.group(nothing, 2))

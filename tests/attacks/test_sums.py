@@ -1,4 +1,4 @@
-"""Sums: a float sum depends on the order of its records, so its sensitivity is not the real one's."""
+"""Sums: that of floats depends on the order, so its sensitivity is not that of the real sum."""
 
 import jax
 import jax.numpy as jnp

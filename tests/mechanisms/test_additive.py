@@ -4,6 +4,7 @@ Statistical tests: a fixed key, and a false alarm once in 10^6 keys each.
 """
 
 import dataclasses
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from scipy import stats
 
 import dpjax
 from dpjax.mechanisms import additive
-from dpjax.random import LAPLACE
+from dpjax.random import GAUSSIAN, LAPLACE
 
 FALSE_ALARM = 1e-6
 DRAWS = 100_000
@@ -297,3 +298,73 @@ def test_zero_sensitivity_by_name_gives_the_value_and_says_so(key):
 
 def test_noise_is_compared_by_what_it_is():
     assert dataclasses.replace(LAPLACE) == LAPLACE
+
+
+# The grid: one for all leaves, because every leaf is charged for the rounding of all.
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "epsilon", "dtypes"),
+    [
+        (47 * (1 + 1e-13), 2.7, {"float64": 47, "int64": 1}),
+        (2.0**-100, 2.0**-5, {"float32": 8192, "float64": 1}),
+        (1.0, 1.0, {"bfloat16": 3, "float32": 5, "int32": 2, "float64": 4}),
+    ],
+)
+def test_leaves_of_mixed_dtypes_are_charged_for_one_grid(sensitivity, epsilon, dtypes, x64):
+    mechanism = dpjax.laplace(sensitivity, epsilon)
+    value = [jax.ShapeDtypeStruct((size,), dtype) for dtype, size in dtypes.items()]
+    calibration = mechanism._calibration(value)
+    loss, worst = Fraction(0), Fraction(0)
+    for leaf in value:
+        fit = calibration.fit(LAPLACE.lattice, leaf.dtype)
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        grid = Fraction(2) ** int(fit.exponent) if floating else Fraction(1)
+        points = int(fit.divisor) << int(fit.shift)
+        scale = Fraction(LAPLACE.lattice.resolution) * grid / points
+        worst = max(worst, Fraction(sensitivity) / scale)
+        loss += leaf.size * grid / scale if floating else 0
+    assert worst + loss <= Fraction(epsilon)
+
+
+@pytest.mark.parametrize("sensitivity", [1e-36, 1e-30, 1e-20, 1e20, 1e30])
+def test_extreme_scales_keep_their_charge_small(sensitivity):
+    mechanism = dpjax.laplace(sensitivity, 1.0)
+    for size in (1, 1000, 10**6):
+        effective = mechanism.effective_scale((size,))
+        assert effective >= mechanism.scale
+        if sensitivity > 1e-25:
+            assert effective <= 1.01 * mechanism.scale
+
+
+def test_where_the_grid_is_coarse_the_scale_says_so(key):
+    mechanism = dpjax.laplace(1e-36, 1e-7)
+    assert mechanism.effective_scale((1000,)) > 1000 * mechanism.scale
+    assert np.all(np.isfinite(mechanism(key, jnp.zeros(1000, "float32")).value))
+
+
+def test_norm_of_ones_own_works_inside_jit(key):
+    def total(difference):
+        return jnp.sum(jnp.abs(difference))
+
+    mechanism = additive(1.0, 1.0, norm=total, noise=LAPLACE)
+    released = jax.jit(lambda key, x: mechanism(key, x).value)(key, jnp.zeros(3))
+    np.testing.assert_array_equal(released, dpjax.laplace(1.0, 1.0)(key, jnp.zeros(3)).value)
+    with pytest.raises(ValueError, match="homogeneous"):
+        additive(1.0, 1.0, norm="hamming", noise=LAPLACE)
+
+
+def test_gaussian_noise_needs_a_delta():
+    with pytest.raises(ValueError, match="delta must be strictly between 0 and 1"):
+        additive(1.0, 1.0, norm="l2", noise=GAUSSIAN)
+
+
+def test_event_of_noise_in_another_norm_is_not_that_of_the_noise():
+    other = additive(1.0, 1.0, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e)
+    assert other.dp_event.noise_multiplier < 1  # The dominating event: not 3, which is too cheap.
+
+
+def test_without_noise_there_is_no_grid():
+    zero = dpjax.analytic_sensitivity(0.0, norm="l1", allow_zero=True)
+    mechanism = dpjax.laplace(zero, 1.0)
+    assert (mechanism.grid, mechanism.effective_scale(), mechanism.error_quantile(0.9)) == (0, 0, 0)

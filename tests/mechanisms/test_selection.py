@@ -13,7 +13,7 @@ from scipy import stats
 import dpjax
 
 FALSE_ALARM = 1e-6
-DRAWS = 200_000
+DRAWS = 100_000
 FEW = 1000
 K = 10  # All vectors of scores have this size, so that little is compiled.
 RESPONSES = np.arange(K)
