@@ -62,8 +62,8 @@ def _unrolled_rounds(rows: _Rows) -> _Rows:
     """The same without loops, for accelerators, where a loop would start a kernel a step."""
     for _ in range(10):
         for turn in (1, -1):
-            half = _half_quarter_round(*rows, np.uint32(16), np.uint32(12))
-            rows = _turn(_half_quarter_round(*half, np.uint32(8), np.uint32(7)), turn)
+            a, b, c, d = _half_quarter_round(*rows, np.uint32(16), np.uint32(12))
+            rows = _turn(_half_quarter_round(a, b, c, d, np.uint32(8), np.uint32(7)), turn)
     return rows
 
 
