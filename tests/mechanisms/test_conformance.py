@@ -58,6 +58,7 @@ TABLE = {
 
 # Rows that differ from one above in a detail take their time.
 SLOW = {
+    "laplace, pytree",
     "laplace, vector",
     "laplace, epsilon 5",
     "gaussian, vector",

@@ -203,7 +203,7 @@ def test_index_that_is_no_response_has_probability_zero(rule, log_probs):
 
 
 @each_rule
-@pytest.mark.parametrize("probability", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("probability", [0.9])
 def test_error_quantile_bounds_the_gap(rule, probability, draws, log_probs):
     mechanism = RULES[rule](0.5, 1.0)
     scores = 4 * np.random.default_rng(2).normal(size=K).astype("float32")

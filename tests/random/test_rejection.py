@@ -307,6 +307,7 @@ A, B = 5, 7
 
 
 @one_of_each_machine
+@pytest.mark.slow
 def test_bits_are_the_same_in_any_program(sampler, key):
     """Traced and mapped under x64, against concrete parameters in a loop without it."""
     shape = (COUNT,)
