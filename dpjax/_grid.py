@@ -15,6 +15,7 @@ from dpjax import _limbs
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 
+# Units are clamped here, so that no sum with noise wraps.
 BOUND = 2**61
 # Beyond it every float is 0 or out of range, and sums of exponents cannot wrap.
 _FARTHEST = 2**13

@@ -44,18 +44,6 @@ def from_integers(x: jax.Array) -> Limbs:
     return Limbs((x >> 31).astype(jnp.uint32), x.astype(jnp.uint32))
 
 
-def from_float(x: jax.Array) -> Limbs:
-    """Integer-valued floats of magnitude below 2^63, exactly.
-
-    By magnitude: a negative number and its high limb would need more digits than a float has.
-    """
-    magnitude = jnp.abs(x)
-    high = jnp.floor(magnitude * (1 / _LIMB))
-    low = magnitude - high * _LIMB
-    limbs = Limbs(high.astype(jnp.uint32), low.astype(jnp.uint32))
-    return where(x < 0, negate(limbs), limbs)
-
-
 def to_float(x: Limbs, dtype: Any) -> jax.Array:
     """The nearest float or the one next to it; exact where the integer fits the significand."""
     negative = is_negative(x)

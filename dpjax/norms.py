@@ -108,23 +108,19 @@ def resolution(norm: Norm, value: Any) -> jax.Array:
     Measured at full size and scaled down afterwards, so that a norm that counts finds next to
     nothing.
     """
-    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if _is_float(leaf)]
+    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     if not floats:
         return jnp.zeros((), compute_dtype(jnp.int32))
     coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floats)
 
     def magnitude(leaf: jax.Array) -> jax.Array:
         dtype = compute_dtype(leaf.dtype)
-        if not _is_float(leaf):
+        if not is_float(leaf):
             return jnp.zeros(leaf.shape, dtype)
         return jnp.abs(leaf).astype(dtype) * (float(jnp.finfo(leaf.dtype).eps) / coarsest)
 
     length = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
     return jnp.where(jnp.isfinite(length), length, 0)
-
-
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _as_float(length: jax.Array) -> jax.Array:
@@ -133,7 +129,7 @@ def _as_float(length: jax.Array) -> jax.Array:
 
 def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
     dtype = compute_dtype(x.dtype)
-    if _is_float(x):
+    if is_float(x):
         return x.astype(dtype) - y.astype(dtype)
     if x.dtype == bool:
         return (x != y).astype(dtype)

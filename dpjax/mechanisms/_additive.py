@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax import _checks, _limbs
 from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Norm, Scalar, Sensitivity
@@ -18,6 +18,8 @@ from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import Noise
 from dpjax.random._release import add_noise, centered, check_scale, usable_scale
+
+_NARROW = 2.0**-12
 
 
 @frozen_pytree
@@ -254,12 +256,17 @@ def additive_log_prob(
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
     center = centered(x)
-    # Integers are subtracted as such: both fit 30 bits, where floats would lose the last ones.
-    error = (output.astype(center.dtype) - center).astype(usable.dtype) / usable
+    output = output.astype(center.dtype)
     if is_float(x):
+        error = (output - center) / usable
         return jnp.sum(noise.log_density(error) - jnp.log(usable))
+    # Integers are subtracted as such, in 64 bits: floats would lose the last ones.
+    difference = _limbs.subtract(_limbs.from_integers(output), _limbs.from_integers(center))
+    error = _limbs.to_float(difference, usable.dtype) / usable
     half = 0.5 / usable
-    return jnp.sum(noise.log_interval(error - half, error + half))
+    mass = noise.log_interval(error - half, error + half)
+    # In float32 the ends of a narrow interval coincide; there it is the density times the width.
+    return jnp.sum(jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass))
 
 
 def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:

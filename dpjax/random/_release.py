@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks, _limbs
-from dpjax._grid import power_of_two, round_to_grid
+from dpjax._grid import BOUND, power_of_two, round_to_grid
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._grid_fit import Calibration, divided
@@ -20,10 +20,8 @@ from dpjax.random._noise import Noise
 # Noise in floats: covers the few roundings on the way to a draw.
 OUTWARD = 1 + 2.0**-21
 
-# Values on the grid are clamped here, so that no sum with noise wraps.
-BOUND = 2**61
 # Integer releases are clamped here; the least integer of the dtype marks a failure.
-_INTEGER_BOUND = {4: 2**31 - 2, 8: 2**61}
+_INTEGER_BOUND = {4: 2**31 - 2, 8: BOUND}
 
 
 def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise) -> Any:

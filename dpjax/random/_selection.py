@@ -8,14 +8,14 @@ import numpy as np
 from jax import lax
 
 from dpjax import _limbs
-from dpjax._grid import round_to_grid
+from dpjax._grid import BOUND, round_to_grid
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._lattice import exponential_round
 from dpjax.random._noise import EXPONENTIAL, exponential, gumbel
-from dpjax.random._release import BOUND, OUTWARD, usable_scale
+from dpjax.random._release import OUTWARD, usable_scale
 
 
 def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> Any:

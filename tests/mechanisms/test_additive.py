@@ -198,6 +198,14 @@ def test_probabilities_of_integers_sum_to_one(mechanism, distribution, center, l
     np.testing.assert_allclose(probabilities, exact, rtol=1e-4, atol=1e-9)
 
 
+def test_integers_at_both_ends_are_far_apart(log_probs):
+    """Their difference does not fit an int32: it must not wrap into a small one."""
+    mechanism = dpjax.laplace(1e8, 1.0)
+    ends = [2**31 - 2, -(2**31) + 2]
+    far, near = (log_probs(mechanism, np.array([end], "int32"), ends[0])[0] for end in ends[::-1])
+    assert far - near == pytest.approx((ends[1] - ends[0]) / 1e8, rel=1e-3)
+
+
 def test_integer_draws_follow_their_probabilities(draws, log_probs):
     mechanism = dpjax.laplace(1.0, 1.0)
     released = draws(mechanism, 4, DRAWS)

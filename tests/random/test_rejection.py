@@ -14,7 +14,7 @@ import pytest
 from scipy import sparse, stats
 
 from dpjax._limbs import Limbs
-from dpjax.random import _rejection
+from dpjax.random import _machines
 from dpjax.random._rejection import (
     bernoulli,
     bernoulli_exp,
@@ -66,7 +66,7 @@ def test_each_value_has_as_many_words():
             if end - first > 2:
                 cases.append((n, first + 1, True, h))
     n, word, accepted, value = (np.array(column) for column in zip(*cases, strict=True))
-    found = jax.jit(_rejection._uniform)(word.astype("uint32"), n.astype("uint32"))
+    found = jax.jit(_machines._uniform)(word.astype("uint32"), n.astype("uint32"))
     assert found[0].tolist() == accepted.tolist()
     assert found[1].tolist() == value.tolist()
 
@@ -176,18 +176,18 @@ def check_masses(records, value, mass):
 
 @pytest.mark.parametrize(("a", "b"), [(2, 7), (1, 2)])
 def test_tree_of_a_coin(a, b):
-    records = exact_distribution(_rejection._Coin, (a, b))
+    records = exact_distribution(_machines.Coin, (a, b))
     check_masses(records, int, lambda x: a / b if x else 1 - a / b)
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 3), (3, 4), (2, 2), (7, 2)])
 def test_tree_of_an_exponential_coin(a, b):
-    records = exact_distribution(_rejection._ExponentialCoin, (a, b))
+    records = exact_distribution(_machines.ExponentialCoin, (a, b))
     check_masses(records, int, lambda x: math.exp(-a / b) if x else -math.expm1(-a / b))
 
 
 def test_coin_of_probability_one():
-    records = exact_distribution(_rejection._ExponentialCoin, (0, 3))
+    records = exact_distribution(_machines.ExponentialCoin, (0, 3))
     assert records == {(1,): 1.0}
 
 
@@ -198,7 +198,7 @@ def test_tree_of_the_discrete_laplace(t, s, signed):
         n = (twice // 2 + t * v) // s
         return -n if signed and twice % 2 else n
 
-    records = exact_distribution(_rejection._Laplace, (t, s), signed)
+    records = exact_distribution(_machines.Laplace, (t, s), signed)
     mass = laplace_mass if signed else geometric_mass
     check_masses(records, value, functools.partial(mass, t / s))
 
@@ -212,7 +212,7 @@ def test_tree_of_the_discrete_gaussian(a, b):
         n = twice // 2 + t * v
         return -n if twice % 2 else n
 
-    records = exact_distribution(_rejection._Gaussian, (a, b))
+    records = exact_distribution(_machines.Gaussian, (a, b))
     check_masses(records, value, functools.partial(gaussian_mass, a / b))
 
 
@@ -222,14 +222,14 @@ def test_quotient():
     divisor = generator.integers(1, 2**31, 200) >> generator.integers(0, 31, 200)
     x, divisor = np.append(x, [2**63 - 1, 2**31, 0]), np.append(np.maximum(divisor, 1), [1, 1, 5])
     limbs = Limbs((x >> 32).astype("uint32"), (x & 0xFFFFFFFF).astype("uint32"))
-    found = jax.jit(_rejection._quotient)(limbs, divisor.astype("uint32"))
+    found = jax.jit(_machines.quotient)(limbs, divisor.astype("uint32"))
     assert found.tolist() == np.minimum(x // divisor, 2**31 - 1).tolist()
 
 
 def test_square_root():
     roots = np.array([1, 2, 3, 1000, 46340, 65535])
     n = np.concatenate([roots**2 - 1, roots**2, roots**2 + 2 * roots]).astype("uint32")
-    assert jax.jit(_rejection._square_root)(n).tolist() == [math.isqrt(x) for x in n.tolist()]
+    assert jax.jit(_machines._square_root)(n).tolist() == [math.isqrt(x) for x in n.tolist()]
 
 
 # Draws.
