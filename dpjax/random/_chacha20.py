@@ -87,6 +87,11 @@ def _turn(rows: _Rows, by: int) -> _Rows:
     return a, jnp.roll(b, -by, axis=0), jnp.roll(c, -2 * by, axis=0), jnp.roll(d, -3 * by, axis=0)
 
 
+# Words of one round for a batch of samples, and what is made of them.
+Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
+Sampler = Callable[[Draw, tuple[int, ...]], Any]
+
+
 def words(
     key_data: jax.Array, first: Any, *, nonce: int, width: int, count: int
 ) -> tuple[jax.Array, ...]:
@@ -103,11 +108,36 @@ def words(
         A tuple of `width` uint32 arrays of shape (count,): the same bits for one key as in any
         batch of keys.
     """
-    return _words(nonce, width, count)(key_data, jnp.asarray(first, jnp.uint32))
+    return sample(_words_of_round_0, key_data, first, nonce=nonce, width=width, count=count)
+
+
+def _words_of_round_0(draw: Draw, _: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    return draw(jnp.uint32(0))
+
+
+def sample(
+    sampler: Sampler, key_data: jax.Array, first: Any, *, nonce: int, width: int, count: int
+) -> Any:
+    """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
+
+    Args:
+        sampler: `sampler(draw, shape)`, where `draw(r)` gives the words of round r = 0, 1, ..., a
+            tuple of `width` arrays of that shape, whose elements are samples. It returns a pytree
+            of arrays of the shape, made element by element. It is hashed: no lambda.
+        key_data: as for `words`.
+        first: uint32, the counter to start at; a round takes `blocks_of(width, count)` of them.
+        nonce: keeps uses apart.
+        width: words per sample and round.
+        count: number of samples.
+
+    Returns:
+        What the sampler returns, of shape (count,).
+    """
+    return _chunked(sampler, nonce, width, count)(key_data, jnp.asarray(first, jnp.uint32))
 
 
 def blocks_of(width: int, count: int) -> int:
-    """How many blocks `words` takes."""
+    """How many blocks a round takes."""
     parts, _, blocks = _parts(width, count)
     return parts * blocks
 
@@ -120,15 +150,15 @@ def _parts(width: int, count: int) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _words(
-    nonce: int, width: int, count: int
-) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+def _chunked(
+    sampler: Sampler, nonce: int, width: int, count: int
+) -> Callable[[jax.Array, jax.Array], Any]:
     parts, size, blocks = _parts(width, count)
     rows = -(-size * width // blocks)
     if parts * blocks >= 2**32:
         raise ValueError(f"shape must ask for fewer than 2^36 words of one key, got {count}")
 
-    def batch_of_parts(keys: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
+    def words_of_parts(keys: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
         counters = first[:, None] + jnp.arange(blocks, dtype=jnp.uint32)[None]
         lanes = jnp.broadcast_to(keys.T[:, :, None], (KEY_WORDS, *counters.shape))
         state = _state(lanes.reshape(KEY_WORDS, -1), counters.reshape(-1), nonce)
@@ -137,13 +167,19 @@ def _words(
         out = out.reshape(rows * blocks, len(first))[: width * size]
         return tuple(word.T for word in out.reshape(width, size, len(first)))
 
+    def sample_parts(keys: jax.Array, first: jax.Array) -> Any:
+        def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
+            return words_of_parts(keys, first + round_number * np.uint32(parts * blocks))
+
+        return sampler(draw, (len(first), size))
+
     @custom_vmap
-    def generate(keys: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
+    def generate(keys: jax.Array, first: jax.Array) -> Any:
         starts = jnp.arange(parts, dtype=jnp.uint32) * np.uint32(blocks)
         flat_first = (first.reshape(-1, 1) + starts[None]).reshape(-1)
         flat_keys = jnp.repeat(keys.reshape(-1, KEY_WORDS), parts, axis=0)
-        out = _in_batches(batch_of_parts, max(1, _CHUNK // blocks), flat_keys, flat_first)
-        return tuple(x.reshape(*first.shape, parts * size)[..., :count] for x in out)
+        out = _in_batches(sample_parts, max(1, _CHUNK // blocks), flat_keys, flat_first)
+        return jax.tree.map(lambda x: x.reshape(*first.shape, parts * size)[..., :count], out)
 
     @generate.def_vmap
     def _(axis_size: int, batched: list[bool], keys: jax.Array, first: jax.Array) -> Any:
@@ -151,7 +187,8 @@ def _words(
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip((keys, first), batched, strict=True)
         ]
-        return generate(*arguments), (True,) * width
+        out = generate(*arguments)
+        return out, jax.tree.map(lambda _: True, out)
 
     return generate
 
@@ -163,20 +200,27 @@ def _state(keys: jax.Array, counters: jax.Array, nonce: int) -> jax.Array:
     return jnp.concatenate([constants, keys, counters[None], nonces])
 
 
-def _in_batches(
-    function: Callable[..., tuple[jax.Array, ...]], size: int, keys: jax.Array, first: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Maps a function of batches over the leading axis, in equal batches of at most `size`."""
+def _in_batches(function: Callable[..., Any], size: int, keys: jax.Array, first: jax.Array) -> Any:
+    """Maps a function of batches over the leading axis, in batches of at most `size`."""
     count = len(first)
     batches = -(-count // size)
     if batches <= 1:
         return function(keys, first)
     size = -(-count // batches)
-    padding = batches * size - count
-    keys = jnp.pad(keys, ((0, padding), (0, 0))).reshape(batches, size, KEY_WORDS)
-    first = jnp.pad(first, (0, padding)).reshape(batches, size)
-    out = lax.map(lambda batch: function(*batch), (keys, first))
-    return tuple(x.reshape(batches * size, *x.shape[2:])[:count] for x in out)
+
+    def batch(i: jax.Array) -> tuple[jax.Array, Any]:
+        # The last one overlaps the one before: nothing is padded, which would copy all keys.
+        start = jnp.minimum(i * size, count - size)
+        slices = (lax.dynamic_slice_in_dim(x, start, size) for x in (keys, first))
+        return start, function(*slices)
+
+    def go_on(i: jax.Array, out: Any) -> Any:
+        start, new = batch(i)
+        return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
+
+    _, one = jax.eval_shape(batch, jnp.int32(0))
+    empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), one)
+    return lax.fori_loop(0, batches, go_on, empty)
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:

@@ -32,7 +32,7 @@ from jax import lax
 from dpjax import _limbs
 from dpjax._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
-from dpjax.random._chacha20 import NOISE, blocks_of, consume, words
+from dpjax.random._chacha20 import NOISE, Draw, Sampler, blocks_of, consume, sample
 
 _PRECISION = 300
 
@@ -42,6 +42,7 @@ _CELLS = 24 * 2**_FIRST_DIGITS
 _GROUPS = 3
 EXPONENTIAL_RESOLUTION = 2 ** (_FIRST_DIGITS + _GROUPS * SLOT_BITS)
 _EXPONENTIAL_WORDS = 3 + 2 * _GROUPS
+_RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 units.
 
 # Gaussian: parameters of the coarsest table and of the other four.
 _TOP, _LOW = 136, 200
@@ -81,55 +82,86 @@ GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 def exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
     consume(key)
-    _, _, _, magnitude = exponential_round(key, jnp.uint32(0), math.prod(shape))
-    return _shaped(magnitude, shape)
+    _, _, drawn = _noise(_exponential, key, _EXPONENTIAL_WORDS, math.prod(shape))
+    return _shaped(drawn, shape)
 
 
 def laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
     consume(key)
-    _, _, sign, magnitude = exponential_round(key, jnp.uint32(0), math.prod(shape))
-    return _shaped(_limbs.where(sign == 1, _limbs.invert(magnitude), magnitude), shape)
+    return _shaped(_noise(_laplace, key, _EXPONENTIAL_WORDS, math.prod(shape)), shape)
 
 
-def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
-    return Limbs(x.high.reshape(shape), x.low.reshape(shape))
+def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
+    consume(key)
+    return _shaped(_noise(_gaussian, key, _GAUSSIAN_WORDS, math.prod(shape)), shape)
 
 
-def exponential_round(
-    key: jax.Array, round_number: jax.Array, count: int, *, extra: int = 0
-) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]:
+def exponential_rounds(
+    key: jax.Array, round_number: jax.Array, count: int
+) -> tuple[jax.Array, jax.Array, Limbs]:
     """Exponential variables, for loops that draw several times under one key.
 
     Args:
         key: a typed key.
         round_number: uint32, of the first round of words to use.
         count: how many to draw.
-        extra: uniform words to draw with each of them.
 
     Returns:
-        The number of the round to go on from, the extra words, a random bit for each, and the
-        variables.
+        The number of the round to go on from, a uniform word for each, and the variables.
     """
-    zeros = jnp.zeros((count,), jnp.uint32)
-    unused = (zeros,) * (extra + 1)
-    start = (round_number, jnp.ones((count,), bool), unused, Limbs(zeros, zeros))
+    width = _EXPONENTIAL_WORDS + 1
+    (word,), _, drawn = _noise(_EXPONENTIAL_AND_WORD, key, width, count, round_number)
+    restarts = jnp.max(drawn.high // np.uint32(_RESTART_HIGH))
+    return round_number + restarts + np.uint32(1), word, drawn
 
-    # The first round is almost always the only one; as part of the loop it is compiled once.
-    def draw(state: Any) -> Any:
-        round_number, unfinished, others, total = state
-        bits = _noise_words(key, round_number, _EXPONENTIAL_WORDS + extra, count)
-        ended, sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
-        new = (*bits[_EXPONENTIAL_WORDS:], sign)
+
+def _noise(sampler: Sampler, key: jax.Array, width: int, count: int, round_number: Any = 0) -> Any:
+    """What a sampler makes of words that nothing else sees."""
+    first = jnp.asarray(round_number, jnp.uint32) * np.uint32(blocks_of(width, count))
+    data = jax.random.key_data(key)
+    return sample(sampler, data, first, nonce=NOISE, width=width, count=count)
+
+
+def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
+    return Limbs(x.high.reshape(shape), x.low.reshape(shape))
+
+
+def _laplace(draw: Draw, shape: tuple[int, ...]) -> Limbs:
+    _, sign, magnitude = _exponential(draw, shape)
+    return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
+
+
+def _exponential(
+    draw: Draw, shape: tuple[int, ...], extra: int = 0
+) -> tuple[tuple[jax.Array, ...], jax.Array, Limbs]:
+    """Words that are not used, a random bit, and the variable."""
+    zeros = jnp.zeros(shape, jnp.uint32)
+    start = (jnp.uint32(0), zeros == 0, (zeros,) * extra, zeros, Limbs(zeros, zeros))
+
+    # The first round is almost always the only one; as part of the loop it is compiled once. What
+    # is drawn for one sample must not depend on how many rounds the others take.
+    def go_on(state: Any) -> Any:
+        round_number, unfinished, unused, sign, total = state
+        bits = draw(round_number)
+        ended, new_sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
         return (
             round_number + np.uint32(1),
             unfinished & ~ended,
-            tuple(jnp.where(unfinished, x, y) for x, y in zip(new, others, strict=True)),
+            tuple(
+                jnp.where(unfinished, new, old)
+                for new, old in zip(bits[_EXPONENTIAL_WORDS:], unused, strict=True)
+            ),
+            jnp.where(unfinished, new_sign, sign),
             _limbs.where(unfinished, _limbs.add(total, drawn), total),
         )
 
-    last, _, (*words, sign), total = lax.while_loop(lambda state: jnp.any(state[1]), draw, start)
-    return last, tuple(words), sign, total
+    _, _, unused, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), go_on, start)
+    return unused, sign, total
+
+
+_EXPONENTIAL_AND_WORD = functools.partial(_exponential, extra=1)
 
 
 def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, Limbs]:
@@ -145,23 +177,8 @@ def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Arr
     return ended, bits[2] & np.uint32(1), _join(cells, digits)
 
 
-def _noise_words(key: jax.Array, round_number: Any, width: int, count: int) -> Any:
-    """Uniform words that no other round of the key sees."""
-    first = jnp.asarray(round_number) * np.uint32(blocks_of(width, count))
-    return words(jax.random.key_data(key), first, nonce=NOISE, width=width, count=count)
-
-
-def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
-    """Joins cells * 2^36 and the digits, the least significant group last."""
-    top, middle, bottom = digits
-    low = (middle << np.uint32(12)) | bottom | (top << np.uint32(24))
-    return Limbs((cells << np.uint32(4)) | (top >> np.uint32(8)), low)
-
-
-def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
-    consume(key)
-    bits = _noise_words(key, 0, _GAUSSIAN_WORDS, math.prod(shape))
+def _gaussian(draw: Draw, _: tuple[int, ...]) -> Limbs:
+    bits = draw(jnp.uint32(0))
     top, low = gaussian_tables()
     total = _limbs.from_integers(top.lookup(bits[:4]) - _CENTER)
     for level in range(_LEVELS - 1):
@@ -171,7 +188,14 @@ def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
             total.low << np.uint32(_LEVEL_BITS),
         )
         total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
-    return _shaped(total, shape)
+    return total
+
+
+def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
+    """Joins cells * 2^36 and the digits, the least significant group last."""
+    top, middle, bottom = digits
+    low = (middle << np.uint32(12)) | bottom | (top << np.uint32(24))
+    return Limbs((cells << np.uint32(4)) | (top >> np.uint32(8)), low)
 
 
 @functools.cache

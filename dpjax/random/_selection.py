@@ -13,7 +13,7 @@ from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
-from dpjax.random._lattice import exponential_round
+from dpjax.random._lattice import exponential_rounds
 from dpjax.random._noise import EXPONENTIAL, exponential, gumbel
 from dpjax.random._release import OUTWARD, usable_scale
 
@@ -61,7 +61,7 @@ def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibratio
         return state[1] < 0
 
     def attempt(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        round_number, (word,), _, drawn = exponential_round(key, state[0], tries, extra=1)
+        round_number, word, drawn = exponential_rounds(key, state[0], tries)
         # Lemire (2019): words below the threshold would favor some options.
         product = _limbs.full_product(word, jnp.uint32(options))
         fair = product.low >= np.uint32(2**32 % options)
