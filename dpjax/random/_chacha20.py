@@ -60,11 +60,14 @@ def _rolled_rounds(rows: _Rows) -> _Rows:
 
 def _unrolled_rounds(rows: _Rows) -> _Rows:
     """The same without loops, for accelerators, where a loop would start a kernel a step."""
-    for _ in range(10):
+
+    def double_round(_: Any, rows: _Rows) -> _Rows:
         for turn in (1, -1):
             a, b, c, d = _half_quarter_round(*rows, np.uint32(16), np.uint32(12))
             rows = _turn(_half_quarter_round(a, b, c, d, np.uint32(8), np.uint32(7)), turn)
-    return rows
+        return rows
+
+    return lax.fori_loop(0, 10, double_round, rows, unroll=True)
 
 
 def _half_quarter_round(
