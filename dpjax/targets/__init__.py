@@ -7,3 +7,5 @@ from dpjax.targets._logistic_regression import logistic_regression as logistic_r
 from dpjax.targets._logistic_regression import (
     logistic_regression_bound as logistic_regression_bound,
 )
+from dpjax.targets._summable import Summable as Summable
+from dpjax.targets._summable import summable as summable
