@@ -1,0 +1,134 @@
+"""Letter counts over texts: scores for selecting the most frequent letter."""
+
+import string
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax.targets._bounds import norm_up
+from dpjax.targets._summable import Summable, summable
+
+_LETTERS = string.ascii_lowercase
+
+
+def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
+    """Texts as the records of a database: the codes of their first letters.
+
+    Upper case counts as lower case; what is not one of the letters a to z is left out. The letters
+    after the first `width` are cut off, so that a text has a bounded influence.
+
+    Args:
+        texts: n strings. What is not a string, such as a missing value, counts as an empty text.
+        width: letters that are kept of a text, at least 1, public.
+
+    Returns:
+        Shape (n, width), uint8: 1 for a to 26 for z, and 0 after the end of a text.
+
+    Raises:
+        TypeError: if `texts` is a single string, or the width is not an integer.
+        ValueError: if the width is below 1.
+
+    Formal guarantees:
+        Every text becomes one record, whatever it holds, so databases that differ in one text
+        differ in one record.
+
+    Source:
+        Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
+        example of the exponential mechanism.
+
+    Example:
+        >>> from dpjax import targets
+        >>> targets.encode_text(["Ada", "Bo!"], width=3).tolist()
+        [[1, 4, 1], [2, 15, 0]]
+    """
+    width = _checks.integer("width", width, least=1)
+    if isinstance(texts, (str, bytes)):
+        raise TypeError(f"texts must be a sequence of strings, got {type(texts).__name__}")
+    texts = list(texts)
+    codes = np.zeros((len(texts), width), np.uint8)
+    for row, text in zip(codes, texts, strict=True):
+        letters = _letters(text)[:width]
+        row[: len(letters)] = letters
+    return codes
+
+
+def letter_counts() -> Summable:
+    """How often each letter occurs in all texts together, as a target.
+
+    f(D)_j is the number of codes j + 1 over all records. As scores, they make
+    `dpjax.exponential` select a frequent letter: index 0 is a, 25 is z.
+
+    Returns:
+        A target: takes integer codes of shape (n, width), from `encode_text`, to integer counts of
+        shape (26,). Other codes than 1 to 26 are not counted.
+
+    Raises:
+        TypeError: on a database, if it does not hold integers.
+        ValueError: on a database, if it does not have shape (n, width).
+
+    Formal guarantees:
+        The global sensitivity under replace-one is that of `letter_counts_bound`; the counts are
+        integers, so they have no rounding error and ignore the order of the records exactly.
+
+    Source:
+        Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
+        example of the exponential mechanism.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import targets
+        >>> codes = targets.encode_text(["Ada", "Bo"], width=10)
+        >>> targets.letter_counts()(jnp.asarray(codes))[:5].tolist()
+        [2, 1, 0, 1, 0]
+    """
+
+    def count(record: Any) -> jax.Array:
+        if jnp.ndim(record) != 1:
+            raise ValueError(f"records must have shape (width,), got {jnp.shape(record)}")
+        if not jnp.issubdtype(record.dtype, jnp.integer):
+            raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
+        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=record.dtype)
+        return jnp.sum(record[None, :] == letters[:, None], axis=1, dtype=int)
+
+    return summable(count)
+
+
+def letter_counts_bound(*, width: int, norm: str = "linf") -> float:
+    """The global sensitivity of `letter_counts`: width in linf, 2 width in l1, sqrt(2) width in l2.
+
+    A text has counts a, at least 0, that add up to at most width, so |a_j - b_j| <= width, and
+    ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Attained by texts of one letter each.
+
+    Args:
+        width: letters that are kept of a text, at least 1.
+        norm: "l1", "l2" or "linf"; `dpjax.exponential` takes scores in linf.
+
+    Returns:
+        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with the same norm.
+
+    Raises:
+        TypeError: if the width is not an integer.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Holds for any texts under replace-one, and in floating point as well: counts are integers.
+
+    Source:
+        The two lines above.
+
+    Example:
+        >>> from dpjax import targets
+        >>> targets.letter_counts_bound(width=12)
+        12.0
+    """
+    return norm_up([Fraction(_checks.integer("width", width, least=1))] * 2, norm)
+
+
+def _letters(text: Any) -> list[int]:
+    folded = text.casefold() if isinstance(text, str) else ""
+    return [ord(letter) - ord("a") + 1 for letter in folded if letter in _LETTERS]
