@@ -1,6 +1,7 @@
 """Training with optax: the learned parameters as a function of the database."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -155,16 +156,25 @@ def _training(
                 return loss(at, records)
 
             value, gradient = jax.value_and_grad(value_of)(current)
-            updates, memory = update(
-                gradient, memory, current, value=value, grad=gradient, value_fn=value_of
-            )
-            return (optax.apply_updates(current, updates), memory), None
+            with _optax_promotion():
+                updates, memory = update(
+                    gradient, memory, current, value=value, grad=gradient, value_fn=value_of
+                )
+                return (optax.apply_updates(current, updates), memory), None
 
-        begin = (start, optimizer.init(start))
+        with _optax_promotion():
+            begin = (start, optimizer.init(start))
         (trained, _), _ = jax.lax.scan(advance, begin, jnp.arange(steps))
         return trained
 
     return train
+
+
+@contextlib.contextmanager
+def _optax_promotion() -> Iterator[None]:
+    """JAX's default promotion of dtypes and ranks: optax's own code does not run without it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def _float_arrays(parameters: Any) -> Any:
