@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax import _checks, _origins
 from dpjax._pytree import TreeSpec
 
 # Parameters of a traced operation that do not change what it computes: names, and the rules of
@@ -28,13 +28,16 @@ class Program:
     """A function traced at fixed shapes; equal fingerprints make equal programs.
 
     Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
-    reuses the compiled program.
+    reuses the compiled program. One that calls the host has the origin of its database as a first
+    input, see `dpjax._origins`; `settings` say where such calls run, and are no part of the
+    fingerprint.
     """
 
     jaxpr: jex.ClosedJaxpr
     inputs: TreeSpec
     outputs: TreeSpec
     configuration: tuple[Any, ...]
+    settings: tuple[Any, ...] = ()
 
     @classmethod
     def trace(cls, name: str, function: Callable[..., Any], *arguments: Any) -> "Program":
@@ -49,9 +52,18 @@ class Program:
         def fresh(*args: Any) -> Any:
             return _checks.real_arrays(f"the value of the {name}", function(*args))
 
+        settings: list[Any] = []
+
+        def with_origin(origin: Any, *args: Any) -> Any:
+            return _origins.Tracing(origin, settings).call(fresh, *args)
+
         with jax.default_matmul_precision("highest"):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
-        return cls(jaxpr, TreeSpec.of(arguments), TreeSpec.of(outputs), _configuration())
+            if _calls_host(jaxpr):
+                traced = jax.make_jaxpr(with_origin, return_shape=True)
+                jaxpr, outputs = traced(_origins.SPEC, *arguments)
+        specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
+        return cls(jaxpr, *specs, _configuration(), tuple(settings))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -66,15 +78,21 @@ class Program:
                 " to, or JAX's configuration (float64, random numbers) is another"
             )
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Runs the program on arguments of the traced structure and shapes."""
-        leaves = jex.jaxpr_as_fun(self.jaxpr)(*jax.tree.leaves(arguments))
+    def __call__(self, *arguments: Any, origin: Any = None) -> Any:
+        """Runs the program on arguments of the traced structure and shapes.
+
+        Databases count as private unless their origin is given.
+        """
+        operands = jax.tree.leaves(arguments)
+        if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
+            operands.insert(0, _origins.private() if origin is None else origin)
+        leaves = jex.jaxpr_as_fun(self.jaxpr)(*operands)
         return jax.tree.unflatten(self.outputs.structure, leaves)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and (
-            (self.fingerprint, self.inputs, self.outputs)
-            == (other.fingerprint, other.inputs, other.outputs)
+            (self.fingerprint, self.inputs, self.outputs, self.settings)
+            == (other.fingerprint, other.inputs, other.outputs, other.settings)
         )
 
     def __hash__(self) -> int:
@@ -87,12 +105,22 @@ class Program:
 
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
-        return any(_depends(self.jaxpr.jaxpr, set(self.jaxpr.jaxpr.invars)))
+        return any(_depends(self.jaxpr.jaxpr, set(self._inputs)))
 
     def largest_array(self) -> int:
         """Bytes of the largest array that depends on an input: what one call adds to memory."""
-        jaxpr = self.jaxpr.jaxpr
-        return max(_sizes(jaxpr, set(jaxpr.invars)), default=0)
+        return max(_sizes(self.jaxpr.jaxpr, set(self._inputs)), default=0)
+
+    @property
+    def _inputs(self) -> list[Any]:
+        """The variables of the arguments, without the origin."""
+        invars = self.jaxpr.jaxpr.invars
+        return invars[len(invars) - len(self.inputs.leaves) :]
+
+
+    def primitives(self) -> set[str]:
+        """The names of all operations, also of inner programs."""
+        return _primitives(self.jaxpr.jaxpr)
 
 
 def digest(*parts: Any) -> str:
@@ -102,8 +130,24 @@ def digest(*parts: Any) -> str:
     return sink.hexdigest()[:32]
 
 
+def _calls_host(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "pure_callback"
+        or any(_calls_host(inner) for inner in jex.jaxprs_in_params(equation.params))
+        for equation in jaxpr.eqns
+    )
+
+
 def _is_variable(atom: Any) -> bool:
     return isinstance(atom, jex.Var)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    names = {equation.primitive.name for equation in jaxpr.eqns}
+    for equation in jaxpr.eqns:
+        for inner in jex.jaxprs_in_params(equation.params):
+            names |= _primitives(inner)
+    return names
 
 
 def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:

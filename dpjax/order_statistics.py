@@ -55,6 +55,15 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
 
 @jax.jit
 def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
+    selected = select(distances, k)
+    return jnp.where((k >= 1) & (k <= distances.size), selected, jnp.nan)
+
+
+def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
+    """The k-th smallest element of an array, or of the shards of one along a mesh axis.
+
+    Counts are added up over the axis; distances stay where they are.
+    """
     width = 8 * distances.dtype.itemsize
     unsigned = jnp.dtype(f"uint{width}")
     # abs turns -0.0, whose sign bit is set, into 0.0.
@@ -66,8 +75,8 @@ def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
         bit = (width - 2 - step).astype(unsigned)
         candidate = prefix | lax.shift_left(jnp.ones((), unsigned), bit)
         below = jnp.sum(patterns < candidate, dtype=jnp.uint32)
+        below = below if axis is None else lax.psum(below, axis)
         return jnp.where(below < rank, candidate, prefix)
 
     pattern = lax.fori_loop(0, width - 1, fix_bit, jnp.zeros((), unsigned))
-    in_range = (k >= 1) & (k <= distances.shape[0])
-    return jnp.where(in_range, lax.bitcast_convert_type(pattern, distances.dtype), jnp.nan)
+    return lax.bitcast_convert_type(pattern, distances.dtype)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._pytree import TreeSpec
 from dpjax.base import Release
 
 # Few sizes, so that audits with different numbers of samples share compiled programs.
@@ -62,10 +63,10 @@ class Sampler:
     def plan(self, key: jax.Array, value: Any, neighbor: Any, samples: int) -> Plan:
         """Spends the samples; refuses outputs that cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
-        if jax.tree.map(_shape_and_dtype, output) != jax.tree.map(_shape_and_dtype, other):
+        if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
                 "mechanism must give outputs of one shape and dtype for value and neighbor, got"
-                f" {output} and {other}"
+                f" {TreeSpec.of(output)} and {TreeSpec.of(other)}"
             )
         width = _width(output)
         most = max(1, _MOST_NUMBERS // width)
@@ -107,10 +108,6 @@ class Sampler:
     def _trace_log_ratios(self, outputs: Any, value: Any, neighbor: Any) -> jax.Array:
         log_prob = jax.vmap(getattr(self.mechanism, "log_prob"), in_axes=(0, None))  # noqa: B009
         return log_prob(outputs, value) - log_prob(outputs, neighbor)
-
-
-def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
-    return leaf.shape, leaf.dtype.name
 
 
 def _width(output: Any) -> int:

@@ -1,16 +1,25 @@
 """Random pairs of neighboring databases, and how far the target moves on each."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair, rotated
 from dpjax.norms import difference, distance, norm_function, resolution
+
+# Operations that leave XLA: for LAPACK, for a library of the user's, or for Python.
+_FOREIGN = frozenset(
+    "cholesky eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd"
+    " symmetric_product triangular_solve tridiagonal tridiagonal_solve fft"
+    " ffi_call custom_call pure_callback io_callback debug_callback".split()
+)
 
 POSITIONS = ("last", "average", "each")
 
@@ -63,6 +72,12 @@ class PairSampler:
         return all(p.is_concrete for p in (self.target, self.oracle, self.norm))
 
     @property
+    def calls_out(self) -> bool:
+        """Whether the target or the oracle calls code outside of XLA."""
+        names = self.target.primitives() | self.oracle.primitives() | self.norm.primitives()
+        return bool(names & _FOREIGN)
+
+    @property
     def records(self) -> TreeSpec:
         """Structure, shapes and dtypes of a database."""
         return self.target.inputs.argument(0)
@@ -71,6 +86,11 @@ class PairSampler:
     def n(self) -> int:
         """Records of a database."""
         return self.oracle.outputs.leaves[0].shape[0] - 1
+
+    def distance_dtype(self, key: jax.Array) -> Any:
+        """The float dtype of a distance."""
+        index = jax.ShapeDtypeStruct((), jnp.uint32)
+        return jax.eval_shape(self.distance, key, index, index)[0].dtype
 
     def distance(
         self, key: jax.Array, index: jax.Array, position: jax.Array
@@ -86,22 +106,33 @@ class PairSampler:
         }[self.positions]()
         records = self.oracle(jax.random.fold_in(key, index))
         database, neighbor = neighboring_pair(records, changed)
-        value = self.target(database)
-        return distance(self.norm, value, self.target(neighbor)), resolution(self.norm, value)
+        value = self.target(database, origin=sampled(Role.DATABASE, index))
+        other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        return distance(self.norm, value, other), resolution(self.norm, value)
 
-    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def moved_by_rotation(
+        self, key: jax.Array, index: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """How far the target moves when the records of database `index` are permuted.
 
         By a rotation: rotations take every position to every other, so a target that ignores them
         treats all positions alike, which is what sampling the last one stands on. 0 where the
-        target's value is not finite: that shows in the distances. Also the value's resolution.
+        target's value is not finite: that shows in the distances.
+
+        Returns:
+            That distance, the one that replacing the last record moves the target (0 where it is
+            not finite), and the value's resolution.
         """
-        database, _ = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
+        database, neighbor = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
         steps = 1 + index % max(self.n - 1, 1)
-        value, other = self.target(database), self.target(rotated(database, steps))
+        value = self.target(database, origin=sampled(Role.DATABASE, index))
+        other = self.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
         finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)])
         moved = jnp.where(jnp.all(finite), distance(self.norm, value, other), 0)
-        return moved, resolution(self.norm, value)
+        changed = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        replaced = distance(self.norm, value, changed)
+        replaced = jnp.where(jnp.isfinite(replaced), replaced, 0)
+        return moved, replaced, resolution(self.norm, value)
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)

@@ -3,24 +3,34 @@
 Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
 """
 
+import importlib.metadata
 import math
+import os
 from functools import partial
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
-from dpjax.order_statistics import order_statistic
 from dpjax.random._keys import check_sampling_key
-from dpjax.sensitivity._chunks import chunk_size, collect_distances
+from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._devices import (
+    Layout,
+    check_same_on_all_hosts,
+    devices_of,
+    kth_distance,
+    outside_any_mesh,
+)
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+from dpjax.sensitivity._run import sample_block
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
 _PAIRS_OVER_LEAST = 10
@@ -34,6 +44,7 @@ _REORDERED_SHARE = 2**-8
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 
 
+@outside_any_mesh
 def sample_sensitivity(
     key: jax.Array,
     target: Target,
@@ -47,7 +58,9 @@ def sample_sensitivity(
     confidence: float | Literal["default"] | None = "default",
     positions: str = "last",
     batch_size: int | None = None,
+    mesh: Mesh | None = None,
     progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
     allow_zero: bool = False,
     allow_cancellation: bool = False,
 ) -> Sensitivity:
@@ -76,7 +89,13 @@ def sample_sensitivity(
             guarantee is averaged over positions. "each": every position is sampled separately and
             the worst one counts; n times the work.
         batch_size: pairs in a chunk; by default what fits the cache or the device.
-        progress: shows a progress bar (needs tqdm).
+        mesh: devices to spread the pairs over, of this process or of all that
+            `jax.distributed.initialize` has joined, which then make the same call: the same bits on
+            any number of them. By default the default device.
+        progress: shows a progress bar with rate and time left (needs tqdm).
+        checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
+            when the run ends or is interrupted; the same call goes on from there. With several
+            processes each adds a suffix of its own.
         allow_zero: accepts an estimate of 0; the target is then released without noise.
         allow_cancellation: accepts an estimate below 8 times the resolution.
 
@@ -88,7 +107,8 @@ def sample_sensitivity(
             does not return real arrays.
         ValueError: if a parameter is out of range or infeasible; if the oracle ignores its key or
             the number of records that it is asked for; if the target depends on the order of the
-            records; if the estimate is infinite, 0, or lost in rounding error.
+            records; if the estimate is infinite, 0, or lost in rounding error; if the checkpoint is
+            of another run, truncated or corrupted; if processes make different calls.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
@@ -136,16 +156,19 @@ def sample_sensitivity(
         m, gamma, method, None if stated is None else 1 - (1 - stated) / doubts
     )
     size = chunk_size(sampler, point.m, batch_size)
+    layout = Layout(devices_of(mesh, sampler), point.m, size)
+    run = _run(key, sampler, layout)
+    check_same_on_all_hosts(digest(run), layout)
+    store = None if checkpoint is None else Checkpoint(checkpoint, run)
 
-    estimate, resolution, moved = 0.0, 0.0, 0.0
+    moved = _check_order(key, sampler, point, size) if positions == "last" else 0.0
+    estimate, resolution = 0.0, 0.0
     for position in range(sampler.n if positions == "each" else 1):
-        distances, coarsest = collect_distances(
-            key, sampler, m=point.m, size=size, position=position, progress=progress
+        block = sample_block(
+            key, sampler, layout, position=position, checkpoint=store, progress=progress
         )
-        estimate = max(estimate, float(order_statistic(jnp.asarray(distances), point.k)))
-        resolution = max(resolution, coarsest)
-        if positions == "last":
-            moved = _check_order(key, sampler, distances, point.gamma, size)
+        selected, coarsest = kth_distance(block, point.k, layout=layout)
+        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     return Sensitivity(
         value=sum_up((estimate, max(resolution, moved))) if estimate > 0 else 0.0,
@@ -181,21 +204,33 @@ def _operating_point(
     return point
 
 
-def _check_order(
-    key: jax.Array, sampler: PairSampler, distances: np.ndarray, gamma: float, size: int
-) -> float:
+def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str | int]:
+    """Everything that decides the bits of the distances, but for the hardware's model."""
+    return {
+        "key": digest(jax.random.key_data(key)),
+        "target": sampler.target.fingerprint,
+        "oracle": sampler.oracle.fingerprint,
+        "norm": sampler.norm.fingerprint,
+        "positions": sampler.positions,
+        "n": sampler.n,
+        "m": layout.m,
+        "chunk size": layout.size,
+        "backend": jax.default_backend(),
+        "versions": ", ".join(f"{x} {importlib.metadata.version(x)}" for x in ("jax", "jaxlib")),
+    }
+
+
+def _check_order(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int) -> float:
     """How far rotating the records of random databases moves the target, at most.
 
     Refuses where that is more than rounding error: replacing the last record then says nothing
     about the others. Compared with the distances on the same databases, for in heavy tails the
     estimate is far above what most databases show.
     """
-    count = min(len(distances), max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / gamma)))
-    moved, resolution = (
+    count = min(point.m, max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma)))
+    moved, replaced, resolution = (
         float(x) for x in _rotate(key, sampler=sampler, count=count, size=min(size, count))
     )
-    same_databases = distances[:count]
-    replaced = float(np.max(same_databases[np.isfinite(same_databases)], initial=0.0))
     if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
         raise ValueError(
             f"target depends on the order of the records: of {count} databases, permuting the"
@@ -210,10 +245,10 @@ def _check_order(
 @partial(jax.jit, static_argnames=("sampler", "count", "size"))
 def _rotate(
     key: jax.Array, *, sampler: PairSampler, count: int, size: int
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     probes = jnp.arange(count, dtype=jnp.uint32)
-    moved, resolution = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
-    return jnp.max(moved), jnp.max(resolution)
+    found = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
+    return tuple(jnp.max(x) for x in found)
 
 
 def _refuse_unusable(

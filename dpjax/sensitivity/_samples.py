@@ -2,16 +2,25 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax.base import Norm, Oracle, Target
 from dpjax.random._keys import check_sampling_key
-from dpjax.sensitivity._chunks import chunk_distances, chunk_size, collect_distances
+from dpjax.sensitivity._chunks import chunk_distances, chunk_size
+from dpjax.sensitivity._devices import (
+    Layout,
+    all_distances,
+    devices_of,
+    outside_any_mesh,
+    spread_chunks,
+)
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+from dpjax.sensitivity._run import sample_block
 
 
+@outside_any_mesh
 def sensitivity_samples(
     key: jax.Array,
     target: Target,
@@ -22,6 +31,7 @@ def sensitivity_samples(
     m: int,
     positions: str = "last",
     batch_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
 
@@ -37,6 +47,7 @@ def sensitivity_samples(
         m: number of pairs, at least 1.
         positions: which record changes: "last", "average" (a random one) or "each".
         batch_size: pairs in a chunk; by default what fits the cache or the device.
+        mesh: devices to spread the pairs over; by default the default device.
 
     Returns:
         Shape (m,), in the order of the pairs, float32 or the float dtype of the target's value; for
@@ -77,31 +88,32 @@ def sensitivity_samples(
     check_sampling_key(key)
     m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    size = chunk_size(sampler, m, batch_size)
+    layout = Layout(devices_of(mesh, sampler), m, chunk_size(sampler, m, batch_size))
     if not (_checks.is_traced(key) or _checks.is_staging()) and sampler.is_concrete:
-        return _on_the_host(key, sampler, m, size)
-    return _in_a_program(key, sampler, m, size)
+        return _on_the_host(key, sampler, layout)
+    return _in_a_program(key, sampler, layout)
 
 
-def _on_the_host(key: jax.Array, sampler: PairSampler, m: int, size: int) -> jax.Array:
+def _on_the_host(key: jax.Array, sampler: PairSampler, layout: Layout) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
 
-    def at(position: int) -> np.ndarray:
-        return collect_distances(key, sampler, m=m, size=size, position=position, progress=False)[0]
+    def at(position: int) -> jax.Array:
+        block = sample_block(key, sampler, layout, position=position)
+        return all_distances(block, layout=layout)
 
     if sampler.positions == "each":
-        return jnp.asarray(np.stack([at(position) for position in range(sampler.n)]))
-    return jnp.asarray(at(0))
+        return jnp.stack([at(position) for position in range(sampler.n)])
+    return at(0)
 
 
-def _in_a_program(key: jax.Array, sampler: PairSampler, m: int, size: int) -> jax.Array:
-    starts = jnp.arange(-(-m // size), dtype=jnp.uint32) * jnp.uint32(size)
+def _in_a_program(key: jax.Array, sampler: PairSampler, layout: Layout) -> jax.Array:
+    starts = jnp.arange(layout.chunks, dtype=jnp.uint32) * jnp.uint32(layout.size)
 
     def at(position: jax.Array) -> jax.Array:
         def chunk(start: jax.Array) -> jax.Array:
-            return chunk_distances(key, start, position, sampler=sampler, size=size)[0]
+            return chunk_distances(key, start, position, sampler=sampler, size=layout.size)[0]
 
-        return lax.map(chunk, starts).reshape(-1)[:m]
+        return spread_chunks(chunk, starts, layout.devices).reshape(-1)[: layout.m]
 
     if sampler.positions == "each":
         return lax.map(at, jnp.arange(sampler.n, dtype=jnp.uint32))

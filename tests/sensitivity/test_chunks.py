@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax.sensitivity._chunks import _compiled_chunk, chunk_size
+from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._devices import _compiled_step
 from dpjax.sensitivity._pairs import PairSampler
 
 
@@ -61,9 +62,9 @@ def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilation
 
     sample(keys(0))
     assert len(traces) == 1  # Four chunks and the check of the order come from one trace.
-    known = _compiled_chunk._cache_size()
+    known = _compiled_step._cache_size()
     assert compilations(lambda: sample(keys(1))) == []
-    assert _compiled_chunk._cache_size() == known
+    assert _compiled_step._cache_size() == known
     assert len(traces) == 2
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._chunks import collect_distances
+from dpjax.sensitivity._devices import Layout, kth_distance
 from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._run import sample_block
 
 
 @pytest.fixture
@@ -61,11 +62,13 @@ def test_the_last_chunk_is_padded(samples):
     np.testing.assert_array_equal(few, many[:13])
 
 
-def test_the_sampler_uses_the_same_bits(samples, key):
-    """The loop over chunks on the host, and the one inside a compiled program."""
+@pytest.mark.parametrize("k", [1, 250, 500])
+def test_the_sampler_selects_among_the_same_bits(samples, key, k):
+    distances = samples(jnp.mean, normal, n=20, m=500, batch_size=64)
     sampler = PairSampler.trace(key, jnp.mean, normal, n=20, norm="l1", positions="last")
-    host, _ = collect_distances(key, sampler, m=500, size=64, position=0, progress=False)
-    np.testing.assert_array_equal(host, samples(jnp.mean, normal, n=20, m=500, batch_size=64))
+    layout = Layout((None,), 500, 64)
+    selected, _ = kth_distance(sample_block(key, sampler, layout), k, layout=layout)
+    assert selected == np.sort(distances)[k - 1]
 
 
 def test_under_jit_and_vmap_over_keys(samples, keys):

@@ -1,0 +1,145 @@
+"""Finished chunks on disk, so that an interrupted run goes on where it was."""
+
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+_MAGIC = b"dpjax checkpoint 1\n"
+# A twentieth of the time goes into writing, at most.
+_SHARE = 20
+
+
+class Checkpoint:
+    """The finished chunks of one run, in one file for each host.
+
+    A file is replaced as a whole: written under another name, forced to disk, renamed. It starts
+    with what the run is, and with a hash of all that follows.
+
+    Attributes:
+        path: of the file; with several hosts each has its own, "PATH.0-of-2" and so on.
+    """
+
+    def __init__(self, path: Any, run: dict[str, Any]):
+        """Reads what is there, from any number of hosts; refuses files that are not of this run."""
+        named = pathlib.Path(os.fspath(path))
+        hosts = jax.process_count()
+        self.path = named
+        if hosts > 1:
+            self.path = named.with_name(f"{named.name}.{jax.process_index()}-of-{hosts}")
+        if not named.parent.is_dir():
+            raise ValueError(f"checkpoint {named} lies in a folder that does not exist")
+        self._run = run
+        self._found: dict[tuple[int, int], tuple[np.ndarray, float]] = {}
+        for file in [named, *sorted(named.parent.glob(f"{named.name}.*-of-*"))]:
+            if file.exists() and not file.name.endswith(".partial"):
+                self._found.update(_read(file, run))
+        self._unsaved = 0
+        self._next_save = time.monotonic()
+
+    def found(self, position: int) -> dict[int, tuple[np.ndarray, float]]:
+        """Distances and resolution of the chunks of a position that are finished."""
+        return {chunk: x for (place, chunk), x in self._found.items() if place == position}
+
+    def add(self, position: int, chunk: int, distances: np.ndarray, resolution: float) -> None:
+        """Adds a finished chunk, and saves if the last time is long enough ago."""
+        self._found[position, chunk] = (distances, resolution)
+        self._unsaved += 1
+        if time.monotonic() >= self._next_save:
+            self.save()
+
+    def save(self) -> None:
+        """Writes all finished chunks."""
+        if not self._unsaved:
+            return
+        start = time.monotonic()
+        _replace(self.path, _encoded(self._run, self._found))
+        self._unsaved = 0
+        end = time.monotonic()
+        self._next_save = end + _SHARE * (end - start)
+
+
+def _encoded(
+    run: dict[str, Any], found: dict[tuple[int, int], tuple[np.ndarray, float]]
+) -> Iterator[bytes]:
+    keys = np.array(list(found), np.uint32).reshape(-1, 2)
+    resolutions = np.array([resolution for _, resolution in found.values()], np.float64)
+    dtype = next(iter(found.values()))[0].dtype.name
+    body = [keys.tobytes(), resolutions.tobytes(), *(x.tobytes() for x, _ in found.values())]
+    header = {"run": run, "chunks": len(found), "dtype": dtype}
+    yield _MAGIC
+    yield json.dumps({**header, "sha256": _sha256(header, body)}).encode() + b"\n"
+    yield from body
+
+
+def _sha256(header: dict[str, Any], body: Iterable[Any]) -> str:
+    sha = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for part in body:
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _replace(path: pathlib.Path, parts: Iterator[bytes]) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Makes a renaming last, where the system lets folders be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(
+    path: pathlib.Path, run: dict[str, Any]
+) -> dict[tuple[int, int], tuple[np.ndarray, float]]:
+    data = memoryview(path.read_bytes())
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise ValueError(f"checkpoint {path} is not a checkpoint of this version of dpjax")
+    head = bytes(data[len(_MAGIC) : len(_MAGIC) + 2**16]).split(b"\n", 1)[0]
+    body = data[len(_MAGIC) + len(head) + 1 :]
+    try:
+        header = json.loads(head)
+        expected, theirs, count = header.pop("sha256"), header["run"], header["chunks"]
+        dtype = np.dtype(header["dtype"])
+        length = count * (16 + theirs["chunk size"] * dtype.itemsize)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _damaged(path, "is corrupted: its header cannot be read") from None
+    if len(body) < length:
+        raise _damaged(path, "is truncated")
+    if len(body) > length or _sha256(header, [body]) != expected:
+        raise _damaged(path, "is corrupted")
+    differing = [name for name in {**run, **theirs} if run.get(name) != theirs.get(name)]
+    if differing:
+        raise ValueError(
+            f"checkpoint {path} is of another run, with another {', '.join(differing)}: name"
+            " another file, or delete this one"
+        )
+    keys = np.frombuffer(body[: 8 * count], np.uint32).reshape(-1, 2).tolist()
+    resolutions = np.frombuffer(body[8 * count : 16 * count], np.float64).tolist()
+    rows = np.frombuffer(body[16 * count :], dtype).reshape(count, -1)
+    return {
+        (position, chunk): (row, resolution)
+        for (position, chunk), resolution, row in zip(keys, resolutions, rows, strict=True)
+    }
+
+
+def _damaged(path: pathlib.Path, how: str) -> ValueError:
+    return ValueError(f"checkpoint {path} {how}: delete it to start anew")
