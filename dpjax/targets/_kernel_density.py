@@ -113,7 +113,8 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
             raise ValueError(f"records must have shape ({dims},), got {jnp.shape(record)}")
         x = record.astype(compute_dtype(record.dtype))
         axis = jnp.asarray(np.linspace(0.0, 1.0, degree + 1), x.dtype)
-        return reduce(jnp.multiply.outer, _kernel(axis[None], x[:, None], h))
+        # One vector per coordinate: XLA is four times slower on rows of one array.
+        return reduce(jnp.multiply.outer, [_kernel(axis, x[i], h) for i in range(dims)])
 
     return summable(kernels, lambda average: average * peak, average=True)
 
@@ -159,7 +160,7 @@ def kernel_density_bound(*, bandwidth: float, n: int, dims: int) -> float:
 def _kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
     """exp(-((t - x) / h)^2 / 2), and 0 where x is NaN: K, but for its value at 0."""
     kernel = jnp.exp(-jnp.square((t - x) / h) / 2)
-    return jnp.where(jnp.isnan(x), 0, kernel)
+    return jnp.where(jnp.isnan(kernel), 0, kernel)
 
 
 def _peak(h: float, dims: int) -> float:
