@@ -18,6 +18,7 @@ LEVELS = {
     "_numerics": 0,
     "_limbs": 0,
     "_grid": 0,
+    "_origins": 0,
     "_programs": 0,
     "base": 1,
     "operating_points": 2,

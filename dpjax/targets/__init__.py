@@ -1,7 +1,9 @@
 """Targets worth having: pure JAX functions of a database, with bounds where they are known."""
 
+from dpjax.targets._command_line import command_line as command_line
 from dpjax.targets._histogram import histogram as histogram
 from dpjax.targets._histogram import histogram_bound as histogram_bound
+from dpjax.targets._host import host as host
 from dpjax.targets._kernel_density import kernel_density as kernel_density
 from dpjax.targets._kernel_density import kernel_density_bound as kernel_density_bound
 from dpjax.targets._kernel_density import kernel_density_on_lattice as kernel_density_on_lattice

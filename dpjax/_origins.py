@@ -1,0 +1,76 @@
+"""Where a database comes from: what a target that runs on the host has to know.
+
+Where it fails, a sampled database must be named in an error, and a private one must not show. A
+compiled program knows nothing of its caller, so the origin travels as data: a first input that
+programs with calls to the host have, see `dpjax._programs`.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
+
+
+class Role(enum.IntEnum):
+    """What a database is to the sampler; private by default, which is the safe mistake."""
+
+    PRIVATE = 0
+    DATABASE = 1
+    NEIGHBOR = 2
+    PERMUTED = 3
+
+
+_DESCRIPTIONS = {
+    Role.DATABASE: "the database",
+    Role.NEIGHBOR: "the neighbor",
+    Role.PERMUTED: "the database, its records permuted",
+}
+
+
+def private() -> np.ndarray:
+    """The origin of a database that nothing may be said about."""
+    return np.zeros(SPEC.shape, SPEC.dtype)
+
+
+def sampled(role: Role, pair: jax.Array) -> jax.Array:
+    """The origin of a database that the sampler drew."""
+    return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
+
+
+def describe(origin: Any) -> str | None:
+    """What a message calls a database; None where it is private."""
+    role, pair = (int(number) for number in origin)
+    return None if role == Role.PRIVATE else f"pair {pair} ({_DESCRIPTIONS[Role(role)]})"
+
+
+class Tracing:
+    """A program that is being traced.
+
+    Attributes:
+        origin: its input of that name.
+        settings: what decides where calls to the host run, but not what they return.
+    """
+
+    def __init__(self, origin: Any, settings: list[Any]):
+        self.origin = origin
+        self.settings = settings
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function that may ask what is being traced."""
+        with _current(self):
+            return function(*arguments)
+
+
+# Part of what JAX's caches go by: a function under `jit` inside a target is traced anew for every
+# program, or it would keep the origin of the first.
+_current = jax.make_user_context(None)
+
+
+def current() -> Tracing:
+    """The program that is being traced; outside of one, databases count as private."""
+    return _current.value or Tracing(private(), [])

@@ -1,0 +1,188 @@
+"""Programs of the command line: a CSV goes in, numbers come out, and nothing is left behind."""
+
+import functools
+import os
+import select
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import targets
+from dpjax._origins import Role, sampled
+from dpjax._programs import Program
+
+N, D = 12, 2
+SPEC = jax.ShapeDtypeStruct((N, D), jnp.float32)
+VALUE = jax.ShapeDtypeStruct((D,), jnp.float32)
+RECORDS = np.random.default_rng(0).normal(size=(N, D)).astype("float32")
+MEANS = ["awk", "-F,", '{ a += $1; b += $2 } END { printf "%.9g, %.9g\\n", a / NR, b / NR }']
+command = functools.partial(targets.command_line, output=VALUE, timeout=60.0)
+
+
+@pytest.fixture
+def key():
+    """Sampling holds no secret: threefry compiles faster."""
+    return jax.random.key(20170611)
+
+
+def oracle(key, n):
+    return (jax.random.bits(key, (n, D)) >> 8).astype(float) / 2**24
+
+
+def shell(script, **options):
+    return command(["sh", "-c", script], **options)
+
+
+def sampled_value(target, records=RECORDS):
+    """The value where the sampler asks for it: there, failures are errors."""
+    program = Program.trace("target", target, SPEC)
+    origin = sampled(Role.DATABASE, jnp.uint32(3))
+    return np.asarray(program(records, origin=origin))
+
+
+@pytest.mark.parametrize("jobs", [None, 2])
+def test_the_sensitivity_is_that_of_the_same_function_in_jax(jobs, key, keys):
+    options = {"n": N, "norm": "l1", "m": 20}
+    target = command(MEANS, jobs=jobs)
+    sensitivity = dpjax.sample_sensitivity(key, target, oracle, **options)
+    twin = dpjax.sample_sensitivity(key, lambda d: jnp.mean(d, axis=0), oracle, **options)
+    assert sensitivity.value == pytest.approx(twin.value, rel=1e-4)
+    private = dpjax.privatize(target, dpjax.laplace(sensitivity, epsilon=1e4))
+    np.testing.assert_allclose(private(keys(0), RECORDS).value, RECORDS.mean(0), atol=0.01)
+
+
+def test_numbers_arrive_as_they_are():
+    database = {
+        "c": np.array([True, False, True]),
+        "a": np.array([[0.1, 1e-30], [np.inf, -3e38], [np.nan, 1 / 3]], "float32"),
+        "b": np.array([2**31 - 1, -5, 0], "int32"),
+    }
+    echo = command(["cat"], output=jax.ShapeDtypeStruct((3, 4), jnp.float32))
+    expected = np.column_stack([database["a"], database["b"].astype("float32"), database["c"]])
+    np.testing.assert_array_equal(echo(database), expected.astype("float32"))
+    whole = command(["cat"], output=jax.ShapeDtypeStruct((3,), jnp.int32))
+    np.testing.assert_array_equal(whole({"b": database["b"]}), database["b"])
+
+
+def test_numbers_arrive_as_they_are_in_float64(x64):
+    database = np.random.default_rng(1).normal(size=(5, 2)) * 10.0 ** np.arange(-300, 700, 500)
+    echo = command(["cat"], output=jax.ShapeDtypeStruct((5, 2), float))
+    np.testing.assert_array_equal(echo(database), database)
+
+
+def test_numbers_fill_the_output_in_order():
+    output = {"b": jnp.zeros((2, 2)), "a": jnp.zeros((), "int32")}
+    value = shell("echo 7; echo 1,2 3, 4", output=output)(RECORDS)
+    assert int(value["a"]) == 7
+    np.testing.assert_array_equal(value["b"], [[1, 2], [3, 4]])
+
+
+FAILURES = {
+    "status": ("echo 1 2; echo broken >&2; exit 3", "it ended with status 3: broken"),
+    "crash": ("kill -SEGV $$", "it ended with status -11"),
+    "too few numbers": ("echo 1", "it printed 1 words, not 2 numbers"),
+    "too many numbers": ("echo 1 2 3", "it printed 3 words, not 2 numbers"),
+    "nothing": ("true", "it printed 0 words"),
+    "no number": ("echo 1 two", "could not convert"),
+    "no text": (r"printf '\377\377'", "UnicodeDecodeError"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_failures_are_errors_when_sampling_and_a_fixed_value_otherwise(what, capfd, caplog):
+    script, message = FAILURES[what]
+    target = shell(script, failure=np.array([0.5, -0.5]))
+    np.testing.assert_array_equal(target(RECORDS), [0.5, -0.5])
+    assert (capfd.readouterr(), caplog.text) == (("", ""), "")
+    with pytest.raises(RuntimeError, match=rf"failed on pair 3 \(the database\): .*{message}"):
+        sampled_value(target)
+
+
+def test_a_program_that_does_not_exist_is_a_failure():
+    target = command(["no-such-program-anywhere"])
+    np.testing.assert_array_equal(target(RECORDS), np.zeros(D))
+    with pytest.raises(RuntimeError, match="FileNotFoundError.*no-such-program-anywhere"):
+        sampled_value(target)
+
+
+def test_a_program_need_not_read_its_input():
+    many = jax.ShapeDtypeStruct((10**5, D), jnp.float32)  # More than a pipe holds.
+    np.testing.assert_array_equal(shell("echo 1 2")(jnp.zeros(many.shape)), [1, 2])
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exec 3> {fifo}; sleep 600 & wait", "exec 3> {fifo}; trap '' TERM; sleep 600 & sleep 600"],
+    ids=["waiting", "ignoring signals"],
+)
+def test_the_timeout_ends_a_program_and_its_children(script, tmp_path):
+    fifo = tmp_path / "held open by all of them"
+    os.mkfifo(fifo)
+    target = shell(script.format(fifo=f"'{fifo}'"), timeout=0.3)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        np.testing.assert_array_equal(target(RECORDS), np.zeros(D))
+        assert hung_up(reader)
+        with pytest.raises(RuntimeError, match=r"TimeoutError: it took longer than 0.3 s"):
+            sampled_value(target)
+    finally:
+        os.close(reader)
+
+
+def test_what_a_program_leaves_behind_is_ended(tmp_path):
+    fifo = tmp_path / "held open"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        target = shell(f"exec 3> '{fifo}'; sleep 600 > /dev/null 2>&1 < /dev/null & echo 1 2")
+        np.testing.assert_array_equal(target(RECORDS), [1, 2])
+        assert hung_up(reader)
+    finally:
+        os.close(reader)
+
+
+def hung_up(reader):
+    """Whether all that had a pipe open for writing have ended."""
+    poll = select.poll()
+    poll.register(reader, select.POLLHUP)
+    return bool(poll.poll(10_000))
+
+
+def test_the_arguments_and_the_timeout_are_part_of_the_target():
+    def fingerprint(*arguments, timeout=60.0):
+        target = command([*arguments], timeout=timeout)
+        return Program.trace("target", target, SPEC).fingerprint
+
+    assert fingerprint("awk", "1") == fingerprint("awk", "1")
+    assert fingerprint("awk", "1") != fingerprint("awk", "2")
+    assert fingerprint("awk", "1") != fingerprint("awk", "1", timeout=1.0)
+
+
+def test_a_python_script(tmp_path):
+    script = tmp_path / "means.py"
+    script.write_text(
+        "import sys\n"
+        "rows = [[float(x) for x in line.split(',')] for line in sys.stdin]\n"
+        "print(*(sum(column) / len(rows) for column in zip(*rows)))\n"
+    )
+    value = command([sys.executable, "-S", str(script)])(RECORDS)
+    np.testing.assert_allclose(value, RECORDS.mean(0), rtol=1e-5, atol=1e-7)
+
+
+def test_bad_arguments_are_refused():
+    for arguments in ("cat", ["cat", 3], [b"cat"]):
+        with pytest.raises(TypeError, match="arguments must be a sequence of strings"):
+            command(arguments)
+    with pytest.raises(ValueError, match="arguments must name a program"):
+        command([])
+    for bad in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="timeout"):
+            command(["cat"], timeout=bad)
+    with pytest.raises(TypeError, match="timeout"):
+        command(["cat"], timeout=None)
+    with pytest.raises(ValueError, match="failure"):
+        command(["cat"], failure=np.zeros(3))
