@@ -5,9 +5,11 @@ compiled program knows nothing of its caller, so the origin travels as data: a f
 programs with calls to the host have, see `dpjax._programs`.
 """
 
+import contextlib
 import enum
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +44,27 @@ def sampled(role: Role, pair: jax.Array) -> jax.Array:
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
-def describe(origin: Any) -> str | None:
-    """What a message calls a database; None where it is private."""
+def is_private(origin: Any) -> bool:
+    """Whether nothing may be said about a database."""
+    return int(origin[0]) == Role.PRIVATE
+
+
+def fail(origin: Any, reason: str) -> NoReturn:
+    """Raises what a target that failed on a sampled database has to say."""
     role, pair = (int(number) for number in origin)
-    return None if role == Role.PRIVATE else f"pair {pair} ({_DESCRIPTIONS[Role(role)]})"
+    raise RuntimeError(f"host target failed on pair {pair} ({_DESCRIPTIONS[Role(role)]}): {reason}")
+
+
+@contextlib.contextmanager
+def failures_in_short() -> Iterator[None]:
+    """Takes the message of `fail` out of JAX's account of how it was called."""
+    try:
+        yield
+    except Exception as error:
+        said = re.search(r"host target failed on pair .*", str(error))
+        if said is None:
+            raise
+        raise RuntimeError(said.group()) from None
 
 
 class Tracing:
@@ -62,8 +81,11 @@ class Tracing:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function that may ask what is being traced."""
-        with _current(self):
-            return function(*arguments)
+        try:
+            with _current(self):
+                return function(*arguments)
+        finally:
+            self.origin = None  # JAX's caches keep this object, and it kept what was traced.
 
 
 # Part of what JAX's caches go by: a function under `jit` inside a target is traced anew for every

@@ -59,7 +59,7 @@ class Program:
 
         with jax.default_matmul_precision("highest"):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
-            if _calls_host(jaxpr):
+            if "pure_callback" in _primitives(jaxpr.jaxpr):
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
@@ -117,7 +117,6 @@ class Program:
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
 
-
     def primitives(self) -> set[str]:
         """The names of all operations, also of inner programs."""
         return _primitives(self.jaxpr.jaxpr)
@@ -128,14 +127,6 @@ def digest(*parts: Any) -> str:
     sink = hashlib.sha256()
     _encode(sink, parts)
     return sink.hexdigest()[:32]
-
-
-def _calls_host(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive.name == "pure_callback"
-        or any(_calls_host(inner) for inner in jex.jaxprs_in_params(equation.params))
-        for equation in jaxpr.eqns
-    )
 
 
 def _is_variable(atom: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from dpjax import targets
 from dpjax._programs import Program, digest
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -143,6 +144,22 @@ def test_host_functions_are_part_of_the_program(wrap):
     array = np.arange(3000.0, dtype=np.float32)
     other = np.where(array == 1500, 0, array)
     assert fingerprint(from_host(wrap(host(array)))) != fingerprint(from_host(wrap(host(other))))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, jax.jit, lambda f: lambda x: lax.map(lambda _: f(x), jnp.arange(2))],
+    ids=["alone", "jit", "loop"],
+)
+def test_only_programs_that_call_the_host_know_an_origin(wrap):
+    assert len(trace(wrap(jnp.sin)).jaxpr.jaxpr.invars) == 1
+    assert len(trace(wrap(from_host(host(2.0)))).jaxpr.jaxpr.invars) == 2
+
+
+def test_the_origin_is_no_input_that_is_used():
+    target = targets.host(host(2.0), output=RECORDS)
+    assert trace(target).uses_input()
+    assert not trace(lambda x: target(jnp.ones(4))).uses_input()
 
 
 def test_rules_of_differentiation_do_not_matter():

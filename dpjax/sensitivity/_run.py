@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from dpjax import _checks
+from dpjax._origins import failures_in_short
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._devices import Block, Layout, compute_chunks, empty_block
 from dpjax.sensitivity._pairs import PairSampler
@@ -15,6 +16,7 @@ from dpjax.sensitivity._pairs import PairSampler
 _STEPS_IN_FLIGHT = 2
 
 
+@failures_in_short()
 def sample_block(
     key: jax.Array,
     sampler: PairSampler,

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
+from dpjax._origins import failures_in_short
 from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
@@ -220,6 +221,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
     }
 
 
+@failures_in_short()
 def _check_order(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int) -> float:
     """How far rotating the records of random databases moves the target, at most.
 

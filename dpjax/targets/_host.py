@@ -135,7 +135,7 @@ class _Failure:
     def of(cls, error: BaseException) -> "_Failure":
         kind = type(error).__name__
         try:
-            return cls(f"{kind}: {error}")
+            return cls(" ".join(f"{kind}: {error}".split()))
         except BaseException:  # The text of a stranger's exception may be one itself.
             return cls(kind)
 
@@ -160,11 +160,17 @@ class _Evaluation:
         databases = [jax.tree.unflatten(structure, row) for row in zip(*stacked, strict=True)]
         attempt = functools.partial(_attempt, self.function, self.output)
         values = self.workers.map(attempt, databases)
-        for source, value in zip(map(_origins.describe, origins), values, strict=True):
-            if source is not None and isinstance(value, _Failure):
-                raise RuntimeError(f"host target failed on {source}: {value.reason}")
-        public = [self.failure if isinstance(value, _Failure) else value for value in values]
+        public = list(map(self._or_public, origins, values))
         return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*public, strict=True)]
+
+    def _or_public(
+        self, origin: np.ndarray, value: list[np.ndarray] | _Failure
+    ) -> list[np.ndarray]:
+        if not isinstance(value, _Failure):
+            return value
+        if _origins.is_private(origin):
+            return self.failure
+        _origins.fail(origin, value.reason)
 
 
 def _attempt(
