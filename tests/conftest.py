@@ -71,10 +71,10 @@ def compilations(caplog):
 def run_python():
     """Runs a program in a fresh process, at the root of the repository: `run_python(code, **env)`.
 
-    Returns what it prints.
+    Returns what it prints; `timeout` is in seconds.
     """
 
-    def run(code, **environment):
+    def run(code, *, timeout=None, **environment):
         search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -83,6 +83,7 @@ def run_python():
             capture_output=True,
             text=True,
             check=False,
+            timeout=timeout,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

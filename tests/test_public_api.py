@@ -104,9 +104,9 @@ def test_nothing_is_public_twice():
 SIGNATURES = {
     "operating_point": "* m gamma method confidence",
     "sample_sensitivity": (
-        "key target oracle * n norm m gamma method confidence positions batch_size progress"
+        "key target oracle * n norm m gamma method confidence positions batch_size mesh progress"
     ),
-    "sensitivity_samples": "key target oracle * n norm m positions batch_size",
+    "sensitivity_samples": "key target oracle * n norm m positions batch_size mesh",
     "analytic_sensitivity": "value * norm n",
     "laplace": "sensitivity epsilon",
     "gaussian": "sensitivity epsilon delta * calibration",

@@ -1,0 +1,248 @@
+"""Interrupted runs: what is finished is kept, nothing is done twice, no other file is taken."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.sensitivity import _checkpoint, _run
+
+ROOT = Path(__file__).resolve().parents[2]
+M, SIZE = 100, 30
+
+
+@pytest.fixture
+def sample(key, uniform, tmp_path):
+    """A sampling with a checkpoint; each test names what matters to it."""
+
+    def sample(**settings):
+        settings = {
+            "key": key,
+            "target": jnp.max,
+            "oracle": uniform,
+            "n": 4,
+            "norm": "l1",
+            "m": M,
+            "batch_size": SIZE,
+            "checkpoint": tmp_path / "run",
+            **settings,
+        }
+        arguments = [settings.pop(name) for name in ("key", "target", "oracle")]
+        return dpjax.sample_sensitivity(*arguments, **settings)
+
+    return sample
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The chunks that are computed, in order."""
+    chunks = []
+    compute = _run.compute_chunks
+
+    def logged(block, key, position, steps, **settings):
+        chunks.extend((position, chunk) for chunk in steps if chunk is not None)
+        return compute(block, key, position, steps, **settings)
+
+    monkeypatch.setattr(_run, "compute_chunks", logged)
+    return chunks
+
+
+def test_a_finished_run_is_not_done_again(sample, computed, tmp_path):
+    first = sample()
+    assert computed == [(0, chunk) for chunk in range(4)]
+    computed.clear()
+    again = sample()
+    assert computed == []
+    assert again.value == first.value == sample(checkpoint=None).value
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_every_position_is_kept(sample, computed):
+    first = sample(positions="each")
+    assert len(computed) == 16
+    computed.clear()
+    assert sample(positions="each").value == first.value
+    assert computed == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch, error):
+    logged = _run.compute_chunks
+
+    def interrupted(*arguments, **settings):
+        if len(computed) == 2:
+            raise error
+        return logged(*arguments, **settings)
+
+    with monkeypatch.context() as context:
+        context.setattr(_run, "compute_chunks", interrupted)
+        with pytest.raises(error):
+            sample()
+    assert computed == [(0, 0), (0, 1)]
+    resumed = sample()
+    assert computed == [(0, chunk) for chunk in range(4)]
+    assert resumed.value == sample(checkpoint=None).value
+
+
+def test_progress_counts_what_was_found(sample, capsys):
+    sample()
+    capsys.readouterr()
+    sample(progress=True)
+    assert "100/100" in capsys.readouterr().err
+
+
+OTHERS = {
+    "key": lambda keys: {"key": keys(1)},
+    "target": lambda _: {"target": jnp.min},
+    "oracle": lambda _: {"oracle": lambda key, n: jnp.zeros(n) + key._base_array[0]},
+    "norm": lambda _: {"norm": "l2"},
+    "n": lambda _: {"n": 5},
+    "m": lambda _: {"m": M + 1},
+    "chunk size": lambda _: {"batch_size": 20},
+    "positions": lambda _: {"positions": "average"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "oracle"])
+def test_a_file_of_another_run_is_refused(sample, keys, name):
+    sample()
+    with pytest.raises(ValueError, match=rf"checkpoint .*run is of another run, .*{name}"):
+        sample(**OTHERS[name](keys))
+
+
+def test_a_file_of_another_oracle_is_refused(sample, uniform):
+    sample()
+    with pytest.raises(ValueError, match="is of another run, with another oracle"):
+        sample(oracle=lambda key, n: 2 * uniform(key, n))
+
+
+def test_a_file_of_other_versions_is_refused(sample, monkeypatch):
+    sample()
+    monkeypatch.setattr(_checkpoint.json, "loads", _with_old_version(_checkpoint.json.loads))
+    with pytest.raises(ValueError, match="corrupted"):
+        sample()  # What a file says of itself is under its hash too.
+
+
+def _with_old_version(loads):
+    def changed(text):
+        header = loads(text)
+        header["run"]["versions"] = "jax 0.1"
+        return header
+
+    return changed
+
+
+@pytest.mark.parametrize("length", [-1, -100, 150])
+def test_a_truncated_file_is_refused(sample, tmp_path, length):
+    sample()
+    file = tmp_path / "run"
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"checkpoint .*run is (truncated|corrupted)"):
+        sample()
+
+
+@pytest.mark.parametrize("place", [30, 200, -3, -500])
+def test_a_corrupted_file_is_refused(sample, tmp_path, place):
+    sample()
+    file = tmp_path / "run"
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"checkpoint .*run is corrupted"):
+        sample()
+
+
+@pytest.mark.parametrize("content", [b"", b"something else\n"])
+def test_a_file_of_something_else_is_refused_and_kept(sample, tmp_path, content):
+    (tmp_path / "run").write_bytes(content)
+    with pytest.raises(ValueError, match="is not a checkpoint"):
+        sample()
+    assert (tmp_path / "run").read_bytes() == content
+
+
+def test_a_folder_that_is_missing_is_named(sample, tmp_path):
+    with pytest.raises(ValueError, match="a folder that does not exist"):
+        sample(checkpoint=tmp_path / "missing" / "run")
+
+
+def test_writing_is_atomic(sample, tmp_path, monkeypatch):
+    """A run that dies while it writes leaves the file as it was, and a partial one that is not."""
+    sample()
+    before = (tmp_path / "run").read_bytes()
+    partial = tmp_path / "run.partial"
+    partial.write_bytes(before[:50])
+    assert sample().value == sample(checkpoint=None).value
+    order = []
+    monkeypatch.setattr(os, "fsync", lambda _: order.append("fsync"))
+    monkeypatch.setattr(os, "replace", lambda *_: order.append("rename"))
+    (tmp_path / "run").unlink()
+    sample()
+    assert order[:3] == ["fsync", "rename", "fsync"]
+
+
+RUN = """
+import sys
+import jax, jax.numpy as jnp, dpjax
+from dpjax.sensitivity import _checkpoint, _run
+path, log = sys.argv[1:]
+compute = _run.compute_chunks
+def logged(block, key, position, chunks, **settings):
+    out = compute(block, key, position, chunks, **settings)
+    with open(log, "a") as file:
+        file.write("".join(f"{chunk} " for chunk in chunks))
+    return out
+_run.compute_chunks = logged
+value = dpjax.sample_sensitivity(
+    jax.random.key(0), lambda x: jnp.mean(jnp.sort(x)), lambda key, n: jax.random.normal(key, (n,)),
+    n=1000, norm="l1", m=10_000, gamma=0.05, batch_size=200, checkpoint=path,
+).value
+print(value.hex())
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
+    random = np.random.default_rng(0)
+    path, log = tmp_path / "run", tmp_path / "log"
+    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+
+    def start(checkpoint):
+        log.write_text("")
+        return subprocess.Popen(
+            [sys.executable, "-c", RUN, str(checkpoint), str(log)],
+            env=os.environ | {"PYTHONPATH": search_path},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def stored():
+        if not path.exists():
+            return set()
+        header = path.read_bytes().split(b"\n")[1]
+        run = _checkpoint.json.loads(header)["run"]
+        return {chunk for _, chunk in _checkpoint._read(path, run)}
+
+    known = set()
+    for _ in range(kills):
+        process = start(path)
+        while not log.read_text() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.2))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not known & set(map(int, log.read_text().split()))
+        assert known <= stored()
+        known = stored()
+    assert known
+    resumed = start(path)
+    value, _ = resumed.communicate(timeout=300)
+    assert not known & set(map(int, log.read_text().split()))
+    uninterrupted, _ = start(tmp_path / "other").communicate(timeout=300)
+    assert value == uninterrupted != ""

@@ -1,0 +1,211 @@
+"""Many devices and many hosts: the same bits as on one, and no target that hangs."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.sensitivity._devices import Layout
+
+EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+ROOT = Path(__file__).resolve().parents[2]
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, dpjax
+from jax.sharding import AxisType
+key = jax.random.key(0)
+def oracle(key, n):
+    return jax.random.normal(key, (n,))
+def sample(mesh=None, **settings):
+    settings = {"n": 50, "norm": "l1", "m": 1000, "gamma": 0.05, "batch_size": 64, **settings}
+    return dpjax.sample_sensitivity(key, jnp.mean, oracle, mesh=mesh, **settings).value
+def distances(mesh=None):
+    return np.asarray(dpjax.sensitivity_samples(
+        key, jnp.mean, oracle, n=50, norm="l1", m=1000, batch_size=64, mesh=mesh))
+"""
+
+
+def test_the_same_bits_on_any_mesh(run_python):
+    run_python(
+        SETUP
+        + """
+auto, explicit = AxisType.Auto, AxisType.Explicit
+meshes = [
+    jax.make_mesh((8,), ("devices",)),
+    jax.make_mesh((8,), ("devices",), axis_types=(auto,)),
+    jax.make_mesh((2, 4), ("hosts", "devices"), axis_types=(explicit, auto)),
+    jax.make_mesh((3,), ("some",), devices=jax.devices()[2:5]),
+    jax.make_mesh((1,), ("one",), devices=jax.devices()[5:6]),
+]
+value, expected = sample(), distances()
+for mesh in meshes:
+    assert sample(mesh) == value, mesh
+    np.testing.assert_array_equal(distances(mesh), expected, str(mesh))
+with jax.set_mesh(meshes[0]):
+    assert sample() == sample(meshes[2]) == value
+inside = jax.jit(lambda: dpjax.sensitivity_samples(
+    key, jnp.mean, oracle, n=50, norm="l1", m=1000, batch_size=64, mesh=meshes[2]))()
+np.testing.assert_allclose(inside, expected, rtol=1e-3)
+each = [sample(mesh, n=3, m=100, positions="each", gamma=0.2) for mesh in (None, meshes[3])]
+assert each[0] == each[1]
+""",
+        **EIGHT_DEVICES,
+    )
+
+
+def test_selection_never_gathers_the_distances(run_python):
+    run_python(
+        SETUP
+        + """
+import functools, re
+from dpjax.sensitivity import _devices
+from dpjax.sensitivity._devices import Layout, _compiled_selection, _over_all_hosts, empty_block
+layout = Layout(tuple(jax.devices()), 10**5, 64)
+block = empty_block(layout, {}, np.float32)
+text = _compiled_selection.lower(
+    block, np.uint32(5), np.int32(0), np.int32(0), block=layout.block, mesh=layout.mesh()
+).compile().as_text()
+moved = re.findall(r"= (.*) (all-gather|all-to-all|collective-permute|all-reduce)[.(-]", text)
+assert {kind for _, kind in moved} == {"all-reduce"}, moved
+assert all(shape.split("{")[0] in ("u32[]", "f32[]") for shape, _ in moved), moved
+""",
+        **EIGHT_DEVICES,
+    )
+
+
+def test_batched_lapack_calls_do_not_hang(run_python):
+    """Ridge by `solve`, 64 fits to a chunk, on eight devices that share the threads of a CPU."""
+    run_python(
+        """
+import jax, jax.numpy as jnp, dpjax
+def ridge(database):
+    x, y = database["x"], database["y"]
+    return jnp.linalg.solve(x.T @ x / 300 + 0.1 * jnp.eye(32), x.T @ y / 300)
+def oracle(key, n):
+    features, responses = jax.random.split(key)
+    return {"x": jax.random.normal(features, (n, 32)), "y": jax.random.normal(responses, (n,))}
+for mesh in (jax.make_mesh((8,), ("devices",)), jax.make_mesh((2,), ("devices",))):
+    dpjax.sample_sensitivity(jax.random.key(0), ridge, oracle, n=300, norm="l2", m=1024,
+                             gamma=0.05, batch_size=64, mesh=mesh)
+""",
+        timeout=120,
+        **EIGHT_DEVICES,
+    )
+
+
+@pytest.mark.parametrize(
+    ("m", "size", "devices"), [(1000, 64, 8), (5, 2, 4), (7, 7, 3), (64, 1, 5)]
+)
+def test_every_chunk_has_one_device(m, size, devices):
+    layout = Layout((None,) * devices, m, size)
+    assert [c for d in range(devices) for c in layout.chunks_of(d)] == list(range(layout.chunks))
+    assert (layout.chunks - 1) * size < m <= layout.chunks * size
+
+
+def test_a_mesh_is_a_mesh(key, uniform):
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, got 8"):
+        dpjax.sample_sensitivity(key, jnp.max, uniform, n=2, norm="l1", m=9, mesh=8)
+
+
+HOST = (
+    """
+import os, sys, threading
+import jax
+process, count, port = map(int, sys.argv[1:4])
+jax.distributed.initialize(f"127.0.0.1:{port}", count, process, heartbeat_timeout_seconds=10)
+"""
+    + SETUP
+    + """
+mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+"""
+)
+
+
+def on_hosts(code, count, **environment):
+    """Runs a program as several processes on loopback: return codes and what they print."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST + code, str(i), str(count), str(port)],
+            env=os.environ | {"PYTHONPATH": search_path} | environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(count)
+    ]
+    try:
+        finished = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], finished
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+def test_the_same_bits_on_many_hosts(count, devices, tmp_path):
+    code = f"print('VALUE', sample(mesh, checkpoint={str(tmp_path / 'run')!r}).hex())"
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    codes, finished = on_hosts(code, count, XLA_FLAGS=flags)
+    assert codes == [0] * count, finished
+    values = {line for out, _ in finished for line in out.splitlines() if "VALUE" in line}
+    alone = dpjax.sample_sensitivity(
+        jax.random.key(0),
+        jnp.mean,
+        lambda key, n: jax.random.normal(key, (n,)),
+        n=50,
+        norm="l1",
+        m=1000,
+        gamma=0.05,
+        batch_size=64,
+    )
+    assert values == {f"VALUE {alone.value.hex()}"}
+    assert len(list(tmp_path.iterdir())) == count  # Each has a file, and any number goes on.
+
+
+def test_processes_that_differ_are_told(tmp_path):
+    codes, finished = on_hosts("key = jax.random.key(process); sample(mesh)", 2)
+    assert 0 not in codes
+    assert all("processes must make the same call" in err for _, err in finished)
+
+
+def test_a_process_that_dies_is_an_error():
+    """The other one ends too, once no sign of life has come for its heartbeat's timeout."""
+    code = "os._exit(7) if process == 1 else sample(mesh)"
+    codes, finished = on_hosts(code, 2)
+    assert codes[1] == 7
+    assert codes[0] not in (0, None)
+    assert finished[0][1]
+
+
+def test_closed_over_data_is_on_every_device(run_python):
+    run_python(
+        SETUP
+        + """
+public = jnp.asarray(np.random.default_rng(0).normal(size=40).astype(np.float32))
+def resampled(key, n):
+    return public[jax.random.randint(key, (n,), 0, 40)]
+values = [dpjax.sample_sensitivity(key, jnp.mean, resampled, n=50, norm="l1", m=500, gamma=0.05,
+          batch_size=32, mesh=mesh).value for mesh in (None, jax.make_mesh((8,), ("d",)))]
+assert values[0] == values[1]
+""",
+        **EIGHT_DEVICES,
+    )
+
+
+def test_float64_distances_keep_their_dtype(key, x64):
+    distances = dpjax.sensitivity_samples(
+        key, jnp.mean, lambda key, n: jax.random.normal(key, (n,)), n=5, norm="l1", m=10
+    )
+    assert distances.dtype == np.float64
