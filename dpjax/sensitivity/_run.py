@@ -43,12 +43,14 @@ def sample_block(
         return block
     finally:
         # Also where Ctrl-C or an error ended the loop: what is finished is kept.
-        while in_flight:
-            in_flight.popleft().finish(checkpoint, bar)
-        if checkpoint is not None:
-            checkpoint.save()
-        if bar is not None:
-            bar.close()
+        try:
+            while in_flight:
+                in_flight.popleft().finish(checkpoint, bar)
+        finally:
+            if checkpoint is not None:
+                checkpoint.save()
+            if bar is not None:
+                bar.close()
 
 
 def _steps(layout: Layout, found: dict[int, Any]) -> list[list[int | None]]:

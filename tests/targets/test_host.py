@@ -157,6 +157,32 @@ def test_a_failure_in_the_test_of_order_names_the_database(key):
         dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", m=20, allow_zero=True)
 
 
+def test_what_was_finished_before_a_failure_is_kept(key, tmp_path):
+    bad, repaired, log = pair(key, 39)[1], tmp_path / "repaired", tmp_path / "log"
+
+    def function(database):
+        with log.open("a") as file:
+            file.write(".")
+        if np.array_equal(database, bad) and not repaired.exists():
+            raise ValueError("broken")
+        return column_means(database)
+
+    target = targets.host(function, output=VALUE)
+
+    def run(checkpoint):
+        log.write_text("")
+        options = {"m": 60, "gamma": 0.2, "batch_size": 8, "checkpoint": tmp_path / checkpoint}
+        value = dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", **options).value
+        return value, len(log.read_text())
+
+    with pytest.raises(RuntimeError, match="pair 39"):
+        run("interrupted")
+    repaired.touch()
+    (resumed, few), (fresh, many) = run("interrupted"), run("fresh")
+    assert resumed == fresh
+    assert many - few == 4 * 8 * 2  # Four chunks of eight pairs came before pair 39.
+
+
 class RudeError(Exception):
     def __str__(self):
         raise ValueError("not even a text")
