@@ -103,6 +103,11 @@ class Program:
         """Whether every constant is known; false under `vmap` over what is closed over."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
+    @property
+    def calls_host(self) -> bool:
+        """Whether it runs code on the host, which has to know where a database comes from."""
+        return "pure_callback" in self.primitives()
+
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
         return any(_depends(self.jaxpr.jaxpr, set(self._inputs)))

@@ -98,8 +98,13 @@ def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
     Returns:
         A float scalar, 0 or above.
     """
-    length = _as_float(norm_function(norm)(difference(value, other)))
-    return jnp.where(jnp.isnan(length), jnp.inf, length)
+    return length(norm, difference(value, other))
+
+
+def length(norm: Norm, moved: Any) -> jax.Array:
+    """The norm of a difference; NaN counts as infinite."""
+    found = _as_float(norm_function(norm)(moved))
+    return jnp.where(jnp.isnan(found), jnp.inf, found)
 
 
 def resolution(norm: Norm, value: Any) -> jax.Array:
@@ -119,12 +124,12 @@ def resolution(norm: Norm, value: Any) -> jax.Array:
             return jnp.zeros(leaf.shape, dtype)
         return jnp.abs(leaf).astype(dtype) * (float(jnp.finfo(leaf.dtype).eps) / coarsest)
 
-    length = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
-    return jnp.where(jnp.isfinite(length), length, 0)
+    found = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
+    return jnp.where(jnp.isfinite(found), found, 0)
 
 
-def _as_float(length: jax.Array) -> jax.Array:
-    return length.astype(compute_dtype(length.dtype))
+def _as_float(found: jax.Array) -> jax.Array:
+    return found.astype(compute_dtype(found.dtype))
 
 
 def _difference(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -16,10 +16,18 @@ def chunk_size(sampler: PairSampler, m: int, batch_size: int | None) -> int:
     """Pairs in a chunk: a function of programs, shapes and backend alone, never more than m."""
     if batch_size is not None:
         return min(m, _checks.integer("batch_size", batch_size, least=1))
+    return min(m, _fitting(sampler.bytes_of_a_pair))
+
+
+def probes_at_once(sampler: PairSampler, count: int, size: int) -> int:
+    """Databases to evaluate the target itself on at a time."""
+    return min(count, size, _fitting(sampler.bytes_of_a_database))
+
+
+def _fitting(each: int) -> int:
     budget = _CHUNK_BYTES.get(jax.default_backend(), _ACCELERATOR_CHUNK_BYTES)
-    pair = max(1, sampler.oracle.largest_array(), sampler.target.largest_array())
-    fitting = max(_LEAST_PAIRS, budget // pair)
-    return min(m, 2 ** (fitting.bit_length() - 1))
+    fitting = max(_LEAST_PAIRS, budget // max(1, each))
+    return 2 ** (fitting.bit_length() - 1)
 
 
 def chunk_distances(

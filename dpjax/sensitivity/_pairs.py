@@ -10,15 +10,21 @@ from dpjax import _checks
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
+from dpjax._summable import Summable
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair, rotated
 from dpjax.norms import difference, distance, norm_function, resolution
+from dpjax.oracles._independent import Independent
+from dpjax.sensitivity._sums import SumOfRecords
 
 # Operations that leave XLA: for LAPACK, for a library of the user's, or for Python.
 _FOREIGN = frozenset(
-    "cholesky eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd"
-    " symmetric_product triangular_solve tridiagonal tridiagonal_solve fft"
-    " ffi_call custom_call pure_callback io_callback debug_callback".split()
+    (
+        *("cholesky", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product", "lu"),
+        *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
+        *("tridiagonal_solve", "fft", "ffi_call", "custom_call", "pure_callback", "io_callback"),
+        "debug_callback",
+    )
 )
 
 POSITIONS = ("last", "average", "each")
@@ -39,12 +45,16 @@ class PairSampler:
         oracle: takes a key to n + 1 records.
         norm: takes the difference of two values.
         positions: "last", "average" or "each".
+        sums: the target in two parts, if it is a function of a sum over records.
+        record: takes a key and an index to one record of the oracle, if they are independent.
     """
 
     target: Program
     oracle: Program
     norm: Program
     positions: str
+    sums: SumOfRecords | None = None
+    record: Program | None = None
 
     @classmethod
     def trace(
@@ -64,7 +74,15 @@ class PairSampler:
         value = target_program.outputs.tree()
         norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
         _check_norm(norm_program)
-        return cls(target_program, oracle_program, norm_program, positions)
+        # What runs on the host has to be told of every database: no shortcut for it.
+        sums = None
+        if isinstance(target, Summable) and not target_program.calls_host:
+            sums = SumOfRecords.trace(target, database)
+        record = None
+        if isinstance(oracle, Independent):
+            index = jax.ShapeDtypeStruct((), jnp.uint32)
+            record = Program.trace("oracle", oracle.record, key_spec, index)
+        return cls(target_program, oracle_program, norm_program, positions, sums, record)
 
     @property
     def is_concrete(self) -> bool:
@@ -76,6 +94,31 @@ class PairSampler:
         """Whether the target or the oracle calls code outside of XLA."""
         names = self.target.primitives() | self.oracle.primitives() | self.norm.primitives()
         return bool(names & _FOREIGN)
+
+    @property
+    def knows_differences(self) -> bool:
+        """Whether distances come from the two records that differ, and not from two values."""
+        return self.sums is not None and self.sums.affine
+
+    @property
+    def shortcut(self) -> str:
+        """How distances are computed: another way has other roundings."""
+        if self.knows_differences:
+            return "two records"
+        return "two databases" if self.sums is None else "two sums"
+
+    @property
+    def bytes_of_a_database(self) -> int:
+        """What evaluating the target on one more database adds to memory."""
+        return max(self.oracle.largest_array(), self.target.largest_array())
+
+    @property
+    def bytes_of_a_pair(self) -> int:
+        """What one more pair adds to memory."""
+        if self.sums is None or not self.sums.affine:
+            return self.bytes_of_a_database
+        drawn = self.oracle if self.record is None else self.record
+        return max(drawn.largest_array(), self.sums.statistic.largest_array())
 
     @property
     def records(self) -> TreeSpec:
@@ -100,15 +143,29 @@ class PairSampler:
         `position` is the changed record where positions="each", and ignored otherwise.
         """
         changed = {
-            "last": lambda: None,
+            "last": lambda: self.n - 1,
             "average": lambda: self._random_position(key, index),
             "each": lambda: position,
         }[self.positions]()
-        records = self.oracle(jax.random.fold_in(key, index))
-        database, neighbor = neighboring_pair(records, changed)
-        value = self.target(database, origin=sampled(Role.DATABASE, index))
-        other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-        return distance(self.norm, value, other), resolution(self.norm, value)
+        key = jax.random.fold_in(key, index)
+        if self.sums is None:
+            database, neighbor = neighboring_pair(self.oracle(key), changed)
+            value = self.target(database, origin=sampled(Role.DATABASE, index))
+            other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+            return distance(self.norm, value, other), resolution(self.norm, value)
+        if not self.knows_differences:
+            return self.sums.distance(self.norm, self.oracle(key), changed)
+        # The value is not computed: its resolution is measured on probes.
+        moved = self.sums.distance_of_records(self.norm, *self._two_records(key, changed))
+        return moved, jnp.zeros_like(moved)
+
+    def _two_records(self, key: jax.Array, changed: jax.Array | int) -> tuple[Any, ...]:
+        """The record at a position, and the one that replaces it."""
+        if self.record is not None:
+            indices = jnp.asarray(changed, jnp.uint32), jnp.uint32(self.n)
+            return tuple(self.record(key, index) for index in indices)
+        records = self.oracle(key)
+        return tuple(_record(records, i) for i in (changed, self.n))
 
     def moved_by_rotation(
         self, key: jax.Array, index: jax.Array
@@ -137,6 +194,10 @@ class PairSampler:
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
         return jax.random.randint(position_key, (), 0, self.n)
+
+
+def _record(records: Any, index: jax.Array | int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], records)
 
 
 def _check_norm(norm: Program) -> None:

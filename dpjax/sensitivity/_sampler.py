@@ -22,7 +22,7 @@ from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._chunks import chunk_size, probes_at_once
 from dpjax.sensitivity._devices import (
     Layout,
     check_same_on_all_hosts,
@@ -43,6 +43,8 @@ _REORDERED_UNITS = 16
 _REORDERED_SHARE = 2**-8
 # With 5 / gamma databases, a dependence that shows on a share gamma of them escapes 1 time in 150.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
+# Sums ignore the order of the records: probes of them only measure rounding.
+_SUM_PROBES = 64
 
 
 @outside_any_mesh
@@ -162,7 +164,7 @@ def sample_sensitivity(
     check_same_on_all_hosts(digest(run), layout)
     store = None if checkpoint is None else Checkpoint(checkpoint, run)
 
-    moved = _check_order(key, sampler, point, size) if positions == "last" else 0.0
+    rounding = _rounding(key, sampler, point, size)
     estimate, resolution = 0.0, 0.0
     for position in range(sampler.n if positions == "each" else 1):
         block = sample_block(
@@ -172,7 +174,7 @@ def sample_sensitivity(
         estimate, resolution = max(estimate, selected), max(resolution, coarsest)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     return Sensitivity(
-        value=sum_up((estimate, max(resolution, moved))) if estimate > 0 else 0.0,
+        value=sum_up((estimate, max(resolution, rounding))) if estimate > 0 else 0.0,
         gamma=point.gamma,
         confidence=stated,
         norm=norm,
@@ -213,6 +215,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "oracle": sampler.oracle.fingerprint,
         "norm": sampler.norm.fingerprint,
         "positions": sampler.positions,
+        "shortcut": sampler.shortcut,
         "n": sampler.n,
         "m": layout.m,
         "chunk size": layout.size,
@@ -222,17 +225,25 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
 
 
 @failures_in_short()
-def _check_order(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int) -> float:
-    """How far rotating the records of random databases moves the target, at most.
+def _rounding(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int) -> float:
+    """What the estimate must be raised by for rounding that the distances do not show.
 
-    Refuses where that is more than rounding error: replacing the last record then says nothing
-    about the others. Compared with the distances on the same databases, for in heavy tails the
-    estimate is far above what most databases show.
+    Where records count by position, nothing: the resolution of the values covers it. Else how far
+    rotating the records of random databases moves the target, at most; and where distances come
+    from two records alone, the whole rounding of two values.
+
+    Refuses a target that rotating moves by more than rounding error: replacing the last record says
+    nothing about the others then. Compared with the distances on the same databases, for in heavy
+    tails the estimate is far above what most databases show.
     """
+    if sampler.knows_differences:
+        count = min(point.m, _SUM_PROBES)
+        moved, _, resolution = _rotate(key, sampler, count, size)
+        return 2 * max(moved, resolution)
+    if sampler.positions != "last":
+        return 0.0
     count = min(point.m, max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma)))
-    moved, replaced, resolution = (
-        float(x) for x in _rotate(key, sampler=sampler, count=count, size=min(size, count))
-    )
+    moved, replaced, resolution = _rotate(key, sampler, count, size)
     if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
         raise ValueError(
             f"target depends on the order of the records: of {count} databases, permuting the"
@@ -244,8 +255,14 @@ def _check_order(key: jax.Array, sampler: PairSampler, point: OperatingPoint, si
     return moved
 
 
+def _rotate(key: jax.Array, sampler: PairSampler, count: int, size: int) -> tuple[float, ...]:
+    batch = probes_at_once(sampler, count, size)
+    found = _compiled_rotation(key, sampler=sampler, count=count, size=batch)
+    return tuple(float(x) for x in found)
+
+
 @partial(jax.jit, static_argnames=("sampler", "count", "size"))
-def _rotate(
+def _compiled_rotation(
     key: jax.Array, *, sampler: PairSampler, count: int, size: int
 ) -> tuple[jax.Array, ...]:
     probes = jnp.arange(count, dtype=jnp.uint32)

@@ -1,5 +1,6 @@
 """Targets worth having: pure JAX functions of a database, with bounds where they are known."""
 
+from dpjax._summable import Summable as Summable
 from dpjax.targets._command_line import command_line as command_line
 from dpjax.targets._histogram import histogram as histogram
 from dpjax.targets._histogram import histogram_bound as histogram_bound
@@ -26,5 +27,4 @@ from dpjax.targets._optax_training import optax_minibatch_training as optax_mini
 from dpjax.targets._optax_training import optax_training as optax_training
 from dpjax.targets._quantile import quantile as quantile
 from dpjax.targets._quantile import quantile_bound as quantile_bound
-from dpjax.targets._summable import Summable as Summable
 from dpjax.targets._summable import summable as summable

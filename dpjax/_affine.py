@@ -1,0 +1,138 @@
+"""Traced programs that are affine in their inputs, and the linear part of such a program."""
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpjax._numerics import compute_dtype
+
+# One operand, of whose elements it only makes sums and copies.
+_LINEAR = frozenset(
+    (
+        *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
+        *("reduce_sum", "cumsum", "neg", "copy", "copy_p"),
+    )
+)
+# Several operands that are added up or put next to each other.
+_SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
+# One operand of whose elements it takes some, by constant others.
+_CHOICES = frozenset(("gather", "dynamic_slice"))
+_CALLS = frozenset(("jit", "pjit", "closed_call"))
+
+
+class NotAffineError(Exception):
+    """An operation is not known to be affine."""
+
+
+def is_affine(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program of real arrays is affine in all its inputs, by its operations.
+
+    Its derivative would not tell: that of a rounding is 0, and still it jumps.
+    """
+    inputs = [jax.ShapeDtypeStruct(v.aval.shape, compute_dtype(v.aval.dtype)) for v in _in(program)]
+    try:
+        jax.eval_shape(lambda *x: linear_part(program, x), *inputs)
+    except NotAffineError:
+        return False
+    return True
+
+
+def linear_part(program: jex.ClosedJaxpr, inputs: Any) -> list[Any]:
+    """f(x) - f(0) for an affine program f, without computing either, so that nothing cancels.
+
+    Args:
+        program: an affine program.
+        inputs: float arrays of the shapes of its inputs.
+
+    Returns:
+        Float arrays of the shapes of its outputs.
+
+    Raises:
+        NotAffineError: if an operation is not known to be affine.
+    """
+    constants = [(x, False) for x in program.consts]
+    outputs = _evaluate(program.jaxpr, constants, [(x, True) for x in inputs])
+    return [
+        x if depends else jnp.zeros(v.aval.shape, compute_dtype(v.aval.dtype))
+        for (x, depends), v in zip(outputs, program.jaxpr.outvars, strict=True)
+    ]
+
+
+# A value, and whether it depends on the inputs: then it stands for its linear part.
+_Known = tuple[Any, bool]
+
+
+def _in(program: jex.ClosedJaxpr) -> Any:
+    return program.jaxpr.invars
+
+
+def _evaluate(jaxpr: Any, constants: list[_Known], inputs: list[_Known]) -> list[_Known]:
+    known: dict[Any, _Known] = dict(zip(jaxpr.constvars, constants, strict=True))
+    known.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> _Known:
+        return (atom.val, False) if isinstance(atom, jex.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        known.update(zip(equation.outvars, _apply(equation, operands), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, operands: list[_Known]) -> list[_Known]:
+    name = equation.primitive.name
+    values = [x for x, _ in operands]
+    depends = [d for _, d in operands]
+    if name in _CALLS:
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        return _evaluate(inner.jaxpr, [(x, False) for x in inner.consts], operands)
+    if list(jex.jaxprs_in_params(equation.params)):
+        raise NotAffineError(name)
+    if not any(depends):
+        return [(x, False) for x in _bind(equation, values)]
+    if name in _SUMS:
+        # What does not depend on the inputs is no part of the linear part.
+        terms = [x if d else jnp.zeros_like(x, _dtype(values, depends)) for x, d in operands]
+        return [(_bind(equation, terms)[0], True)]
+    if name == "convert_element_type":
+        if not _keeps_fractions(equation):
+            raise NotAffineError(name)
+        return [(values[0], True)]
+    if name == "div" and not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.floating):
+        raise NotAffineError(name)  # A division of integers rounds.
+    if name in _CHOICES and _is_linear_by_its_operands(name, depends):
+        return [(x, True) for x in _bind(equation, values)]
+    if name in _LINEAR or _is_linear_by_its_operands(name, depends):
+        return [(x, True) for x in _bind(equation, _in_floats(values, depends))]
+    raise NotAffineError(name)
+
+
+def _is_linear_by_its_operands(name: str, depends: list[bool]) -> bool:
+    if name in ("mul", "dot_general"):
+        return sum(depends) == 1
+    return (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
+
+
+def _in_floats(values: list[Any], depends: list[bool]) -> list[Any]:
+    """Constants next to a linear part, which is in floats where the program may be in integers."""
+    dtype = _dtype(values, depends)
+    return [x if d else jnp.asarray(x).astype(dtype) for x, d in zip(values, depends, strict=True)]
+
+
+def _dtype(values: list[Any], depends: list[bool]) -> Any:
+    return next(x.dtype for x, d in zip(values, depends, strict=True) if d)
+
+
+def _keeps_fractions(equation: Any) -> bool:
+    old, new = equation.invars[0].aval.dtype, equation.params["new_dtype"]
+    return bool(jnp.issubdtype(new, jnp.floating)) or old == new
+
+
+def _bind(equation: Any, values: list[Any]) -> list[Any]:
+    parameters = dict(equation.params)
+    if "preferred_element_type" in parameters:
+        parameters["preferred_element_type"] = None
+    outputs = equation.primitive.bind(*values, **parameters)
+    return list(outputs) if equation.primitive.multiple_results else [outputs]

@@ -1,0 +1,70 @@
+"""The shortcut for targets that are a function of a sum over records."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._affine import is_affine, linear_part
+from dpjax._programs import Program
+from dpjax._summable import Summable
+from dpjax.base import Norm
+from dpjax.norms import difference, distance, length, resolution
+
+
+@dataclasses.dataclass(frozen=True)
+class SumOfRecords:
+    """A target in two parts: what a record adds to the sum, and what is made of the sum.
+
+    Attributes:
+        statistic: takes a record.
+        finish: takes the sum over all n records to the value.
+        affine: whether finish is, so that only the two records that differ matter.
+    """
+
+    statistic: Program
+    finish: Program
+    affine: bool
+
+    @classmethod
+    def trace(cls, target: Summable, database: Any) -> "SumOfRecords":
+        """Traces both parts for databases of the given shapes."""
+        n = jax.tree.leaves(database)[0].shape[0]
+        record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
+        statistic = Program.trace("statistic", target.statistic, record)
+        total = jax.eval_shape(_total, jax.eval_shape(jax.vmap(statistic), database))
+        finish = Program.trace("finish", lambda total: target.finish_sum(total, n), total)
+        return cls(statistic, finish, is_affine(finish.jaxpr))
+
+    def distance_of_records(self, norm: Norm, old: Any, new: Any) -> jax.Array:
+        """The distance between the values where one record is replaced by another: affine only."""
+        moved = difference(self.statistic(new), self.statistic(old))
+        leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
+        return length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
+
+    def distance(
+        self, norm: Norm, records: Any, position: jax.Array | int
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same for any finish, with the value's resolution, from all n + 1 records.
+
+        The sum over the records that both databases have is computed once, and added to last.
+        """
+        statistics = jax.vmap(self.statistic)(records)
+        n = jax.tree.leaves(records)[0].shape[0] - 1
+        shared = (jnp.arange(n + 1) != position) & (jnp.arange(n + 1) != n)
+
+        def common(x: jax.Array) -> jax.Array:
+            kept = jnp.expand_dims(shared, tuple(range(1, x.ndim)))
+            return jnp.sum(jnp.where(kept, x, jnp.zeros_like(x)), axis=0)
+
+        def value_with(last: jax.Array | int) -> Any:
+            return self.finish(jax.tree.map(lambda s, x: s + x[last], total, statistics))
+
+        total = jax.tree.map(common, statistics)
+        value, other = value_with(position), value_with(n)
+        return distance(norm, value, other), resolution(norm, value)
+
+
+def _total(statistics: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
