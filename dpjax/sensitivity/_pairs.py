@@ -1,6 +1,7 @@
 """Random pairs of neighboring databases, and how far the target moves on each."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from dpjax._summable import Summable
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair, rotated
 from dpjax.norms import difference, distance, norm_function, resolution
-from dpjax.oracles._independent import Independent
+from dpjax.sensitivity._rows import rows_of, treats_rows
 from dpjax.sensitivity._sums import SumOfRecords
 
 # Operations that leave XLA: for LAPACK, for a library of the user's, or for Python.
@@ -46,7 +47,8 @@ class PairSampler:
         norm: takes the difference of two values.
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
-        record: takes a key and an index to one record of the oracle, if they are independent.
+        two_records: takes a key and a position to that record of the oracle and the spare one, if
+            nothing else is needed.
     """
 
     target: Program
@@ -54,7 +56,7 @@ class PairSampler:
     norm: Program
     positions: str
     sums: SumOfRecords | None = None
-    record: Program | None = None
+    two_records: Program | None = None
 
     @classmethod
     def trace(
@@ -78,11 +80,12 @@ class PairSampler:
         sums = None
         if isinstance(target, Summable) and not target_program.calls_host:
             sums = SumOfRecords.trace(target, database)
-        record = None
-        if isinstance(oracle, Independent):
-            index = jax.ShapeDtypeStruct((), jnp.uint32)
-            record = Program.trace("oracle", oracle.record, key_spec, index)
-        return cls(target_program, oracle_program, norm_program, positions, sums, record)
+        two_records = None
+        if sums is not None and sums.affine and treats_rows(oracle_program):
+            rows = functools.partial(_two_records, oracle_program, n)
+            index = jax.ShapeDtypeStruct((), jnp.int32)
+            two_records = Program.trace("oracle", rows, key_spec, index)
+        return cls(target_program, oracle_program, norm_program, positions, sums, two_records)
 
     @property
     def is_concrete(self) -> bool:
@@ -98,7 +101,7 @@ class PairSampler:
     @property
     def knows_differences(self) -> bool:
         """Whether distances come from the two records that differ, and not from two values."""
-        return self.sums is not None and self.sums.affine
+        return self.two_records is not None
 
     @property
     def shortcut(self) -> str:
@@ -115,10 +118,9 @@ class PairSampler:
     @property
     def bytes_of_a_pair(self) -> int:
         """What one more pair adds to memory."""
-        if self.sums is None or not self.sums.affine:
+        if self.sums is None or self.two_records is None:
             return self.bytes_of_a_database
-        drawn = self.oracle if self.record is None else self.record
-        return max(drawn.largest_array(), self.sums.statistic.largest_array())
+        return max(self.two_records.largest_array(), self.sums.statistic.largest_array())
 
     @property
     def records(self) -> TreeSpec:
@@ -156,20 +158,12 @@ class PairSampler:
         if not self.knows_differences:
             return self.sums.distance(self.norm, self.oracle(key), changed)
         # The value is not computed: its resolution is measured on probes.
-        moved = self.sums.distance_of_records(self.norm, *self._two_records(key, changed))
+        moved = self._distance_of_records(key, changed)
         return moved, jnp.zeros_like(moved)
-
-    def _two_records(self, key: jax.Array, changed: jax.Array | int) -> tuple[Any, ...]:
-        """The record at a position, and the one that replaces it."""
-        if self.record is not None:
-            indices = jnp.asarray(changed, jnp.uint32), jnp.uint32(self.n)
-            return tuple(self.record(key, index) for index in indices)
-        records = self.oracle(key)
-        return tuple(_record(records, i) for i in (changed, self.n))
 
     def moved_by_rotation(
         self, key: jax.Array, index: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """How far the target moves when the records of database `index` are permuted.
 
         By a rotation: rotations take every position to every other, so a target that ignores them
@@ -178,7 +172,8 @@ class PairSampler:
 
         Returns:
             That distance, the one that replacing the last record moves the target (0 where it is
-            not finite), and the value's resolution.
+            not finite), how far the latter is from what the shortcut gives, and the value's
+            resolution.
         """
         database, neighbor = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
         steps = 1 + index % max(self.n - 1, 1)
@@ -189,15 +184,25 @@ class PairSampler:
         changed = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
         replaced = distance(self.norm, value, changed)
         replaced = jnp.where(jnp.isfinite(replaced), replaced, 0)
-        return moved, replaced, resolution(self.norm, value)
+        shortcut = self._distance_of_records(jax.random.fold_in(key, index), self.n - 1)
+        disagreement = jnp.where(jnp.isfinite(shortcut), jnp.abs(replaced - shortcut), 0)
+        return moved, replaced, disagreement, resolution(self.norm, value)
+
+    def _distance_of_records(self, key: jax.Array, position: jax.Array | int) -> jax.Array:
+        """The distance from the two records alone; NaN where there is no such shortcut."""
+        if self.sums is None or self.two_records is None:
+            return jnp.full((), jnp.nan)
+        records = self.two_records(key, jnp.asarray(position, jnp.int32))
+        return self.sums.distance_of_records(self.norm, *records)
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
         return jax.random.randint(position_key, (), 0, self.n)
 
 
-def _record(records: Any, index: jax.Array | int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[index], records)
+def _two_records(oracle: Program, n: int, key: jax.Array, position: jax.Array) -> tuple[Any, Any]:
+    rows = rows_of(oracle, jnp.stack([position, jnp.full_like(position, n)]), key)
+    return jax.tree.map(lambda leaf: leaf[0], rows), jax.tree.map(lambda leaf: leaf[1], rows)
 
 
 def _check_norm(norm: Program) -> None:

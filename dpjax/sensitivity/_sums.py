@@ -52,7 +52,8 @@ class SumOfRecords:
         """
         statistics = jax.vmap(self.statistic)(records)
         n = jax.tree.leaves(records)[0].shape[0] - 1
-        shared = (jnp.arange(n + 1) != position) & (jnp.arange(n + 1) != n)
+        places, position = jnp.arange(n + 1, dtype=jnp.int32), jnp.asarray(position, jnp.int32)
+        shared = (places != position) & (places != n)
 
         def common(x: jax.Array) -> jax.Array:
             kept = jnp.expand_dims(shared, tuple(range(1, x.ndim)))

@@ -21,8 +21,8 @@ def summable(
 
     Neighbors share n - 1 records, and the sampler makes use of it. Where `finish` is affine, as its
     traced operations show, it computes f(D) - f(D') from the two records that differ, without
-    cancellation; elsewhere it computes the shared sum once. With an oracle of independent records
-    (`dpjax.oracles.independent`) it does not even draw the others.
+    cancellation, and draws just these two wherever the oracle's operations treat records alike, as
+    those of `jax.random` do but for rejection samplers; elsewhere it computes the shared sum once.
 
     Args:
         statistic: takes one record, the database's pytree without the leading axis, to a pytree of

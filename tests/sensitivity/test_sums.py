@@ -1,0 +1,157 @@
+"""Targets that are a function of a sum: the shortcut gives what two databases give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import targets
+from dpjax.sensitivity import _rows
+from dpjax.sensitivity._pairs import PairSampler
+
+
+def pairs(key, n):
+    return jax.random.normal(key, (n, 2))
+
+
+def least_squares(sums):
+    ridge = sums["xx"] + jnp.eye(1)
+    return sums["xy"][0] / ridge[0, 0]
+
+
+AFFINE = {
+    "mean": (targets.mean(), pairs, "l1"),
+    "moments": (
+        targets.moments(order=3, lower=-1.0, upper=1.0),
+        lambda key, n: jax.random.normal(key, (n,)),
+        "l2",
+    ),
+    "histogram": (
+        targets.histogram(edges=[-1.0, 0.0, 1.0]),
+        lambda key, n: jax.random.normal(key, (n,)),
+        "l1",
+    ),
+    "density": (
+        targets.kernel_density_on_lattice(bandwidth=0.2, degree=3, dims=2),
+        lambda key, n: jax.random.uniform(key, (n, 2)),
+        "linf",
+    ),
+    "of one's own": (
+        targets.summable(lambda x: jnp.sin(x), lambda s: {"a": 2 * s[0] + 1, "b": s / 3}),
+        pairs,
+        "l1",
+    ),
+}
+OTHERS = {
+    "variance": (
+        targets.summable(
+            lambda x: {"x": x, "square": x**2},
+            lambda mean: mean["square"] - mean["x"] ** 2,
+            average=True,
+        ),
+        pairs,
+        "l1",
+    ),
+    "least squares": (
+        targets.summable(
+            lambda r: {"xx": r[:1, None] * r[None, :1], "xy": r[:1] * r[1]}, least_squares
+        ),
+        pairs,
+        "l1",
+    ),
+}
+
+
+def both(key, name, **settings):
+    target, oracle, norm = (AFFINE | OTHERS)[name]
+    settings = {"n": 20, "norm": norm, "m": 64, **settings}
+    return [
+        dpjax.sensitivity_samples(key, f, oracle, **settings)
+        for f in (target, lambda database: target(database))
+    ]
+
+
+@pytest.mark.parametrize("positions", ["last", "average", "each"])
+@pytest.mark.parametrize("name", AFFINE | OTHERS)
+def test_the_same_distances_as_from_two_databases(key, x64, name, positions):
+    if positions == "each":
+        settings = {"positions": positions, "n": 3, "m": 16}
+    else:
+        settings = {"positions": positions}
+    summed, dense = both(key, name, **settings)
+    np.testing.assert_allclose(summed, dense, rtol=1e-9, atol=1e-12)
+    assert np.max(dense) > 0
+
+
+def sampler(key, name):
+    target, oracle, norm = (AFFINE | OTHERS)[name]
+    return PairSampler.trace(key, target, oracle, n=2000, norm=norm, positions="last")
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_only_two_records_are_drawn_where_finish_is_affine(key, name):
+    assert sampler(key, name).shortcut == "two records"
+    assert sampler(key, name).bytes_of_a_pair < 1000
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_shared_sum_is_computed_once_elsewhere(key, name):
+    assert sampler(key, name).shortcut == "two sums"
+
+
+def test_the_estimate_is_that_of_two_databases(key):
+    target, oracle, norm = AFFINE["mean"]
+    settings = {"n": 200, "norm": norm, "m": 500, "gamma": 0.05}
+    summed = dpjax.sample_sensitivity(key, target, oracle, **settings)
+    dense = dpjax.sample_sensitivity(key, lambda x: target(x), oracle, **settings)
+    assert summed.value == pytest.approx(dense.value, rel=1e-3)
+    mechanism = dpjax.laplace(summed, epsilon=1.0)
+    database = pairs(key, 200)
+    release = dpjax.privatize(target, mechanism)(dpjax.random.seeded_key(0), database)
+    assert release.value.shape == (2,)
+
+
+def test_nothing_cancels(key):
+    """Far from 0, floats of two databases are all rounding; two records tell the difference."""
+
+    def far(key, n):
+        return 1e4 + jax.random.uniform(key, (n,))
+
+    settings = {"n": 10_000, "norm": "l1", "m": 200, "gamma": 0.1}
+    with pytest.raises(ValueError, match="mostly rounding error"):
+        dpjax.sample_sensitivity(key, jnp.mean, far, **settings)
+    found = dpjax.sample_sensitivity(key, targets.mean(), far, **settings)
+    # What the release's own rounding may add is in it: units in the last place of 10^4.
+    assert 0.8e-4 < found.value < 1e-4 + 20 * 2**-10
+
+
+def test_rounding_of_the_release_is_added(key):
+    target, oracle, norm = AFFINE["mean"]
+    found = dpjax.sample_sensitivity(key, target, oracle, n=200, norm=norm, m=500, gamma=0.05)
+    distances = dpjax.sensitivity_samples(key, target, oracle, n=200, norm=norm, m=500)
+    bare = float(dpjax.order_statistic(distances, found.k))
+    assert bare + 2**-26 < found.value < bare * 1.001
+
+
+def test_a_shortcut_that_disagrees_is_refused(key, monkeypatch):
+    """The probes of the target itself would find an operation that is taken for another."""
+    monkeypatch.setitem(_rows._RULES, "sort", _rows._rowwise)
+
+    def ordered(key, n):
+        return jnp.sort(jax.random.uniform(key, (n,)))
+
+    with pytest.raises(RuntimeError, match="the shortcut for sums over records disagrees"):
+        dpjax.sample_sensitivity(key, targets.mean(), ordered, n=30, norm="l1", m=100)
+
+
+def test_statistics_on_the_host_take_no_shortcut(key):
+    def halved(x):
+        spec = jax.ShapeDtypeStruct((), jnp.float32)
+        return jax.pure_callback(lambda x: x / 2, spec, x, vmap_method="broadcast_all")
+
+    target = targets.summable(halved)
+    traced = PairSampler.trace(
+        key, target, lambda key, n: jax.random.uniform(key, (n,)), n=3, norm="l1", positions="last"
+    )
+    assert traced.shortcut == "two databases"
