@@ -100,11 +100,12 @@ def test_nothing_is_public_twice():
     assert len(set(values)) == len(values)
 
 
-# The table of names in the design, without what is meant for a later release (mesh, checkpoint).
+# The table of names in the design.
 SIGNATURES = {
     "operating_point": "* m gamma method confidence",
     "sample_sensitivity": (
         "key target oracle * n norm m gamma method confidence positions batch_size mesh progress"
+        " checkpoint"
     ),
     "sensitivity_samples": "key target oracle * n norm m positions batch_size mesh",
     "analytic_sensitivity": "value * norm n",
@@ -129,9 +130,11 @@ DEFAULTS = {
         "method": "exact",
         "positions": "last",
         "batch_size": None,
+        "mesh": None,
         "progress": False,
+        "checkpoint": None,
     },
-    "sensitivity_samples": {"positions": "last", "batch_size": None},
+    "sensitivity_samples": {"positions": "last", "batch_size": None, "mesh": None},
     "analytic_sensitivity": {"n": None},
     "gaussian": {"calibration": "analytic"},
     "bernstein": {"order": 1},

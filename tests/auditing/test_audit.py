@@ -340,3 +340,10 @@ def test_bad_mechanisms_are_refused(key):
         audit(key, lambda key, value: value.astype(jnp.complex64), **REAL)
     with pytest.raises(ValueError, match="at least one number"):
         audit(key, lambda key, value: (), **REAL)
+
+
+def test_outputs_may_be_functions(release_key):
+    """A release's value may be any pytree: here a polynomial, compared by its leaves."""
+    mechanism = dpjax.bernstein(1.0, 1.0, degree=1, dims=1)
+    pair = {"value": jnp.zeros(2), "neighbor": jnp.ones(2)}
+    assert audit(release_key, mechanism, samples=2000, **pair).epsilon <= 1
