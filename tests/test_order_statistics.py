@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import order_statistic
+from dpjax.order_statistics import select
 
 INF, NAN = np.inf, np.nan
 
@@ -66,10 +67,46 @@ def test_every_k_in_float64(x64):
     assert float(order_statistic(jnp.array([1.0, 1.0 + 2**-52, 2.0]), 2)) == 1.0 + 2**-52
 
 
-def test_a_million_distances():
-    distances = np.random.default_rng(6).standard_exponential(10**6).astype(np.float32)
-    for k in (1, 500_000, 990_123, 10**6):
+# Enough to be searched from a sample, and no multiple of a block; densities that are smooth or not,
+# ties, and orders that a sample of every 84th misreads.
+COUNT = 600_011
+MANY = {
+    "exponential": lambda rng: rng.standard_exponential(COUNT),
+    "every exponent": lambda rng: np.exp2(rng.uniform(-149, 127, COUNT)),
+    "sorted": lambda rng: np.sort(rng.random(COUNT)),
+    "periodic": lambda rng: np.arange(COUNT) % 84,
+    "two values": lambda rng: np.where(np.arange(COUNT) < COUNT // 2, 1.0, INF),
+    "one value": lambda rng: np.zeros(COUNT),
+    "half nan": lambda rng: np.where(rng.random(COUNT) < 0.5, NAN, rng.standard_normal(COUNT)),
+    "one outlier": lambda rng: np.append(np.full(COUNT - 1, 2.0), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_distances(name):
+    distances = MANY[name](np.random.default_rng(6)).astype(np.float32)
+    expected = sorted_distances(distances)
+    on_device = jnp.asarray(distances)
+    for k in (1, 2, COUNT // 2, COUNT // 2 + 1, 570_123, COUNT - 1, COUNT):
+        assert float(order_statistic(on_device, k)) == expected[k - 1], k
+
+
+def test_many_distances_in_float64(x64):
+    distances = np.random.default_rng(6).standard_exponential(COUNT)
+    for k in (1, 570_123, COUNT):
         assert float(order_statistic(distances, k)) == np.partition(distances, k - 1)[k - 1]
+
+
+def test_many_distances_over_shards():
+    shards = np.random.default_rng(8).standard_exponential((2, COUNT)).astype(np.float32)
+    shards[1] += 1  # Shards that differ: their counts do.
+    over_shards = jax.jit(
+        jax.vmap(lambda shard, k: select(shard, k, axis="shards"), (0, None), axis_name="shards")
+    )
+    expected = np.sort(shards, axis=None)
+    for k in (1, COUNT, 2 * COUNT - 3000):
+        found = over_shards(shards, jnp.uint32(k))
+        np.testing.assert_array_equal(found, [expected[k - 1]] * 2)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -133,7 +170,9 @@ def primitives(jaxpr):
         yield from primitives(inner)
 
 
-def test_nothing_is_sorted():
-    names = set(primitives(jax.make_jaxpr(lambda x: order_statistic(x, 3))(jnp.ones(10)).jaxpr))
+@pytest.mark.parametrize("count", [10, COUNT])
+def test_nothing_is_sorted(count):
+    distances = jax.ShapeDtypeStruct((count,), jnp.float32)
+    names = set(primitives(jax.make_jaxpr(lambda x: order_statistic(x, 3))(distances).jaxpr))
     assert not {name for name in names if "sort" in name or "top_k" in name}
     assert "sort" in set(primitives(jax.make_jaxpr(jnp.sort)(jnp.ones(10)).jaxpr))
