@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._numerics import compute_dtype
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
@@ -132,10 +133,10 @@ class PairSampler:
         """Records of a database."""
         return self.oracle.outputs.leaves[0].shape[0] - 1
 
-    def distance_dtype(self, key: jax.Array) -> Any:
+    @property
+    def distance_dtype(self) -> Any:
         """The float dtype of a distance."""
-        index = jax.ShapeDtypeStruct((), jnp.uint32)
-        return jax.eval_shape(self.distance, key, index, index)[0].dtype
+        return compute_dtype(self.norm.outputs.leaves[0].dtype)
 
     def distance(
         self, key: jax.Array, index: jax.Array, position: jax.Array

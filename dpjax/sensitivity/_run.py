@@ -28,7 +28,7 @@ def sample_block(
 ) -> Block:
     """The distances of the pairs that this host's devices have, chunk by chunk."""
     found = {} if checkpoint is None else checkpoint.found(position)
-    block = empty_block(layout, found, sampler.distance_dtype(key))
+    block = empty_block(layout, found, sampler.distance_dtype)
     steps = _steps(layout, found)
     in_flight: deque[_Step] = deque()
     bar = _Bar(layout, steps) if progress else None

@@ -160,9 +160,9 @@ def sample_sensitivity(
     )
     size = chunk_size(sampler, point.m, batch_size)
     layout = Layout(devices_of(mesh, sampler), point.m, size)
-    run = _run(key, sampler, layout)
-    check_same_on_all_hosts(digest(run), layout)
-    store = None if checkpoint is None else Checkpoint(checkpoint, run)
+    if layout.spans_hosts:
+        check_same_on_all_hosts(digest(_run(key, sampler, layout)))
+    store = None if checkpoint is None else Checkpoint(checkpoint, _run(key, sampler, layout))
 
     rounding = _rounding(key, sampler, point, size)
     estimate, resolution = 0.0, 0.0
@@ -220,7 +220,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "m": layout.m,
         "chunk size": layout.size,
         "backend": jax.default_backend(),
-        "versions": ", ".join(f"{x} {importlib.metadata.version(x)}" for x in ("jax", "jaxlib")),
+        "versions": f"jax {jax.__version__}, jaxlib {importlib.metadata.version('jaxlib')}",
     }
 
 
