@@ -8,13 +8,15 @@ import jax.numpy as jnp
 
 from dpjax._numerics import compute_dtype
 
-# One operand, of whose elements it only makes sums and copies.
-_LINEAR = frozenset(
+# One operand, whose elements are moved and copied.
+_MOVES = frozenset(
     (
         *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
-        *("reduce_sum", "cumsum", "neg", "copy", "copy_p"),
+        *("copy", "copy_p"),
     )
 )
+# One operand, of whose elements it makes sums.
+_LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
 # Several operands that are added up or put next to each other.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
 # One operand of whose elements it takes some, by constant others.
@@ -92,16 +94,16 @@ def _apply(equation: Any, operands: list[_Known]) -> list[_Known]:
         raise NotAffineError(name)
     if not any(depends):
         return [(x, False) for x in _bind(equation, values)]
+    if name in _MOVES:
+        return [(x, True) for x in _bind(equation, values)]
+    if name == "convert_element_type":
+        return [(_converted(equation, values[0]), True)]
+    if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+        raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
     if name in _SUMS:
         # What does not depend on the inputs is no part of the linear part.
         terms = [x if d else jnp.zeros_like(x, _dtype(values, depends)) for x, d in operands]
         return [(_bind(equation, terms)[0], True)]
-    if name == "convert_element_type":
-        if not _keeps_fractions(equation):
-            raise NotAffineError(name)
-        return [(values[0], True)]
-    if name == "div" and not jnp.issubdtype(equation.invars[0].aval.dtype, jnp.floating):
-        raise NotAffineError(name)  # A division of integers rounds.
     if name in _CHOICES and _is_linear_by_its_operands(name, depends):
         return [(x, True) for x in _bind(equation, values)]
     if name in _LINEAR or _is_linear_by_its_operands(name, depends):
@@ -125,9 +127,16 @@ def _dtype(values: list[Any], depends: list[bool]) -> Any:
     return next(x.dtype for x, d in zip(values, depends, strict=True) if d)
 
 
-def _keeps_fractions(equation: Any) -> bool:
+def _converted(equation: Any, linear: jax.Array) -> jax.Array:
+    """The linear part of a conversion; one to fewer bits is a rounding, and rounds in steps."""
     old, new = equation.invars[0].aval.dtype, equation.params["new_dtype"]
-    return bool(jnp.issubdtype(new, jnp.floating)) or old == new
+    if old == new:
+        return linear
+    if not jnp.issubdtype(new, jnp.floating):
+        raise NotAffineError("convert_element_type")
+    if jnp.issubdtype(old, jnp.floating) and jnp.finfo(new).nmant < jnp.finfo(old).nmant:
+        raise NotAffineError("convert_element_type")
+    return linear.astype(new)
 
 
 def _bind(equation: Any, values: list[Any]) -> list[Any]:

@@ -133,9 +133,16 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
 def saturating_cast(array: Any, dtype: Any) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
-    A cast of a private value must neither wrap nor fail. NaN stays: what it becomes is for the
-    release to say.
+    A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
+    at. NaN stays: what it becomes is for the release to say.
     """
+    if is_traced(array):
+        return _saturating_cast(array, dtype)
+    with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):
+        return _saturating_cast(array, dtype)
+
+
+def _saturating_cast(array: Any, dtype: Any) -> jax.Array:
     dtype = np.dtype(dtype)
     if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
         return jnp.asarray(array, dtype)

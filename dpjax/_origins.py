@@ -25,12 +25,14 @@ class Role(enum.IntEnum):
     DATABASE = 1
     NEIGHBOR = 2
     PERMUTED = 3
+    ORACLE = 4
 
 
 _DESCRIPTIONS = {
     Role.DATABASE: "the database",
     Role.NEIGHBOR: "the neighbor",
     Role.PERMUTED: "the database, its records permuted",
+    Role.ORACLE: "the oracle's records",
 }
 
 

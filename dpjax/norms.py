@@ -137,7 +137,7 @@ def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
     if is_float(x):
         return x.astype(dtype) - y.astype(dtype)
     if x.dtype == bool:
-        return (x != y).astype(dtype)
+        return x.astype(dtype) - y.astype(dtype)
     # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     magnitude = jnp.where(

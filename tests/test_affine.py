@@ -20,10 +20,10 @@ AFFINE = {
     "differences": jnp.diff,
     "elements": lambda x: x[jnp.array([0, 2, 2])],
     "a constant's function": lambda x: x * jnp.exp(jnp.sin(jnp.arange(3.0))),
-    "less precise": lambda x: x.astype(jnp.bfloat16),
 }
 OTHERS = {
     "a square": lambda x: x * x,
+    "less precise": lambda x: x.astype(jnp.bfloat16),
     "a ratio": lambda x: x / (1 + jnp.sum(x)),
     "a division by it": lambda x: 1 / x,
     "a rounding": jnp.round,
@@ -61,13 +61,24 @@ def test_other_programs_are_not(name):
     assert not is_affine(traced(OTHERS[name], jnp.array([0.5, -2.0, 3.0])))
 
 
-def test_integers_are_counted_in_floats():
+def test_arithmetic_of_integers_wraps_and_is_not_affine():
     counts = jnp.array([3, 4])
-    assert is_affine(traced(lambda x: x * 2 + 1, counts))
-    assert is_affine(traced(lambda x: x / 5, counts))
-    assert not is_affine(traced(lambda x: x // 2, counts))
-    (found,) = linear_part(traced(lambda x: x * 2 + 1, counts), [jnp.array([0.5, -1.0])])
-    np.testing.assert_array_equal(found, [1.0, -2.0])
+    assert is_affine(traced(lambda x: x[::-1], counts))
+    assert is_affine(traced(lambda x: x / 5 + 1, counts))
+    for wrapping in (lambda x: x * 2, lambda x: x - 1, lambda x: -x, jnp.sum, lambda x: x // 2):
+        assert not is_affine(traced(wrapping, counts))
+    (found,) = linear_part(traced(lambda x: x / 4 + 1, counts), [jnp.array([2.0, -1.0])])
+    np.testing.assert_array_equal(found, [0.5, -0.25])
+
+
+def test_mixed_dtypes(x64):
+    def program(count, mean):
+        return count.astype(jnp.float32) + mean
+
+    traced_program = jax.make_jaxpr(program)(jnp.ones(2, jnp.int32), jnp.ones(2, jnp.float32))
+    assert is_affine(traced_program)
+    (found,) = linear_part(traced_program, [jnp.ones(2, jnp.float64), jnp.ones(2, jnp.float32)])
+    np.testing.assert_array_equal(found, [2.0, 2.0])
 
 
 def test_nothing_cancels():

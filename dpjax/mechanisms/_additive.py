@@ -13,7 +13,7 @@ from dpjax import _checks, _limbs
 from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Norm, Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, quantile_level
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, tail_of_one
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import Noise
@@ -141,8 +141,8 @@ class AdditiveMechanism(SensitivityMechanism):
     def error_quantile(
         self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
     ) -> Scalar:
-        level = quantile_level(probability, shape, simultaneous)
-        return self.effective_scale(shape) * self.noise.magnitude_quantile(level)
+        tail = tail_of_one(probability, shape, simultaneous)
+        return self.effective_scale(shape) * self.noise.tail_quantile(tail)
 
     @property
     def dp_event(self) -> Any:

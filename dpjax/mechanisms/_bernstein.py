@@ -17,7 +17,7 @@ from dpjax.mechanisms._mechanism import (
     SensitivityMechanism,
     begin,
     check_noise,
-    quantile_level,
+    tail_of_one,
 )
 from dpjax.norms import grid_dtype
 from dpjax.random._grid_fit import Calibration, GridFit
@@ -153,9 +153,9 @@ class BernsteinMechanism(SensitivityMechanism):
             A scalar in the units of the function.
         """
         del shape
-        level = quantile_level(probability, self.lattice_shape, simultaneous)
+        tail = tail_of_one(probability, self.lattice_shape, simultaneous)
         growth = sup_norm_growth(self.degree, self.dims, self.order) if simultaneous else 1.0
-        return growth * self.effective_scale() * self.noise.magnitude_quantile(level)
+        return growth * self.effective_scale() * self.noise.tail_quantile(tail)
 
     @property
     def dp_event(self) -> Any:

@@ -202,10 +202,11 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     return sensitivity, epsilon
 
 
-def quantile_level(probability: float, shape: tuple[int, ...], simultaneous: bool) -> float:
-    """The level per coordinate: probability^(1/d) where d independent ones must hold at once."""
+def tail_of_one(probability: float, shape: tuple[int, ...], simultaneous: bool) -> float:
+    """The tail per coordinate: 1 - probability^(1/d) where d independent ones must hold at once."""
     probability = _checks.fraction("probability", probability)
-    return probability ** (1 / count(shape)) if simultaneous else probability
+    together = count(shape) if simultaneous else 1
+    return -math.expm1(math.log(probability) / together)
 
 
 def count(shape: tuple[int, ...]) -> int:

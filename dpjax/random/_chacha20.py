@@ -92,7 +92,7 @@ def _turn(rows: _Rows, by: int) -> _Rows:
 
 # Words of one round for a batch of samples, and what is made of them.
 Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
-Sampler = Callable[[Draw, tuple[int, ...]], Any]
+Sampler = Callable[[Draw, jax.Array], Any]
 
 
 def words(
@@ -114,7 +114,7 @@ def words(
     return sample(_words_of_round_0, key_data, first, nonce=nonce, width=width, count=count)
 
 
-def _words_of_round_0(draw: Draw, _: tuple[int, ...]) -> tuple[jax.Array, ...]:
+def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
     return draw(jnp.uint32(0))
 
 
@@ -124,9 +124,10 @@ def sample(
     """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
 
     Args:
-        sampler: `sampler(draw, shape)`, where `draw(r)` gives the words of round r = 0, 1, ..., a
-            tuple of `width` arrays of that shape, whose elements are samples. It returns a pytree
-            of arrays of the shape, made element by element. It is hashed: no lambda.
+        sampler: `sampler(draw, zeros)`, where `draw(r)` gives the words of round r = 0, 1, ..., a
+            tuple of `width` arrays of the shape of the zeros, whose elements are samples. It
+            returns a pytree of uint32 arrays of that shape, made element by element. It is hashed:
+            no lambda.
         key_data: as for `words`.
         first: uint32, the counter to start at; a round takes `blocks_of(width, count)` of them.
         nonce: keeps uses apart.
@@ -158,8 +159,9 @@ def _chunked(
 ) -> Callable[[jax.Array, jax.Array], Any]:
     parts, size, blocks = _parts(width, count)
     rows = -(-size * width // blocks)
-    if parts * blocks >= 2**32:
-        raise ValueError(f"shape must ask for fewer than 2^36 words of one key, got {count}")
+    # Counters are left for more rounds.
+    if parts * blocks >= 2**28:
+        raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
 
     def words_of_parts(keys: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
         counters = first[:, None] + jnp.arange(blocks, dtype=jnp.uint32)[None]
@@ -174,7 +176,7 @@ def _chunked(
         def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
             return words_of_parts(keys, first + round_number * np.uint32(parts * blocks))
 
-        return sampler(draw, (len(first), size))
+        return sampler(draw, jnp.broadcast_to(_zero(keys, first)[:, None], (len(first), size)))
 
     @custom_vmap
     def generate(keys: jax.Array, first: jax.Array) -> Any:
@@ -222,8 +224,14 @@ def _in_batches(function: Callable[..., Any], size: int, keys: jax.Array, first:
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    empty = jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), one)
+    zero = _zero(keys, first)[0]
+    empty = jax.tree.map(lambda x: jnp.broadcast_to(zero, (count, *x.shape[1:])), one)
     return lax.fori_loop(0, batches, go_on, empty)
+
+
+def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
+    """Zeros that vary over devices as the data do: under `shard_map` a loop has to start so."""
+    return (keys[:, 0] ^ first) & np.uint32(0)
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:

@@ -102,7 +102,7 @@ class Calibration:
         if not floating:
             exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
         short, shift = _divisor(lattice, grid / needed, jnp)
-        usable &= (short >= 1) & (2 * self._loss(lattice) < epsilon)
+        usable &= (short >= 1) & (4 * self._loss(lattice) < epsilon)
         short = jnp.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
         drawn = jnp.where(usable, drawn, jnp.nan)
@@ -118,8 +118,10 @@ class Calibration:
         needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
         step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
         short, shift = _divisor(lattice, step / needed, np)
+        if sensitivity < float(jnp.finfo(self.grid_dtype).tiny):
+            return False
         # One more than needed, for float32 finds a little less.
-        return bool(short * 2.0**shift >= 2 and 2 * self._loss(lattice) < epsilon)
+        return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < epsilon)
 
     def _numbers(self, dtype: Any) -> list[jax.Array]:
         numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)

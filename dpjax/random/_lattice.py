@@ -128,16 +128,15 @@ def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
     return Limbs(x.high.reshape(shape), x.low.reshape(shape))
 
 
-def _laplace(draw: Draw, shape: tuple[int, ...]) -> Limbs:
-    _, sign, magnitude = _exponential(draw, shape)
+def _laplace(draw: Draw, zeros: jax.Array) -> Limbs:
+    _, sign, magnitude = _exponential(draw, zeros)
     return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
 
 
 def _exponential(
-    draw: Draw, shape: tuple[int, ...], extra: int = 0
+    draw: Draw, zeros: jax.Array, extra: int = 0
 ) -> tuple[tuple[jax.Array, ...], jax.Array, Limbs]:
     """Words that are not used, a random bit, and the variable."""
-    zeros = jnp.zeros(shape, jnp.uint32)
     start = (jnp.uint32(0), zeros == 0, (zeros,) * extra, zeros, Limbs(zeros, zeros))
 
     # The first round is almost always the only one; as part of the loop it is compiled once. What
@@ -177,7 +176,7 @@ def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Arr
     return ended, bits[2] & np.uint32(1), _join(cells, digits)
 
 
-def _gaussian(draw: Draw, _: tuple[int, ...]) -> Limbs:
+def _gaussian(draw: Draw, _: jax.Array) -> Limbs:
     bits = draw(jnp.uint32(0))
     top, low = gaussian_tables()
     total = _limbs.from_integers(top.lookup(bits[:4]) - _CENTER)

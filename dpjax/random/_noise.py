@@ -51,7 +51,7 @@ class Noise:
         sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.
-        magnitude_quantile: on the host, the value that |Z| stays below with a given probability.
+        tail_quantile: on the host, the value that |Z| exceeds with a given probability.
         dp_event: makes the event of dp-accounting from the noise multiplier (scale over
             sensitivity); None for the dominating event of any pure mechanism.
         event_norm: the norm of the sensitivity that this event is about.
@@ -66,7 +66,7 @@ class Noise:
     sample: Sampler
     log_density: Callable[[jax.Array], jax.Array]
     log_cdf: Callable[[jax.Array], jax.Array]
-    magnitude_quantile: Callable[[float], float]
+    tail_quantile: Callable[[float], float]
     dp_event: Callable[[float], Any] | None = None
     event_norm: str | None = None
     lattice: Lattice | None = None
@@ -87,12 +87,12 @@ def _laplace_log_cdf(x: jax.Array) -> jax.Array:
     return jnp.where(x < 0, tail, jnp.log1p(-jnp.exp(tail)))
 
 
-def _laplace_quantile(probability: float) -> float:
-    return -math.log1p(-probability)
+def _laplace_quantile(tail: float) -> float:
+    return -math.log(tail)
 
 
-def _gaussian_quantile(probability: float) -> float:
-    return float(-special.ndtri((1 - probability) / 2))
+def _gaussian_quantile(tail: float) -> float:
+    return abs(float(special.ndtri(tail / 2)))
 
 
 def _laplace_event(noise_multiplier: float) -> Any:
@@ -108,7 +108,7 @@ LAPLACE = Noise(
     sample=jax.random.laplace,
     log_density=stats.laplace.logpdf,
     log_cdf=_laplace_log_cdf,
-    magnitude_quantile=_laplace_quantile,
+    tail_quantile=_laplace_quantile,
     dp_event=_laplace_event,
     event_norm="l1",
     lattice=Lattice(_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND),
@@ -119,7 +119,7 @@ GAUSSIAN = Noise(
     sample=jax.random.normal,
     log_density=stats.norm.logpdf,
     log_cdf=stats.norm.logcdf,
-    magnitude_quantile=_gaussian_quantile,
+    tail_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
     event_norm="l2",
     lattice=Lattice(_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND),

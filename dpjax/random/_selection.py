@@ -72,7 +72,9 @@ def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibratio
         return round_number, jnp.where(kept[first], option[first], -1)
 
     consume(key)
-    _, index = lax.while_loop(again, attempt, (jnp.uint32(0), jnp.int32(-1)))
+    # Zero, varying over devices as the data do: under `shard_map` a loop has to start so.
+    zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
+    _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
     return _selected(index, scores, calibration, fit.scale)
 
 

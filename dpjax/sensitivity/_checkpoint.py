@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -33,12 +34,16 @@ class Checkpoint:
         self.path = named
         if hosts > 1:
             self.path = named.with_name(f"{named.name}.{jax.process_index()}-of-{hosts}")
-        if not named.parent.is_dir():
-            raise ValueError(f"checkpoint {named} lies in a folder that does not exist")
+        if not named.parent.is_dir() or not os.access(named.parent, os.W_OK):
+            raise ValueError(f"checkpoint {named} lies in no folder that can be written to")
+        if named.is_dir():
+            raise ValueError(f"checkpoint {named} must be a file, and is a folder")
         self._run = run
         self._found: dict[tuple[int, int], tuple[np.ndarray, float]] = {}
-        for file in [named, *sorted(named.parent.glob(f"{named.name}.*-of-*"))]:
-            if file.exists() and not file.name.endswith(".partial"):
+        of_hosts = re.compile(re.escape(named.name) + r"\.\d+-of-\d+")
+        others = [file for file in named.parent.iterdir() if of_hosts.fullmatch(file.name)]
+        for file in [named, *sorted(others)]:
+            if file.exists():
                 self._found.update(_read(file, run))
         self._unsaved = 0
         self._next_save = time.monotonic()
@@ -86,7 +91,7 @@ def _sha256(header: dict[str, Any], body: Iterable[Any]) -> str:
 
 
 def _replace(path: pathlib.Path, parts: Iterator[bytes]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with open(partial, "wb") as file:
         file.writelines(parts)
         file.flush()

@@ -61,6 +61,12 @@ class Layout:
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
     @property
+    def platform(self) -> str:
+        """What the devices are."""
+        device = self.devices[0]
+        return jax.default_backend() if device is None else device.platform
+
+    @property
     def spans_hosts(self) -> bool:
         """Whether other processes have some of the devices."""
         return len(self.local) < len(self.devices)

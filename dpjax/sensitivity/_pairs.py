@@ -33,6 +33,7 @@ POSITIONS = ("last", "average", "each")
 
 # Pair i uses fold_in(key, i); the last index derives the random positions.
 MOST_PAIRS = 2**32 - 1
+_MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
 
 
@@ -68,7 +69,7 @@ class PairSampler:
         _checks.function("oracle", oracle)
         norm_of = norm_function(norm)
         _checks.choice("positions", positions, POSITIONS)
-        n = _checks.integer("n", n, least=1)
+        n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
         key_spec = jax.ShapeDtypeStruct((), key.dtype)
         oracle_program = Program.trace("oracle", lambda key: oracle(key, n + 1), key_spec)
         _check_oracle(oracle_program, n)
@@ -82,7 +83,8 @@ class PairSampler:
         if isinstance(target, Summable) and not target_program.calls_host:
             sums = SumOfRecords.trace(target, database)
         two_records = None
-        if sums is not None and sums.affine and treats_rows(oracle_program):
+        plain = treats_rows(oracle_program) and not oracle_program.calls_host
+        if sums is not None and sums.affine and plain:
             rows = functools.partial(_two_records, oracle_program, n)
             index = jax.ShapeDtypeStruct((), jnp.int32)
             two_records = Program.trace("oracle", rows, key_spec, index)
@@ -150,17 +152,26 @@ class PairSampler:
             "average": lambda: self._random_position(key, index),
             "each": lambda: position,
         }[self.positions]()
-        key = jax.random.fold_in(key, index)
         if self.sums is None:
-            database, neighbor = neighboring_pair(self.oracle(key), changed)
+            database, neighbor = neighboring_pair(self._records(key, index), changed)
             value = self.target(database, origin=sampled(Role.DATABASE, index))
             other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
             return distance(self.norm, value, other), resolution(self.norm, value)
-        if not self.knows_differences:
-            return self.sums.distance(self.norm, self.oracle(key), changed)
-        # The value is not computed: its resolution is measured on probes.
-        moved = self._distance_of_records(key, changed)
+        return self._distance_of_sums(self.sums, key, index, changed)
+
+    def _distance_of_sums(
+        self, sums: SumOfRecords, key: jax.Array, index: jax.Array, changed: jax.Array | int
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same by the shortcut; where only two records matter, resolution is left to probes."""
+        if self.two_records is None:
+            return sums.distance(self.norm, self._records(key, index), changed)
+        records = self.two_records(jax.random.fold_in(key, index), jnp.asarray(changed, jnp.int32))
+        moved = sums.distance_of_records(self.norm, *records)
         return moved, jnp.zeros_like(moved)
+
+    def _records(self, key: jax.Array, index: jax.Array) -> Any:
+        """The n + 1 records of a pair."""
+        return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
     def moved_by_rotation(
         self, key: jax.Array, index: jax.Array
@@ -173,28 +184,23 @@ class PairSampler:
 
         Returns:
             That distance, the one that replacing the last record moves the target (0 where it is
-            not finite), how far the latter is from what the shortcut gives, and the value's
-            resolution.
+            not finite), how far the latter is from what the shortcut for sums gives, and the
+            value's resolution.
         """
-        database, neighbor = neighboring_pair(self.oracle(jax.random.fold_in(key, index)))
+        database, neighbor = neighboring_pair(self._records(key, index))
         steps = 1 + index % max(self.n - 1, 1)
         value = self.target(database, origin=sampled(Role.DATABASE, index))
         other = self.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
         finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)])
         moved = jnp.where(jnp.all(finite), distance(self.norm, value, other), 0)
-        changed = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-        replaced = distance(self.norm, value, changed)
+        neighboring = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        replaced = distance(self.norm, value, neighboring)
+        shortcut = replaced
+        if self.sums is not None:
+            shortcut, _ = self._distance_of_sums(self.sums, key, index, self.n - 1)
+        disagreement = jnp.where(replaced == shortcut, 0, jnp.abs(replaced - shortcut))
         replaced = jnp.where(jnp.isfinite(replaced), replaced, 0)
-        shortcut = self._distance_of_records(jax.random.fold_in(key, index), self.n - 1)
-        disagreement = jnp.where(jnp.isfinite(shortcut), jnp.abs(replaced - shortcut), 0)
         return moved, replaced, disagreement, resolution(self.norm, value)
-
-    def _distance_of_records(self, key: jax.Array, position: jax.Array | int) -> jax.Array:
-        """The distance from the two records alone; NaN where there is no such shortcut."""
-        if self.sums is None or self.two_records is None:
-            return jnp.full((), jnp.nan)
-        records = self.two_records(key, jnp.asarray(position, jnp.int32))
-        return self.sums.distance_of_records(self.norm, *records)
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
@@ -207,6 +213,8 @@ def _two_records(oracle: Program, n: int, key: jax.Array, position: jax.Array) -
 
 
 def _check_norm(norm: Program) -> None:
+    if norm.calls_host:
+        raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
     if [leaf.shape for leaf in norm.outputs.leaves] != [()]:
         raise ValueError(f"norm must return one scalar, got {norm.outputs}")
 

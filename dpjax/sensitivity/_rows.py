@@ -112,7 +112,7 @@ class _Operation:
 
     def __init__(self, equation: Any, operands: list[Any]):
         self.equation, self.operands = equation, operands
-        self._rows: list[Any] | None = None
+        self._rows: list[tuple[jax.Array, list[Any] | None]] = []
         self._full: list[Any] | None = None
 
     def full(self) -> list[Any]:
@@ -123,10 +123,13 @@ class _Operation:
 
     def rows(self, rows: jax.Array) -> list[Any] | None:
         """Some rows of all outputs; None where the operation may not treat rows alike."""
-        if self._rows is None:
-            rule = _RULES.get(self.equation.primitive.name)
-            self._rows = None if rule is None else rule(self, rows)
-        return self._rows
+        for known, found in self._rows:
+            if known is rows:
+                return found
+        rule = _RULES.get(self.equation.primitive.name)
+        found = None if rule is None else rule(self, rows)
+        self._rows.append((rows, found))
+        return found
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ _REORDERED_UNITS = 16
 _REORDERED_SHARE = 2**-8
 # With 5 / gamma databases, a dependence that shows on a share gamma of them escapes 1 time in 150.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# Sums ignore the order of the records: probes of them only measure rounding.
-_SUM_PROBES = 64
+# Probes of a sum measure its rounding, and would cost more than the shortcut saves.
+_MOST_SUM_PROBES = 4096
 
 
 @outside_any_mesh
@@ -219,7 +219,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "n": sampler.n,
         "m": layout.m,
         "chunk size": layout.size,
-        "backend": jax.default_backend(),
+        "backend": layout.platform,
         "versions": f"jax {jax.__version__}, jaxlib {importlib.metadata.version('jaxlib')}",
     }
 
@@ -229,27 +229,17 @@ def _rounding(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size:
     """What the estimate must be raised by for rounding that the distances do not show.
 
     Where records count by position, nothing: the resolution of the values covers it. Else how far
-    rotating the records of random databases moves the target, at most; and where distances come
-    from two records alone, the whole rounding of two values.
+    rotating the records of random databases moves the target, at most; for a sum, see below.
 
     Refuses a target that rotating moves by more than rounding error: replacing the last record says
     nothing about the others then. Compared with the distances on the same databases, for in heavy
     tails the estimate is far above what most databases show.
     """
-    if sampler.knows_differences:
-        count = min(point.m, _SUM_PROBES)
-        moved, replaced, disagreement, resolution = _rotate(key, sampler, count, size)
-        rounding = 2 * max(moved, resolution)
-        if disagreement > max(_REORDERED_UNITS * rounding, _REORDERED_SHARE * replaced):
-            raise RuntimeError(
-                "the shortcut for sums over records disagrees with the target by"
-                f" {disagreement:.3g} on random databases: pass `lambda database:"
-                " target(database)` to do without it, and report this"
-            )
-        return rounding
+    if sampler.sums is not None:
+        return _rounding_of_sums(key, sampler, point, size)
     if sampler.positions != "last":
         return 0.0
-    count = min(point.m, max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma)))
+    count = min(point.m, _probes(point))
     moved, replaced, _, resolution = _rotate(key, sampler, count, size)
     if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
         raise ValueError(
@@ -260,6 +250,26 @@ def _rounding(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size:
             " float64"
         )
     return moved
+
+
+def _rounding_of_sums(
+    key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int
+) -> float:
+    """The rounding of two values of a sum, and how far the shortcut is from the target at most."""
+    count = min(point.m, _probes(point), _MOST_SUM_PROBES)
+    moved, replaced, disagreement, resolution = _rotate(key, sampler, count, size)
+    rounding = 2 * max(moved, resolution)
+    if not disagreement <= max(_REORDERED_UNITS * rounding, _REORDERED_SHARE * replaced):
+        raise RuntimeError(
+            "the shortcut for sums over records disagrees with the target by"
+            f" {disagreement:.3g} on {count} random databases: sums may overflow, or `finish`"
+            " enlarges rounding errors. Pass `lambda database: target(database)` to do without it"
+        )
+    return rounding + disagreement
+
+
+def _probes(point: OperatingPoint) -> int:
+    return max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
 
 
 def _rotate(key: jax.Array, sampler: PairSampler, count: int, size: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from dpjax._affine import is_affine, linear_part
 from dpjax._programs import Program
 from dpjax._summable import Summable
 from dpjax.base import Norm
-from dpjax.norms import difference, distance, length, resolution
+from dpjax.norms import difference, distance, is_float, length, resolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +21,13 @@ class SumOfRecords:
         statistic: takes a record.
         finish: takes the sum over all n records to the value.
         affine: whether finish is, so that only the two records that differ matter.
+        n: number of records.
     """
 
     statistic: Program
     finish: Program
     affine: bool
+    n: int
 
     @classmethod
     def trace(cls, target: Summable, database: Any) -> "SumOfRecords":
@@ -35,13 +37,28 @@ class SumOfRecords:
         statistic = Program.trace("statistic", target.statistic, record)
         total = jax.eval_shape(_total, jax.eval_shape(jax.vmap(statistic), database))
         finish = Program.trace("finish", lambda total: target.finish_sum(total, n), total)
-        return cls(statistic, finish, is_affine(finish.jaxpr))
+        return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
     def distance_of_records(self, norm: Norm, old: Any, new: Any) -> jax.Array:
         """The distance between the values where one record is replaced by another: affine only."""
-        moved = difference(self.statistic(new), self.statistic(old))
+        statistics = self.statistic(new), self.statistic(old)
+        moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
-        return length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
+        found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
+        # Where a sum of integers may wrap, nothing is known about it.
+        return jnp.where(self._may_wrap(statistics), jnp.inf, found)
+
+    def _may_wrap(self, statistics: Any) -> jax.Array:
+        """Whether n records like these could take a sum of integers beyond its dtype."""
+        totals = self.finish.inputs.argument(0).leaves
+        wraps = jnp.zeros((), bool)
+        for statistic in statistics:
+            for x, total in zip(jax.tree.leaves(statistic), totals, strict=True):
+                if not is_float(total) and not is_float(x):
+                    most = jnp.iinfo(total.dtype).max // self.n
+                    magnitude = jnp.abs(x.astype(jnp.float32))
+                    wraps |= jnp.max(magnitude) > float(most)
+        return wraps
 
     def distance(
         self, norm: Norm, records: Any, position: jax.Array | int
@@ -60,7 +77,9 @@ class SumOfRecords:
             return jnp.sum(jnp.where(kept, x, jnp.zeros_like(x)), axis=0)
 
         def value_with(last: jax.Array | int) -> Any:
-            return self.finish(jax.tree.map(lambda s, x: s + x[last], total, statistics))
+            return self.finish(
+                jax.tree.map(lambda s, x: s + x[last].astype(s.dtype), total, statistics)
+            )
 
         total = jax.tree.map(common, statistics)
         value, other = value_with(position), value_with(n)

@@ -116,3 +116,17 @@ def test_chacha20_bits_and_children_at_any_place():
     children = jax.random.key_data(jax.random.split(key, 70_001))
     places = jnp.asarray([0, 1, 65_535, 70_000], jnp.uint32)
     np.testing.assert_array_equal(chacha20.children_at(data, places), children[places])
+
+
+OVERLAPPING = {
+    "halves": lambda u, n: u[:n] - u[n : 2 * n],
+    "neighbors": lambda u, n: u[1 : n + 1] - u[:n],
+    "even and odd": lambda u, n: u[: 2 * n : 2] - u[1 : 2 * n : 2],
+    "two fields": lambda u, n: {"a": u[:n], "b": u[n : 2 * n]},
+    "rare": lambda u, n: u[:n] + jnp.where(u[n : 2 * n] > 0.995, 10 * (1 - u[:n]), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_different_rows_of_one_array(name, key):
+    check(lambda key, n: OVERLAPPING[name](jax.random.uniform(key, (2 * n,)), n), key)

@@ -155,3 +155,77 @@ def test_statistics_on_the_host_take_no_shortcut(key):
         key, target, lambda key, n: jax.random.uniform(key, (n,)), n=3, norm="l1", positions="last"
     )
     assert traced.shortcut == "two databases"
+
+
+def refused_or_the_same(key, target, oracle, **settings):
+    """The shortcut may refuse, but must not hide what two databases show."""
+    settings = {"norm": "l1", "n": 50, "gamma": 0.01, **settings}
+    dense = dpjax.sample_sensitivity(key, lambda x: target(x), oracle, **settings)
+    try:
+        found = dpjax.sample_sensitivity(key, target, oracle, **settings)
+    except RuntimeError:
+        return
+    assert found.value == pytest.approx(dense.value, rel=1e-3)
+
+
+def normal(key, n):
+    return jax.random.normal(key, (n,))
+
+
+def test_booleans_of_opposite_signs(key):
+    target = targets.summable(
+        lambda x: {"pro": x > 0.5, "con": x < -0.5}, lambda s: s["pro"] - s["con"]
+    )
+    refused_or_the_same(key, target, normal)
+    averaged = targets.summable(
+        lambda x: {"pro": x > 0.5, "con": x < -0.5}, lambda s: s["pro"] - s["con"], average=True
+    )
+    refused_or_the_same(key, averaged, normal)
+
+
+def test_integers_that_wrap(key):
+    def positive(x):
+        return (x > 0).astype(jnp.uint8)
+
+    refused_or_the_same(key, targets.summable(positive, lambda s: s - jnp.uint32(25)), normal)
+    huge = targets.summable(lambda x: (x * 1e8).astype(jnp.int32))
+    with pytest.raises(RuntimeError, match="sums may overflow"):
+        dpjax.sample_sensitivity(key, huge, normal, n=50, norm="l1", m=100)
+
+
+def test_rounding_steps_are_not_affine(key):
+    target = targets.summable(
+        lambda x: 0.9998 + x * 1e-3, lambda s: s.astype(jnp.float16).astype(jnp.float32)
+    )
+    assert sampler_of(key, target).shortcut == "two sums"
+
+
+def sampler_of(key, target):
+    return PairSampler.trace(key, target, normal, n=50, norm="l1", positions="last")
+
+
+@pytest.mark.parametrize("positions", ["last", "average"])
+def test_rounding_that_finish_enlarges_is_refused_or_covered(key, positions):
+    variance = OTHERS["variance"][0]
+
+    def far(key, n):
+        return 1000 + jax.random.normal(key, (n,))
+
+    settings = {"norm": "l1", "n": 1000, "m": 500, "gamma": 0.05, "positions": positions}
+    dense = dpjax.sensitivity_samples(
+        key, lambda x: variance(x), far, **{k: settings[k] for k in ("norm", "n", "m", "positions")}
+    )
+    try:
+        found = dpjax.sample_sensitivity(key, variance, far, **settings)
+    except (RuntimeError, ValueError):
+        return
+    assert np.mean(np.asarray(dense) > found.value) <= 0.05
+
+
+def test_sums_that_overflow_are_refused(key):
+    def tall(key, n):
+        return jax.random.uniform(key, (n,), minval=60.0, maxval=71.0).astype(jnp.float16)
+
+    target = targets.summable(lambda x: x, average=True)
+    with pytest.raises((RuntimeError, ValueError), match=r"disagrees|infinite"):
+        dpjax.sample_sensitivity(key, target, tall, n=1000, norm="l1", m=100)
