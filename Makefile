@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow bench bench-table lint clean
 
 demo: .venv/demo
 	$(BIN)/python notebooks/demo.py
@@ -14,7 +14,10 @@ test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow
 
 bench: .venv/bench
-	$(BIN)/python bench/run.py
+	$(BIN)/python bench/run.py $(JOBS)
+
+bench-table:
+	$(PYTHON) bench/table.py
 
 lint: .venv/lint
 	$(BIN)/ruff check .

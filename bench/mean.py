@@ -1,15 +1,23 @@
-"""Job 1: the sensitivity of a mean, n = 1000 normals, m = 10^4, against vectorized NumPy."""
+"""The sensitivity of a mean of 1000 normals, for 10^4 to 10^7 pairs."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from os import cpu_count
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from harness import race, record
+from dpjax import targets
+from harness import R, Race, Row, record
 
-N, M, GAMMA = 1000, 10_000, 0.05
-R_SECONDS = 0.638  # R diffpriv 0.4.2.9000 on 2 cores of an AMD EPYC: its least CPU time.
-CHUNK = 256  # The fastest of 64 to 2,048 for NumPy: 1 MiB of records.
+N, GAMMA = 1000, 0.05
+R_SECONDS = 0.638
+BLOCK = 256  # The fastest of 64 to 2,048 for NumPy: 1 MiB of records.
+OVERHEAD = "tracing, its fingerprints and the checks take longer than the two records of each pair"
+PART = 10**5  # NumPy takes minutes for 10^7 pairs, and its time grows linearly.
 
 
 def oracle(key: jax.Array, n: int) -> jax.Array:
@@ -17,40 +25,78 @@ def oracle(key: jax.Array, n: int) -> jax.Array:
     return jax.random.normal(key, (n,))
 
 
-def numpy_estimate(rng: np.random.Generator, k: int) -> float:
-    """The same job in NumPy at its best: float32, SFC64, cache-sized chunks, no copy of D."""
-    distances = np.empty(M, np.float32)
-    for start in range(0, M, CHUNK):
-        records = rng.standard_normal((min(CHUNK, M - start), N + 1), dtype=np.float32)
-        value = records[:, :N].mean(axis=1)
-        records[:, N - 1] = records[:, N]
-        distances[start : start + CHUNK] = np.abs(value - records[:, :N].mean(axis=1))
-    return float(np.partition(distances, k - 1)[k - 1])
+def in_dpjax(target: dpjax.Target, m: int) -> float:
+    """The estimate from m pairs."""
+    key = jax.random.key(0)
+    sampled = dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", m=m, gamma=GAMMA)
+    return float(sampled.value)
 
 
-def run(rounds: int = 9) -> list[str]:
-    """Times both, checks that they agree, and returns rows for the table."""
-    point = dpjax.operating_point(m=M, gamma=GAMMA)
-    rng = np.random.Generator(np.random.SFC64(0))
-    estimates = {"dpjax": [], "numpy": []}
+def numpy_distances(rng: np.random.Generator, m: int) -> np.ndarray:
+    """The same in NumPy at its best: float32, SFC64, blocks that fit the cache, no copy of D."""
+    distances = np.empty(m, np.float32)
+    for start in range(0, m, BLOCK):
+        records = rng.standard_normal((min(BLOCK, m - start), N + 1), dtype=np.float32)
+        shared = records[:, : N - 1].sum(axis=1)
+        values = (shared + records[:, N - 1]) / N, (shared + records[:, N]) / N
+        distances[start : start + BLOCK] = np.abs(values[0] - values[1])
+    return distances
 
-    def in_dpjax() -> None:
-        key = dpjax.random.secure_key()
-        sampled = dpjax.sample_sensitivity(key, jnp.mean, oracle, n=N, norm="l1", m=M, gamma=GAMMA)
-        estimates["dpjax"].append(float(sampled.value))
 
-    def in_numpy() -> None:
-        estimates["numpy"].append(numpy_estimate(rng, point.k))
+def in_numpy(m: int, *, threads: int) -> float:
+    """The estimate from m pairs, drawn by so many threads."""
+    rngs = [np.random.Generator(np.random.SFC64(seed)) for seed in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(partial(numpy_distances, m=m // threads), rngs)
+    k = dpjax.operating_point(m=m, gamma=GAMMA).k
+    return float(np.partition(np.concatenate(list(parts)), k - 1)[k - 1])
 
-    seconds = race({"dpjax": in_dpjax, "numpy": in_numpy}, rounds=rounds)
-    means = {name: float(np.mean(values)) for name, values in estimates.items()}
-    # One estimate varies by 1%: the means of `rounds` must agree within 5 standard errors.
-    assert abs(means["dpjax"] / means["numpy"] - 1) < 5 * 0.01 * (2 / rounds) ** 0.5, means
-    record("mean", {"n": N, "m": M}, seconds | {"r": R_SECONDS}, means)
-    ours = seconds["dpjax"]
-    return [
-        f"mean, n = 1000, m = 10^4 | vectorized NumPy | {ours * 1e3:.0f} ms |"
-        f" {seconds['numpy'] * 1e3:.0f} ms | {seconds['numpy'] / ours:.2f}x",
-        f"mean, n = 1000, m = 10^4 | R diffpriv, recorded | {ours * 1e3:.0f} ms |"
-        f" {R_SECONDS * 1e3:.0f} ms | {R_SECONDS / ours:.0f}x",
+
+def run() -> None:
+    """All sizes; the largest once, for the smaller ones have compiled its chunks."""
+    for m, rounds in ((10**4, 7), (10**5, 2), (10**6, 1), (10**7, 1)):
+        _compare(m, rounds, warm=m <= 10**5)
+
+
+def _compare(m: int, rounds: int, *, warm: bool) -> None:
+    part = min(m, PART)
+    threads = cpu_count() or 1
+    estimates = {}
+
+    def noted(name: str, estimate: Callable[[], float]) -> Callable[[], None]:
+        return lambda: estimates.update({name: estimate()})
+
+    race = Race(
+        {
+            "summable": noted("summable", lambda: in_dpjax(targets.mean(), m)),
+            "dense": noted("dense", lambda: in_dpjax(jnp.mean, m)),
+            "numpy": noted("numpy", lambda: in_numpy(part, threads=1)),
+            "threads": noted("threads", lambda: in_numpy(part, threads=threads)),
+        },
+        rounds=rounds,
+        warm=warm,
+    )
+    # The same pairs; and the same distribution, where an estimate from 10^4 pairs varies by 1%.
+    assert abs(estimates["summable"] / estimates["dense"] - 1) < 1e-3, estimates
+    assert abs(estimates["numpy"] / estimates["dense"] - 1) < 0.07, estimates
+    seconds = race.seconds
+    numpy_seconds, threads_seconds = (seconds[x] * m / part for x in ("numpy", "threads"))
+    scaled = "" if part == m else f" (10^{len(str(part)) - 1} pairs, scaled)"
+    job = f"mean, n = {N}, m = 10^{len(str(m)) - 1}"
+    rows = [
+        Row(f"{job}, dense", f"NumPy{scaled}", seconds["dense"], numpy_seconds, 1),
+        Row(f"{job}, summable", f"NumPy{scaled}", seconds["summable"], numpy_seconds, 20, OVERHEAD),
     ]
+    if m == 10**4:
+        rows += [
+            Row(f"{job}, dense", f"NumPy, {threads} threads", seconds["dense"], threads_seconds),
+            Row(f"{job}, dense", R, seconds["dense"], R_SECONDS),
+        ]
+    record(
+        "mean",
+        rows,
+        race=race,
+        sizes={"n": N, "m": m, "m of NumPy": part},
+        results=estimates,
+        work={"bytes": 8.0 * m * N, "flops": 2.0 * m * N},
+    )

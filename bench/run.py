@@ -1,20 +1,35 @@
-"""Runs every benchmark and prints one table; results are appended under bench/results/."""
+"""Runs every benchmark, or those named; results are appended under bench/results/."""
 
-import mean
-import priestley_chao
-import releases
-from harness import machine
+import pathlib
+import subprocess
+import sys
+
+JOBS = (
+    "ceilings",
+    "mean",
+    "guarantee",
+    "priestley_chao",
+    "svm",
+    "kde",
+    "training",
+    "order_statistic",
+    "releases",
+    "growth",
+)
 
 
-def main() -> None:
-    """Prints the table in Markdown."""
-    rows = [row for job in (mean, priestley_chao, releases) for row in job.run()]
-    print(f"On {machine()}:\n")
-    print("| Job | Peer | dpjax | Peer | Ratio |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        print(f"| {row} |")
+def main(jobs: list[str]) -> int:
+    """Each in a process of its own, so that none sees the memory or the threads of another."""
+    here = pathlib.Path(__file__).parent
+    unknown = set(jobs) - set(JOBS)
+    if unknown:
+        sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(JOBS)}")
+    codes = [
+        subprocess.run([sys.executable, here / f"{job}.py"], check=False).returncode
+        for job in jobs or JOBS
+    ]
+    return max(codes)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""How cost grows with the number of pairs and of records, over three decades of each."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import dpjax
+from dpjax import targets
+from harness import RESULTS, Race, record
+
+N_AT_PAIRS, M_AT_RECORDS = 100, 1000
+SMALL = 10  # What a call at this size takes is its fixed cost: tracing and checks.
+
+
+def oracle(key: jax.Array, n: int) -> jax.Array:
+    """Standard normal records."""
+    return jax.random.normal(key, (n,))
+
+
+def sample(target: dpjax.Target, n: int, m: int) -> None:
+    """One estimate."""
+    key = jax.random.key(0)
+    dpjax.sample_sensitivity(
+        key,
+        target,
+        oracle,
+        n=n,
+        norm="l1",
+        m=m,
+        gamma=0.1,
+        confidence=None,
+        allow_cancellation=True,
+    )
+
+
+def median(database: jax.Array) -> jax.Array:
+    """A target that is no sum over records."""
+    return targets.quantile(probability=0.5, lower=-4, upper=4)(database)
+
+
+# Sizes at which the fixed cost of a call is not most of the time.
+PANELS: dict[str, dict[str, tuple[range, Callable[[int], None]]]] = {
+    f"pairs m, at n = {N_AT_PAIRS}": {
+        "mean, dense": (range(4, 8), lambda m: sample(jnp.mean, N_AT_PAIRS, m)),
+        "median": (range(3, 7), lambda m: sample(median, N_AT_PAIRS, m)),
+        "mean, summable": (range(5, 9), lambda m: sample(targets.mean(), N_AT_PAIRS, m)),
+    },
+    f"records n, at m = {M_AT_RECORDS}": {
+        "mean, dense": (range(3, 7), lambda n: sample(jnp.mean, n, M_AT_RECORDS)),
+        "median": (range(2, 6), lambda n: sample(median, n, M_AT_RECORDS)),
+        "mean, summable": (range(3, 7), lambda n: sample(targets.mean(), n, M_AT_RECORDS)),
+    },
+}
+
+
+def run() -> None:
+    """Times three decades, fits a power of the size to each, and plots them."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    for axis, (label, jobs) in zip(axes, PANELS.items(), strict=True):
+        for name, (decades, job) in jobs.items():
+            sizes = [10**decade for decade in decades]
+            seconds, exponent = _grown(f"{name}, {label}", sizes, job)
+            axis.loglog(sizes, seconds, "o-", label=f"{name}: {exponent:.2f}")
+        axis.set_xlabel(label)
+        axis.legend(title="exponent beyond the fixed cost")
+    axes[0].set_ylabel("seconds")
+    figure.savefig(RESULTS / f"growth-{jax.default_backend()}.png", dpi=120)
+
+
+def _grown(label: str, sizes: list[int], job: Callable[[int], None]) -> tuple[list[float], float]:
+    """Seconds at each size, and the exponent of what they are beyond the fixed cost."""
+    runs = {f"{size:.0e}": (lambda size=size: job(size)) for size in [SMALL, *sizes]}
+    race = Race(runs, rounds=1)
+    fixed, *seconds = race.seconds.values()
+    growing = np.maximum(np.array(seconds) - fixed, 1e-9)
+    exponent = float(np.polyfit(np.log(sizes), np.log(growing), 1)[0])
+    record(f"growth: {label}", [], race=race, sizes={"sizes": sizes}, results=exponent)
+    print(
+        f"{label}: {', '.join(f'{x:.3g}' for x in seconds)} s, exponent {exponent:.2f}", flush=True
+    )
+    return seconds, exponent
+
+
+if __name__ == "__main__":
+    run()
