@@ -20,8 +20,11 @@ def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 
 def round_up(exact: Fraction) -> float:
-    """The least float64 that is not below an exact rational."""
-    nearest = float(exact)
+    """The least float64 that is not below an exact rational; ValueError where there is none."""
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        raise ValueError("the bound exceeds the largest float64: rescale the target") from None
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 

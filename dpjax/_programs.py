@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import pickle
+import sys
+import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
@@ -129,9 +131,28 @@ class Program:
 
 def digest(*parts: Any) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
-    sink = hashlib.sha256()
+    sink = _Sink()
     _encode(sink, parts)
-    return sink.hexdigest()[:32]
+    return sink.sha256.hexdigest()[:32]
+
+
+class _Sink:
+    """A hash that is fed, and the functions and classes that it has been fed."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+
+    def update(self, data: bytes) -> None:
+        self.sha256.update(data)
+
+    def meets(self, value: Any) -> bool:
+        """Whether a value is new; of one that is not, it takes the number, so recursion ends."""
+        new = id(value) not in self._seen
+        number = self._seen.setdefault(id(value), len(self._seen))
+        if not new:
+            self.update(b"again %d" % number)
+        return new
 
 
 def _is_variable(atom: Any) -> bool:
@@ -251,9 +272,13 @@ def _encode_host_object(sink: Any, value: Any) -> None:
     elif isinstance(value, functools.partial):
         for part in (value.func, *value.args, *sorted(value.keywords.items())):
             _encode_host_object(sink, part)
+    elif isinstance(value, type) and _is_users(value):
+        _encode_class(sink, value)
     elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
         _encode_text(sink, f"{getattr(value, '__module__', '')}.{value.__name__}")
     else:
+        if _is_users(type(value)):
+            _encode_class(sink, type(value))
         try:
             state = pickle.dumps(value, protocol=4).hex()
         except Exception:  # Anything may go wrong in the pickling of a stranger's object.
@@ -271,25 +296,58 @@ def _encode_array(sink: Any, value: Any) -> None:
 
 
 def _encode_function(sink: Any, function: types.FunctionType) -> None:
-    """A Python function inside a program: its code, closure, defaults, and the globals it names."""
-    code = function.__code__
-    _encode(sink, ("function", code))
-    for cell in function.__closure__ or ():
-        _encode_referred(sink, cell.cell_contents, function)
+    """A Python function inside a program: its code, closure, defaults, and the globals it names.
+
+    Functions and classes that these refer to are followed; globals of installed packages are not.
+    """
+    if not sink.meets(function):
+        return
+    _encode(sink, ("function", function.__code__))
     for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()):
-        _encode_referred(sink, default, function)
-    for name in code.co_names:
-        if name in function.__globals__:
+        _encode_host_object(sink, default)
+    for cell in function.__closure__ or ():
+        _encode_host_object(sink, cell.cell_contents)
+    if not _is_users(function):
+        return
+    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+        _encode_text(sink, name)
+        _encode_host_object(sink, function.__globals__[name])
+
+
+def _encode_class(sink: Any, cls: type) -> None:
+    """A class of the user's: its bases and attributes."""
+    if not sink.meets(cls):
+        return
+    _encode_text(sink, cls.__qualname__)
+    for base in cls.__bases__:
+        _encode_host_object(sink, base)
+    for name, value in sorted(vars(cls).items()):
+        if isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
             _encode_text(sink, name)
-            _encode_referred(sink, function.__globals__[name], function)
+            for part in ("__func__", "fget", "fset"):
+                _encode_host_object(sink, getattr(value, part, None))
+            if isinstance(value, types.FunctionType):
+                _encode_function(sink, value)
+        elif not name.startswith("__"):
+            _encode_text(sink, name)
+            _encode_host_object(sink, value)
 
 
-def _encode_referred(sink: Any, value: Any, function: types.FunctionType) -> None:
-    if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
-        # Helpers of the same module by their code alone, so that recursion comes to an end.
-        _encode(sink, ("helper", value.__code__))
-    else:
-        _encode_host_object(sink, value)
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function and those inside of it may look up."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(value: Any) -> bool:
+    """Whether a function or class is neither of an installed package nor of this one."""
+    module = getattr(value, "__module__", None) or ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in ("builtins", "dpjax"):
+        return False
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    return file is None or not file.startswith(tuple(installed))
 
 
 @functools.lru_cache(maxsize=4096)

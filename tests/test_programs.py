@@ -1,6 +1,7 @@
 """Traced programs: equal fingerprints make equal programs, and different ones do not."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -213,3 +214,58 @@ def test_digests_tell_nested_values_apart():
     assert len({digest(value) for value in values}) == len(values)
     assert digest(jnp.ones(2)) == digest(np.ones(2, np.float32))
     assert len(digest("a")) == 32
+
+
+SCALE = 1.0
+
+
+def _scaled(x):
+    return x * SCALE
+
+
+class _Model:
+    factor = 1.0
+
+    def predict(self, x):
+        return x * self.factor
+
+
+def _through_a_helper(x):
+    return np.float32(_scaled(x))
+
+
+def _in_a_lambda(x):
+    return np.float32(sum(map(lambda v: v * SCALE, [x])))
+
+
+def _in_a_generator(x):
+    return np.float32(sum(v * SCALE for v in [x]))
+
+
+def _by_a_class(x):
+    return np.float32(_Model().predict(x))
+
+
+@pytest.mark.parametrize("function", [_through_a_helper, _in_a_lambda, _in_a_generator])
+def test_globals_of_host_functions_count_wherever_they_are_named(function, monkeypatch):
+    before = digest(function)
+    assert digest(function) == before
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    assert digest(function) != before
+
+
+def test_attributes_of_classes_count(monkeypatch):
+    before, instance = digest(_by_a_class), digest(_Model().predict)
+    monkeypatch.setattr(_Model, "factor", 2.0)
+    assert digest(_by_a_class) != before
+    assert digest(_Model().predict) != instance
+
+
+def test_recursive_functions_have_a_fingerprint():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    assert digest(even) == digest(even) != digest(odd)

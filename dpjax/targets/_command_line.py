@@ -120,9 +120,13 @@ def _csv(database: Any) -> str:
 def _text(array: np.ndarray) -> np.ndarray:
     """One row for each record; the shortest digits that are read back as the same number."""
     numbers = array.astype(int) if array.dtype == bool else array
+    if not np.issubdtype(numbers.dtype, np.number):
+        numbers = numbers.astype(np.float32)  # bfloat16 and its like, which NumPy does not know.
     return numbers.reshape(len(numbers), -1).astype(str)
 
 
 def _numbers(words: np.ndarray, spec: jax.ShapeDtypeStruct) -> np.ndarray:
+    if spec.dtype == bool:
+        return np.array([bool(int(word)) for word in words]).reshape(spec.shape)
     kind = int if np.issubdtype(spec.dtype, np.integer) else float
     return np.array([kind(word) for word in words]).reshape(spec.shape)

@@ -165,4 +165,7 @@ def _kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
 
 def _peak(h: float, dims: int) -> float:
     """K(0) / h^dims."""
-    return (math.sqrt(2 * math.pi) * h) ** -dims
+    try:
+        return (math.sqrt(2 * math.pi) * h) ** -dims
+    except OverflowError:
+        raise ValueError(f"bandwidth {h!r} is too small: the density has no finite peak") from None
