@@ -16,7 +16,7 @@ from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, tail_of_one
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration, GridFit
-from dpjax.random._noise import Noise
+from dpjax.random._noise import Lattice, Noise
 from dpjax.random._release import add_noise, centered, check_scale, usable_scale
 
 _NARROW = 2.0**-12
@@ -89,7 +89,7 @@ class AdditiveMechanism(SensitivityMechanism):
                 f" at epsilon={float(self.epsilon):g}: the tables of the noise miss"
                 f" {self.noise.lattice.certificate.delta:.1g} of its mass in each"
             )
-        check_fit(calibration, self.noise, value)
+        check_fit(calibration, self.noise.lattice, value)
 
     def _fit(self, shape: tuple[int, ...]) -> GridFit:
         assert self.noise.lattice is not None
@@ -226,13 +226,12 @@ def as_number(scalar: Any) -> Scalar:
     return scalar if _checks.is_traced(scalar) or jnp.ndim(scalar) > 0 else float(scalar)
 
 
-def check_fit(calibration: Calibration, noise: Noise, value: Any) -> None:
+def check_fit(calibration: Calibration, lattice: Lattice, value: Any) -> None:
     """Refuses a concrete calibration that no grid can carry for a value of this size."""
-    assert noise.lattice is not None
     if calibration.zero_allowed or _checks.is_traced(calibration.scale):
         return
     for dtype in {leaf.dtype for leaf in jax.tree.leaves(value)}:
-        if not calibration.fits(noise.lattice, dtype):
+        if not calibration.fits(lattice, dtype):
             raise ValueError(
                 f"epsilon={float(calibration.epsilon):g} is too small for a value of"
                 f" {calibration.coordinates} coordinates of {dtype}: no grid can carry the noise,"
@@ -256,6 +255,7 @@ def additive_log_prob(
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
     center = centered(x)
+    possible = output == output.astype(center.dtype)  # A fraction is no integer release.
     output = output.astype(center.dtype)
     if is_float(x):
         error = (output - center) / usable
@@ -266,7 +266,8 @@ def additive_log_prob(
     half = 0.5 / usable
     mass = noise.log_interval(error - half, error + half)
     # In float32 the ends of a narrow interval coincide; there it is the density times the width.
-    return jnp.sum(jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass))
+    mass = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass)
+    return jnp.sum(jnp.where(possible, mass, -jnp.inf))
 
 
 def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:

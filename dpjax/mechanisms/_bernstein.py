@@ -115,8 +115,8 @@ class BernsteinMechanism(SensitivityMechanism):
         floats = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, float_dtype(x)), value)
         calibration = self._calibration_of(floats)
         check_scale("scale of the noise", calibration.scale, value, zero_allowed=zero_allowed)
-        if self._is_exact and not _checks.is_traced(self.epsilon):
-            check_fit(calibration, self.noise, floats)
+        if self.noise.lattice is not None and not _checks.is_traced(self.epsilon):
+            check_fit(calibration, self.noise.lattice, floats)
 
     def _calibration_of(self, floats: Any) -> Calibration:
         return self._calibration(len(jax.tree.leaves(floats)), grid_dtype(floats))

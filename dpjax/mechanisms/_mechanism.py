@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from dpjax import _checks
 from dpjax._pytree import TreeSpec
@@ -143,7 +145,8 @@ class SensitivityMechanism(abc.ABC):
         Raises:
             TypeError: if the key is not a typed key, or the value does not hold real arrays.
             ValueError: if the value's structure or shapes are not those that were sampled, or the
-                mechanism is a batch that `vmap` returned: it would use one draw for all of them.
+                mechanism is a batch that `vmap` returned, or values are mapped over by `vmap` and
+                keys are not: it would use one draw for all of them.
         """
         check_key(key)
         _check_not_a_batch(self)
@@ -158,8 +161,31 @@ class SensitivityMechanism(abc.ABC):
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
 
 
+@custom_vmap
+def _a_key_for_each(key_data: jax.Array, value: Any) -> jax.Array:
+    """Refuses `vmap` over values alone, whose differences would be released exactly."""
+    del value
+    return key_data
+
+
+@_a_key_for_each.def_vmap
+def _refuse_values_alone(
+    axis_size: int, batched: tuple[bool, Any], key_data: jax.Array, value: Any
+) -> tuple[jax.Array, bool]:
+    del axis_size
+    key_is_mapped, value_is_mapped = batched
+    if any(jax.tree.leaves(value_is_mapped)) and not key_is_mapped:
+        raise ValueError(
+            "key must be one for each value: jax.vmap maps over values and not over keys, and would"
+            " add one draw to all of them, so that their differences were released exactly; split"
+            " the key, and map over both"
+        )
+    return _a_key_for_each(key_data, value), key_is_mapped
+
+
 @jax.jit
 def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
+    _a_key_for_each(jax.random.key_data(key), lax.stop_gradient(value))
     return mechanism._draw(key, value)
 
 

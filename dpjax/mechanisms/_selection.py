@@ -12,7 +12,7 @@ from dpjax import _checks
 from dpjax._grid import power_of_two
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._additive import as_number
+from dpjax.mechanisms._additive import as_number, check_fit
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
@@ -120,6 +120,8 @@ class SelectionMechanism(SensitivityMechanism):
 
         zero_allowed = self.sensitivity.zero_allowed
         check_scale("2 sensitivity / epsilon", self._temperature, value, zero_allowed=zero_allowed)
+        if self.exact and not _checks.is_traced(self.epsilon):
+            check_fit(self._calibration(value), EXPONENTIAL, value)
 
     def _draw(self, key: jax.Array, value: Any) -> jax.Array:
         draw = self.rule.draw if self.exact else self.rule.draw_in_floats

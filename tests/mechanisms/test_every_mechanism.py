@@ -342,3 +342,50 @@ def test_event_of_a_large_epsilon(name):
 def test_event_without_noise(make):
     zero = dpjax.analytic_sensitivity(0.0, norm=make(1.0, 1.0).norm, allow_zero=True)
     assert isinstance(make(zero, 1.0).dp_event, dp_accounting.DpEvent)
+
+
+@pytest.mark.parametrize("name", ["laplace", "exponential", "bernstein"])
+def test_values_without_keys_of_their_own_are_refused(name, key):
+    """One draw for a batch of values would release their differences exactly."""
+    make, value = MECHANISMS[name]
+    mechanism = make(1.0, 1.0)
+    batch = jnp.stack([value, value])
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(lambda x: mechanism(key, x).value)(batch)
+    keys = jax.random.split(key, 2)
+    released = only_leaf(jax.vmap(lambda key, x: mechanism(key, x).value)(keys, batch))
+    again = only_leaf(jax.vmap(lambda key: mechanism(key, value).value)(keys))
+    np.testing.assert_array_equal(released, again)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e-320, 1e300, 1e-40])
+def test_numbers_of_the_host_are_released_whatever_is_told_to_stop(value, key):
+    mechanism = dpjax.laplace(1.0, 1.0)
+    mean = dpjax.privatize(jnp.mean, mechanism)
+    private = np.array([value, 1.0])
+    with jax.debug_nans(True), jax.debug_infs(True), np.errstate(all="raise"):
+        assert np.isfinite(np.asarray(mechanism(key, private).value)).all()
+        assert np.isfinite(float(mean(key, private).value))
+
+
+def test_releases_under_shard_map(run_python):
+    run_python(
+        """
+import jax, jax.numpy as jnp, numpy as np, dpjax
+from jax.sharding import PartitionSpec as P
+mesh = jax.make_mesh((2,), ("keys",), axis_types=(jax.sharding.AxisType.Auto,))
+keys = jax.random.split(dpjax.random.seeded_key(0), 4)
+scores = jnp.array([0.0, 1.0, 3.0])
+laplace, exponential = dpjax.laplace(1.0, 1.0), dpjax.exponential(1.0, 1.0)
+draws = (
+    lambda key: laplace(key, jnp.zeros(5)).value,
+    lambda key: exponential(key, scores).value,
+    lambda key: jax.random.bits(key, (300_000,))[-3:],
+)
+for draw in draws:
+    alone = jax.vmap(draw)(keys)
+    spread = jax.shard_map(jax.vmap(draw), mesh=mesh, in_specs=P("keys"), out_specs=P("keys"))
+    np.testing.assert_array_equal(jax.jit(spread)(keys), alone)
+""",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )

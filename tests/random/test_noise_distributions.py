@@ -54,10 +54,10 @@ def test_probability_of_an_interval_is_exact_in_both_tails(noise, distribution):
 
 
 @PAIRS
-def test_magnitude_quantile(noise, distribution):
+def test_tail_quantile(noise, distribution):
     for probability in (1e-6, 0.1, 0.5, 0.95, 1 - 1e-9):
         exact = float(distribution.isf((1 - probability) / 2))
-        assert noise.magnitude_quantile(probability) == pytest.approx(exact, rel=1e-6)
+        assert noise.tail_quantile(1 - probability) == pytest.approx(exact, rel=1e-6)
 
 
 @PAIRS

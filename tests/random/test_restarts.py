@@ -1,0 +1,126 @@
+"""Exponential variables that start again, against a reference in NumPy and Python integers.
+
+With the shipped tables that happens once in 2.6 * 10^10 draws: here in every second one.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.random import _alias, _chacha20, _lattice
+
+# The most samples of one key whose words come in one part.
+BORDER = _chacha20._CHUNK * 16 // 9
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Tables with "24 more" in every second draw."""
+    weights = [2**95 // 3072 // 2 * 2] * _lattice._CELLS
+    first = _alias.alias_table([*weights, 2**96 - sum(weights)], 3)
+    tables = (first, *_lattice.exponential_tables()[1:])
+    monkeypatch.setattr(_lattice, "exponential_tables", lambda: tables)
+    jax.clear_caches()
+    yield tables
+    jax.clear_caches()
+
+
+def blocks(key, counters):
+    """ChaCha20 at the nonce of noise, RFC 8439 section 2.3."""
+    start = np.zeros((16, len(counters)), np.uint32)
+    start[:4] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
+    start[4:12], start[12], start[13] = key[:, None], counters, _chacha20.NOISE
+    x = start.copy()
+
+    def mix(target, source, rotated, by):
+        x[target] += x[source]
+        mixed = x[rotated] ^ x[target]
+        x[rotated] = mixed << np.uint32(by) | mixed >> np.uint32(32 - by)
+
+    for _ in range(10):
+        for a, b, c, d in (
+            *((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)),
+            *((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)),
+        ):
+            mix(a, b, d, 16)
+            mix(c, d, b, 12)
+            mix(a, b, d, 8)
+            mix(c, d, b, 7)
+    return x + start
+
+
+def words(key, width, count, round_number):
+    """The words of a round, one row for each of a sample's."""
+    parts, size, each = _chacha20._parts(width, count)
+    counters = np.arange(parts * each, dtype=np.uint32) + np.uint32(round_number * parts * each)
+    stream = blocks(key, counters).reshape(16, parts, each)
+    flat = stream.transpose(1, 0, 2).reshape(parts, -1)[:, : width * size]
+    return flat.reshape(parts, width, size).transpose(1, 0, 2).reshape(width, -1)[:, :count]
+
+
+def looked_up(table, limbs):
+    word = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), limbs, 0)
+    stored = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), table.limbs, 0)
+    own = 2 ** (table.width - _alias.SLOT_BITS)
+    slot = (word // own).astype(int)
+    return np.where(word % own < stored[slot] % own, slot, stored[slot] // own).astype(int)
+
+
+def reference(key, tables, count, *, width=9, first=0):
+    """Variables, signs, words left over, and the round to go on from."""
+    total, signs, unused = np.zeros(count, object), np.zeros(count, int), np.zeros(count, np.uint32)
+    left, number = np.arange(count), first
+    while left.size:
+        drawn = words(key, width, count, number)[:, left]
+        cells = looked_up(tables[0], drawn[:3])
+        ended = cells != _lattice._CELLS
+        added = cells.astype(object) * 2**36
+        for i, table in enumerate(tables[1:]):
+            digits = looked_up(table, drawn[3 + 2 * i : 5 + 2 * i]).astype(object)
+            added += np.where(ended, digits * 2 ** (24 - 12 * i), 0)
+        total[left] += added
+        signs[left] = drawn[2] & 1
+        if width > 9:
+            unused[left] = drawn[9]
+        left, number = left[~ended], number + 1
+    return total, signs, unused, number
+
+
+def integers(limbs):
+    unsigned = np.asarray(limbs.high).astype(object) * 2**32 + np.asarray(limbs.low).astype(object)
+    return np.where(unsigned >= 2**63, unsigned - 2**64, unsigned)
+
+
+@pytest.mark.parametrize("count", [1, 17, BORDER + 1])
+def test_every_sample_takes_its_own_rounds(often, key, count):
+    data = np.asarray(jax.random.key_data(key))
+    total, signs, _, rounds = reference(data, often, count)
+    assert count == 1 or rounds > 3
+    np.testing.assert_array_equal(integers(_lattice.exponential(key, (count,))), total)
+    signed = np.where(signs == 1, -1 - total, total)
+    np.testing.assert_array_equal(integers(_lattice.laplace(key, (count,))), signed)
+
+
+@pytest.mark.parametrize("count", [5, BORDER])
+def test_loops_go_on_with_new_words(often, key, count):
+    data = np.asarray(jax.random.key_data(key))
+    first = jnp.uint32(0)
+    for _ in range(3):
+        expected = reference(data, often, count, width=10, first=int(first))
+        first, word, drawn = _lattice.exponential_rounds(key, first, count)
+        np.testing.assert_array_equal(integers(drawn), expected[0])
+        np.testing.assert_array_equal(word, expected[2])
+        assert int(first) == expected[3]
+
+
+def test_batches_have_the_bits_of_their_keys(often, key):
+    keys = jax.random.split(key, 6)
+    draw = functools.partial(_lattice.laplace, shape=(300,))
+    alone = np.stack([integers(draw(one)) for one in keys])
+    assert not np.array_equal(alone[0], alone[1])
+    nested = jax.jit(jax.vmap(jax.vmap(draw)))(keys.reshape(2, 3))
+    np.testing.assert_array_equal(integers(jax.vmap(draw)(keys)), alone)
+    np.testing.assert_array_equal(integers(nested).reshape(6, 300), alone)
