@@ -63,9 +63,11 @@ def run() -> None:
         for name, (decades, job) in jobs.items():
             sizes = [10**decade for decade in decades]
             seconds, exponent = _grown(f"{name}, {label}", sizes, job)
-            axis.loglog(sizes, seconds, "o-", label=f"{name}: {exponent:.2f}")
+            (line,) = axis.loglog(sizes, seconds, "o-", label=f"{name}: {exponent:.2f}")
+            linear = [seconds[-1] * size / sizes[-1] for size in sizes]
+            axis.loglog(sizes, linear, ":", color=line.get_color())
         axis.set_xlabel(label)
-        axis.legend(title="exponent beyond the fixed cost")
+        axis.legend(title="exponent beyond the fixed cost\n(dotted: linear)")
     axes[0].set_ylabel("seconds")
     figure.savefig(RESULTS / f"growth-{jax.default_backend()}.png", dpi=120)
 

@@ -100,3 +100,7 @@ def _compare(m: int, rounds: int, *, warm: bool) -> None:
         results=estimates,
         work={"bytes": 8.0 * m * N, "flops": 2.0 * m * N},
     )
+
+
+if __name__ == "__main__":
+    run()
