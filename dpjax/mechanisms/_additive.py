@@ -255,8 +255,7 @@ def additive_log_prob(
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
     center = centered(x)
-    possible = output == output.astype(center.dtype)  # A fraction is no integer release.
-    output = output.astype(center.dtype)
+    given, output = output, output.astype(center.dtype)
     if is_float(x):
         error = (output - center) / usable
         return jnp.sum(noise.log_density(error) - jnp.log(usable))
@@ -267,7 +266,8 @@ def additive_log_prob(
     mass = noise.log_interval(error - half, error + half)
     # In float32 the ends of a narrow interval coincide; there it is the density times the width.
     mass = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass)
-    return jnp.sum(jnp.where(possible, mass, -jnp.inf))
+    whole = output.astype(given.dtype) == given  # A fraction is no release.
+    return jnp.sum(jnp.where(whole, mass, -jnp.inf))
 
 
 def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:
