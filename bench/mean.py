@@ -16,6 +16,7 @@ from harness import R, Race, Row, record
 N, GAMMA = 1000, 0.05
 R_SECONDS = 0.638
 BLOCK = 256  # The fastest of 64 to 2,048 for NumPy: 1 MiB of records.
+DRAWING = "drawing normals is most of the time on both sides"
 OVERHEAD = "tracing, its fingerprints and the checks take longer than the two records of each pair"
 PART = 10**5  # NumPy takes minutes for 10^7 pairs, and its time grows linearly.
 
@@ -86,7 +87,7 @@ def _compare(m: int, rounds: int, *, warm: bool) -> None:
     scaled = "" if part == m else f" (10^{len(str(part)) - 1} pairs, scaled)"
     job = f"mean, n = {N}, m = 10^{len(str(m)) - 1}"
     rows = [
-        Row(f"{job}, dense", f"NumPy{scaled}", seconds["dense"], numpy_seconds, 1),
+        Row(f"{job}, dense", f"NumPy{scaled}", seconds["dense"], numpy_seconds, 1, DRAWING),
         Row(f"{job}, summable", f"NumPy{scaled}", seconds["summable"], numpy_seconds, 20, OVERHEAD),
     ]
     if m == 10**4:

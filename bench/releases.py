@@ -62,8 +62,8 @@ def _scalars(rounds: int) -> None:
             race.seconds["dpjax"],
             race.seconds[name.lower()] * KEYS / SCALAR_PART,
             100,
-            "each takes a ChaCha20 block under its own key and an exact integer draw; diffprivlib's"
-            " noise is naive floats",
+            "each takes a ChaCha20 block under its own key and an exact integer draw, a release of"
+            " diffprivlib's four floats of the system's generator",
         )
         for name in ("diffprivlib", "OpenDP")
     ]

@@ -89,7 +89,7 @@ def _compare(d: int) -> None:
             seconds,
             theirs,
             GOALS[d],
-            "libsvm visits few records of classes this far apart; every interior point step visits all",
+            "libsvm visits few records where classes are this far apart, an interior point all",
         )
     ]
     if d == 8:

@@ -35,7 +35,7 @@ def _table(file: pathlib.Path) -> str:
             share = _share(line["work"], row["ours"], ceilings) if position == 0 else ""
             rows.append(
                 f"| {row['job']} | {row['peer']} | {_time(row['ours'])}{share}"
-                f" | {_time(row['theirs'])} | {ratio:.2g}x | {goal} |"
+                f" | {_time(row['theirs'])} | {_ratio(ratio)} | {goal} |"
             )
     return "\n".join([f"{lines[-1]['machine']}, {last}:\n", header, *rows])
 
@@ -48,6 +48,10 @@ def _share(work: dict[str, float] | None, seconds: float, ceilings: dict[str, fl
     binding = max(least, key=lambda name: least[name])
     label = {"bytes": "copy", "flops": "matmul"}[binding]
     return f" ({least[binding] / seconds:.1%} of {label})"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:,.0f}x"
 
 
 def _time(seconds: float) -> str:
