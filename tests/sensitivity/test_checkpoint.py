@@ -201,7 +201,7 @@ def logged(block, key, position, chunks, **settings):
 _run.compute_chunks = logged
 value = dpjax.sample_sensitivity(
     jax.random.key(0), lambda x: jnp.mean(jnp.sort(x)), lambda key, n: jax.random.normal(key, (n,)),
-    n=1000, norm="l1", m=10_000, gamma=0.05, batch_size=200, checkpoint=path,
+    n=1000, norm="l1", m=6_000, gamma=0.05, batch_size=200, checkpoint=path,
 ).value
 print(value.hex())
 """

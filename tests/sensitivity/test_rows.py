@@ -93,7 +93,10 @@ def test_where_rows_depend_on_others_all_are_drawn(name, key):
     check(WHOLE[name], key)
 
 
-@pytest.mark.parametrize("name", ["uniform", "two classes", "keys", "gamma"])
+SLOW_WITH_CHACHA20 = [pytest.param(x, marks=pytest.mark.slow) for x in ("two classes", "gamma")]
+
+
+@pytest.mark.parametrize("name", ["uniform", "keys", *SLOW_WITH_CHACHA20])
 def test_with_chacha20_too(name):
     check((SLICED | WHOLE)[name], dpjax.random.seeded_key(0))
 

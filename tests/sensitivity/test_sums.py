@@ -72,8 +72,17 @@ def both(key, name, **settings):
     ]
 
 
-@pytest.mark.parametrize("positions", ["last", "average", "each"])
-@pytest.mark.parametrize("name", AFFINE | OTHERS)
+# Every target, and every kind of position; the other combinations take their time.
+SHORT = {(name, "last") for name in AFFINE | OTHERS}
+SHORT |= {(name, place) for name in ("mean", "variance") for place in ("average", "each")}
+COMBINATIONS = [
+    pytest.param(name, place, marks=() if (name, place) in SHORT else pytest.mark.slow)
+    for name in AFFINE | OTHERS
+    for place in ("last", "average", "each")
+]
+
+
+@pytest.mark.parametrize(("name", "positions"), COMBINATIONS)
 def test_the_same_distances_as_from_two_databases(key, x64, name, positions):
     if positions == "each":
         settings = {"positions": positions, "n": 3, "m": 16}
