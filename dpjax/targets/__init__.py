@@ -14,6 +14,8 @@ from dpjax.targets._kernel_regression import priestley_chao as priestley_chao
 from dpjax.targets._letter_counts import encode_text as encode_text
 from dpjax.targets._letter_counts import letter_counts as letter_counts
 from dpjax.targets._letter_counts import letter_counts_bound as letter_counts_bound
+from dpjax.targets._linear_svm import linear_svm as linear_svm
+from dpjax.targets._linear_svm import linear_svm_bound as linear_svm_bound
 from dpjax.targets._logistic_regression import logistic_regression as logistic_regression
 from dpjax.targets._logistic_regression import (
     logistic_regression_bound as logistic_regression_bound,
@@ -27,4 +29,6 @@ from dpjax.targets._optax_training import optax_minibatch_training as optax_mini
 from dpjax.targets._optax_training import optax_training as optax_training
 from dpjax.targets._quantile import quantile as quantile
 from dpjax.targets._quantile import quantile_bound as quantile_bound
+from dpjax.targets._ridge_regression import ridge_regression as ridge_regression
+from dpjax.targets._ridge_regression import ridge_regression_bound as ridge_regression_bound
 from dpjax.targets._summable import summable as summable

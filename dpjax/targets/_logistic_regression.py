@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._numerics import round_up
+from dpjax.targets._spd_solve import solve
+from dpjax.targets._unit_ball import into_unit_ball
 
 
 def logistic_regression(*, regularization: float, steps: int = 12) -> Callable[[Any], jax.Array]:
@@ -49,7 +51,7 @@ def logistic_regression(*, regularization: float, steps: int = 12) -> Callable[[
     steps = _checks.integer("steps", steps, least=1)
 
     def fit(database: Any) -> jax.Array:
-        x = _into_unit_ball(database["x"])
+        x = into_unit_ball(database["x"])
         y = jnp.where(database["y"].astype(x.dtype) > 0, 1, -1).astype(x.dtype)
 
         def newton_step(w: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -58,7 +60,7 @@ def logistic_regression(*, regularization: float, steps: int = 12) -> Callable[[
             gradient = strength * w - (y * wrong) @ x / x.shape[0]
             curvature = wrong * (1 - wrong) / x.shape[0]
             hessian = (x.T * curvature[None, :]) @ x + strength * jnp.eye(x.shape[1], dtype=x.dtype)
-            return w - _solve(hessian, gradient), None
+            return w - solve(hessian, gradient), None
 
         start = jnp.zeros(x.shape[1], x.dtype)
         return jax.lax.scan(newton_step, start, None, length=steps)[0]
@@ -93,15 +95,3 @@ def logistic_regression_bound(*, regularization: float, n: int) -> float:
     """
     strength = _checks.positive("regularization", regularization)
     return round_up(2 / (_checks.integer("n", n, least=1) * Fraction(strength)))
-
-
-def _into_unit_ball(x: jax.Array) -> jax.Array:
-    # Large enough for any feature, small enough for a square: an infinity must not become NaN.
-    x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -1e15, 1e15)
-    length = jnp.sqrt(jnp.sum(jnp.square(x), axis=1, keepdims=True))
-    return x / jnp.maximum(length, 1)
-
-
-def _solve(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    """Solves a symmetric positive definite system."""
-    return jax.scipy.linalg.solve(matrix, vector, assume_a="pos")

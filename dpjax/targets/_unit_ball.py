@@ -1,0 +1,12 @@
+"""Features scaled into the unit ball, which bounds what one record contributes."""
+
+import jax
+import jax.numpy as jnp
+
+
+def into_unit_ball(x: jax.Array) -> jax.Array:
+    """Vectors along the last axis, scaled to length 1 where they are longer; NaN counts as 0."""
+    # Large enough for any feature, small enough for a square: an infinity must not become NaN.
+    x = jnp.clip(jnp.where(jnp.isnan(x), 0, x), -1e15, 1e15)
+    length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
+    return x / jnp.maximum(length, 1)
