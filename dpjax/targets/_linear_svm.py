@@ -65,10 +65,10 @@ def linear_svm(
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax import targets
-        >>> fit = targets.linear_svm(c=100.0)
+        >>> fit = targets.linear_svm(c=1.0)
         >>> model = fit({"x": jnp.array([[0.25], [0.75]]), "y": jnp.array([-1, 1])})
         >>> round(float(model["w"][0]), 3), round(float(model["b"]), 3)
-        (4.0, -2.0)
+        (0.25, -0.125)
     """
     strength = _checks.positive("c", c)
     steps = _checks.integer("steps", steps, least=1)

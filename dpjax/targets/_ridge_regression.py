@@ -45,7 +45,8 @@ def ridge_regression(*, regularization: float) -> Summable:
         >>> import jax.numpy as jnp
         >>> from dpjax import targets
         >>> fit = targets.ridge_regression(regularization=0.25)
-        >>> float(fit({"x": jnp.array([[0.5], [-0.5]]), "y": jnp.array([1.0, -1.0])})[0])
+        >>> w = fit({"x": jnp.array([[0.5], [-0.5]]), "y": jnp.array([1.0, -1.0])})
+        >>> round(float(w[0]), 5)
         1.0
     """
     strength = _checks.positive("regularization", regularization)

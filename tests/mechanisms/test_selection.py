@@ -187,7 +187,7 @@ def test_scores_are_one_vector(rule, key):
     for scores in (jnp.zeros((2, K)), jnp.asarray(1.0), {"a": jnp.zeros(K)}):
         with pytest.raises(ValueError, match="one array of scores"):
             mechanism(key, scores)
-    batch = jax.vmap(mechanism, (None, 0))(key, jnp.zeros((2, K)))
+    batch = jax.vmap(mechanism)(jax.random.split(key, 2), jnp.zeros((2, K)))
     assert batch.value.shape == (2,)
 
 

@@ -189,6 +189,7 @@ def test_a_process_that_dies_is_an_error():
     assert finished[0][1]
 
 
+@pytest.mark.slow
 def test_closed_over_data_is_on_every_device(run_python):
     run_python(
         SETUP

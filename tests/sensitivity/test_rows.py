@@ -88,7 +88,9 @@ def test_two_rows_are_drawn_alone(name, key):
     assert sliced < whole / 4
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow) if x == "gamma" else x for x in WHOLE]
+)
 def test_where_rows_depend_on_others_all_are_drawn(name, key):
     check(WHOLE[name], key)
 
