@@ -424,7 +424,7 @@ def test_other_keys_are_refused(sample, uniform, kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"n": 0}, "n must be an integer of at least 1, got 0"),
+        ({"n": 0}, "n must be an integer of at least 1 and at most .*, got 0"),
         ({"n": -1}, "n must be .* got -1"),
         ({"n": 2.0}, "n must be an integer"),
         ({"m": 0}, "m must be .* got 0"),

@@ -91,6 +91,7 @@ def test_bound_is_rounded_up():
     assert 0.39894228040143267 <= bound <= 0.39894228040143280
 
 
+@pytest.mark.slow
 def test_density_is_sampled_and_released(key):
     def mixture(key, n):
         key_which, key_noise = jax.random.split(key)

@@ -141,6 +141,7 @@ def test_the_key_fixes_the_minibatches(keys):
     assert not np.array_equal(first["w"], other["w"])
 
 
+@pytest.mark.slow
 def test_minibatches_depend_on_the_order_and_say_so(key):
     settings = {"n": 20, "norm": "l2", "m": 100}
     with pytest.raises(ValueError, match="order of the records"):
