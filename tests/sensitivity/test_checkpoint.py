@@ -232,7 +232,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
     known = set()
     for _ in range(kills):
         process = start(path)
-        while not log.read_text() and process.poll() is None:
+        while not (log.read_text() and path.exists()) and process.poll() is None:
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.2))
         process.send_signal(signal.SIGKILL)
