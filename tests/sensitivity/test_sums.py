@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax.sensitivity import _rows
+from dpjax.sensitivity import _row_rules
 from dpjax.sensitivity._pairs import PairSampler
 
 
@@ -145,7 +145,7 @@ def test_rounding_of_the_release_is_added(key):
 
 def test_a_shortcut_that_disagrees_is_refused(key, monkeypatch):
     """The probes of the target itself would find an operation that is taken for another."""
-    monkeypatch.setitem(_rows._RULES, "sort", _rows._rowwise)
+    monkeypatch.setitem(_row_rules.RULES, "sort", _row_rules._rowwise)
 
     def ordered(key, n):
         return jnp.sort(jax.random.uniform(key, (n,)))

@@ -314,6 +314,20 @@ def test_svc_solves_its_problem_exactly(key):
     np.testing.assert_allclose(squares + hinges, np.sum(a, axis=1) - squares, atol=1e-5)
 
 
+def test_svc_moves_as_the_same_function_in_jax(key):
+    """`linear_svm` is the twin of SVC: neither shares a line with the other."""
+
+    def svc(database):
+        fitted = fit_svc({**database, "x": np.clip(database["x"], 0, 1)})
+        return {name: fitted[name] for name in ("w", "b")}
+
+    output = {"w": jnp.zeros(D), "b": jnp.zeros(())}
+    one = distances(key, targets.host(svc, output=output), labelled)
+    twin = distances(key, targets.linear_svm(c=1.0), labelled)
+    assert float(jnp.median(one)) > 0.05
+    np.testing.assert_allclose(twin, one, atol=1e-4)
+
+
 # Where databases are evaluated.
 
 

@@ -1,0 +1,239 @@
+"""How operations treat rows: for each known one, some rows of its outputs from its operands' rows.
+
+A rule takes a line of a program, its operands, which give all or some of their rows, and the rows
+that are asked for. It returns these rows of all outputs, or None where the line may not treat rows
+alike.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from dpjax.random import _chacha20
+
+
+class Operand(Protocol):
+    """An array that may not have been computed yet."""
+
+    shape: tuple[int, ...]
+
+    def full(self) -> Any:
+        """All of it."""
+
+    def rows(self, rows: jax.Array) -> Any:
+        """Some of its rows."""
+
+
+Rule = Callable[[Any, list[Any], jax.Array], list[Any] | None]
+
+# Every element of the output is made of the elements at its place.
+_ELEMENTWISE = (
+    *("add", "sub", "mul", "div", "rem", "pow", "integer_pow", "neg", "sign", "abs", "max", "min"),
+    *("and", "or", "xor", "not", "shift_left", "shift_right_logical", "shift_right_arithmetic"),
+    *("population_count", "eq", "ne", "lt", "le", "gt", "ge", "select_n", "clamp", "is_finite"),
+    *("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "cbrt", "square", "logistic"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"),
+    *("erf", "erfc", "erf_inv", "floor", "ceil", "round", "nextafter", "copy"),
+    *("convert_element_type", "random_fold_in"),
+)
+# One operand, and every row is made of its row alone.
+_ROWWISE = ("bitcast_convert_type", "random_wrap", "random_unwrap")
+
+
+def run(equation: Any, values: list[Any]) -> list[Any]:
+    """The operation of a line, on other operands."""
+    out = equation.primitive.bind(*values, **equation.params)
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def _shape(equation: Any) -> tuple[int, ...]:
+    return equation.outvars[0].aval.shape
+
+
+def _has_rows(equation: Any, operand: Operand) -> bool:
+    """Whether the operand's rows are those of the output."""
+    return operand.shape[:1] == _shape(equation)[:1] and len(operand.shape) > 0
+
+
+def _elementwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    rank = len(_shape(equation))
+    values = []
+    for operand in operands:
+        if _has_rows(equation, operand) and len(operand.shape) == rank:
+            values.append(operand.rows(rows))
+        elif operand.shape[:1] in ((), (1,)):
+            values.append(operand.full())
+        else:
+            return None
+    return run(equation, values)
+
+
+def _rowwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (operand,) = operands
+    return run(equation, [operand.rows(rows)]) if _has_rows(equation, operand) else None
+
+
+def _along(name: str) -> Rule:
+    """For operations along some axes: rows are treated alike if the first is none of them."""
+
+    def rule(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+        axes = equation.params[name]
+        if 0 in (axes if isinstance(axes, tuple) else (axes,)):
+            return None
+        if not all(_has_rows(equation, x) for x in operands):
+            return None
+        return run(equation, [x.rows(rows) for x in operands])
+
+    return rule
+
+
+def _broadcast(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    if len(operands) != 1:
+        return None
+    (operand,) = operands
+    axes = tuple(int(axis) for axis in equation.params["broadcast_dimensions"])
+    spread = axes[:1] == (0,) and _has_rows(equation, operand)
+    x = operand.rows(rows) if spread else operand.full()
+    return [lax.broadcast_in_dim(x, (len(rows), *_shape(equation)[1:]), axes)]
+
+
+def _reshape(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (operand, *_) = operands
+    ordered = equation.params.get("dimensions") is None
+    if len(operands) != 1 or not ordered or not _has_rows(equation, operand):
+        return None
+    return [lax.reshape(operand.rows(rows), (len(rows), *_shape(equation)[1:]))]
+
+
+def _transpose(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (operand,) = operands
+    first = equation.params["permutation"][0]
+    return run(equation, [operand.rows(rows)]) if first == 0 else None
+
+
+def _slice(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (operand,) = operands
+    names = ("start_indices", "limit_indices", "strides")
+    starts, limits, strides = (equation.params[name] for name in names)
+    step = 1 if strides is None else strides[0]
+    chosen = operand.rows(rows * step + starts[0])
+    limits = (len(rows), *limits[1:])
+    strides = None if strides is None else (1, *strides[1:])
+    return [lax.slice(chosen, (0, *starts[1:]), limits, strides)]
+
+
+def _iota(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    dtype, axis = (equation.params[name] for name in ("dtype", "dimension"))
+    shape = (len(rows), *_shape(equation)[1:])
+    if axis > 0:
+        return [lax.broadcasted_iota(dtype, shape, axis)]
+    return [lax.broadcast_in_dim(rows.astype(dtype), shape, (0,))]
+
+
+def _gather(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    table, indices = operands
+    numbers = equation.params["dimension_numbers"]
+    batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
+    if batched or 0 in numbers.offset_dims or not _has_rows(equation, indices):
+        return None
+    return run(equation, [table.full(), indices.rows(rows)])
+
+
+def _dot_general(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    left, right = operands
+    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
+    if batched or 0 in contracted or not _has_rows(equation, left):
+        return None
+    return run(equation, [left.rows(rows), right.full()])
+
+
+def _random_bits(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (key,) = operands
+    width, shape = (equation.params[name] for name in ("bit_width", "shape"))
+    if len(key.shape) > 0:
+        return _rowwise(equation, operands, rows)
+    generator = _generator(key.full())
+    if generator is None or math.prod(shape) >= 2**31 or width == 64:
+        return None
+    stride = math.prod(shape[1:])
+    first = rows.astype(jnp.uint32)[:, None] * np.uint32(stride)
+    places = (first + jnp.arange(stride, dtype=jnp.uint32)[None]).reshape(-1)
+    bits = generator.bits(jax.random.key_data(key.full()), places, math.prod(shape))
+    return [bits.reshape(len(rows), *shape[1:]).astype(f"uint{width}")]
+
+
+def _random_split(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    (key,) = operands
+    if len(key.shape) > 0:
+        return _rowwise(equation, operands, rows)
+    generator = _generator(key.full())
+    if generator is None or len(_shape(equation)) != 1:
+        return None
+    children = generator.children(jax.random.key_data(key.full()), rows.astype(jnp.uint32))
+    return [jax.random.wrap_key_data(children, impl=jax.random.key_impl(key.full()))]
+
+
+class _Generator(NamedTuple):
+    """A counter-based generator.
+
+    Attributes:
+        bits: takes key data, places and m to the words at these places of `bits(key, (m,))`.
+        children: takes key data and places to the data of these children of `split(key, m)`.
+    """
+
+    bits: Callable[[jax.Array, jax.Array, int], jax.Array]
+    children: Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def _threefry(key_data: jax.Array, places: jax.Array) -> Any:
+    first, second = (jnp.broadcast_to(word, places.shape) for word in key_data)
+    return threefry2x32_p.bind(first, second, jnp.zeros_like(places), places)
+
+
+def _threefry_bits(key_data: jax.Array, places: jax.Array, _: int) -> jax.Array:
+    high, low = _threefry(key_data, places)
+    return high ^ low
+
+
+def _threefry_children(key_data: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.stack(_threefry(key_data, places), axis=-1)
+
+
+def _generator(key: jax.Array) -> _Generator | None:
+    implementation: Any = jax.random.key_impl(key)
+    if implementation == _chacha20.CHACHA20:
+        return _Generator(_chacha20.bits_at, _chacha20.children_at)
+    configuration: Any = jax.config
+    if implementation == "threefry2x32" and configuration.jax_threefry_partitionable:
+        return _Generator(_threefry_bits, _threefry_children)
+    return None
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_ROWWISE, _rowwise),
+    **{f"reduce_{name}": _along("axes") for name in ("sum", "prod", "max", "min", "and", "or")},
+    "argmax": _along("axes"),
+    "argmin": _along("axes"),
+    "cumsum": _along("axis"),
+    "sort": _along("dimension"),
+    "concatenate": _along("dimension"),
+    "split": _along("axis"),
+    "rev": _along("dimensions"),
+    "squeeze": _along("dimensions"),
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "slice": _slice,
+    "iota": _iota,
+    "gather": _gather,
+    "dot_general": _dot_general,
+    "random_bits": _random_bits,
+    "random_split": _random_split,
+}
