@@ -7,6 +7,8 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python notebooks/demo.py
 
+# Nine tenths of the time is compilation; test-slow compiles as users do.
+test: export XLA_FLAGS ?= --xla_backend_optimization_level=1
 test: .venv/test
 	$(BIN)/python -m pytest -n auto
 

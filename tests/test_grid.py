@@ -83,7 +83,7 @@ def test_any_float64_on_any_grid(bits, exponent):
         check(np.array([bits], np.uint64).view(np.float64), exponent)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_every_narrow_float(dtype):
     values = np.arange(2**16, dtype=np.uint16).view(jnp.dtype(dtype))
     for exponent in (-133, -10, 0):
@@ -137,6 +137,7 @@ def test_no_two_numbers_move_apart(x, y, exponent):
     assert 0 <= high - low <= math.ceil(distance)
 
 
+@pytest.mark.slow
 def test_traced_python_and_mapped_exponents_agree():
     values = jnp.asarray(adversarial("float32", -3))
     exponents = np.array([-3, 0, 5, -(2**31), 2**31 - 1], np.int32)

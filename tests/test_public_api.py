@@ -33,6 +33,8 @@ CLASSES = {
     for name, value in PUBLIC.items()
     if inspect.isclass(value) and name not in PROTOCOLS
 }
+# Long examples: their functions have tests of their own.
+LONG = ("check_conformance", "audit_curve", "linear_svm")
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 classes = pytest.mark.parametrize("name", CLASSES)
 FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
@@ -61,7 +63,10 @@ def test_functions_are_documented(name):
     assert not rest or rest[0] == ""
 
 
-@functions
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x.endswith(LONG) else ()) for x in FUNCTIONS],
+)
 def test_examples_run(name):
     (test,) = doctest.DocTestFinder(recurse=False).find(FUNCTIONS[name], name, globs={})
     report = []

@@ -47,6 +47,7 @@ def counting(key):
     return count.astype(jnp.float32)
 
 
+@pytest.mark.slow
 def test_the_time_of_a_loop_gives_its_noise_away(batch):
     assert rank_correlation(jax.jit(counting), batch[:500]) > 0.5
 

@@ -27,6 +27,7 @@ GAUSSIAN_DELTA = stats.norm.cdf(0.0) - math.exp(0.5) * stats.norm.cdf(-1.0)
 # Close to the truth, from below.
 
 
+@pytest.mark.slow
 def test_randomized_response_by_its_likelihood_ratio(release_key):
     answers = {"value": jnp.asarray([0]), "neighbor": jnp.asarray([1])}
     result = audit(release_key, dpjax.randomized_response(1.0), **answers)
@@ -79,6 +80,7 @@ def test_samples_needed(rounded, epsilon, samples, part):
 # Bounds that hold.
 
 
+@pytest.mark.slow
 def test_bounds_keep_their_confidence(key, flip):
     """60 bounds at confidence .8: a false alarm in a million runs."""
     results = audit_curve(key, flip(1.0), samples=(400,) * 60, confidence=0.8, **BIT)
@@ -133,12 +135,14 @@ def test_bits_of_naive_gaussian_noise(key, naive):
     assert 0.4 < result.delta < 0.44
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_bits_of_naive_noise_in_float64(key, naive):
     pair = {"value": np.asarray(1.0), "neighbor": np.asarray(1.5), "jit": False}
     assert audit(key, naive(jax.random.laplace), samples=40_000, **pair).epsilon > 3
 
 
+@pytest.mark.slow
 def test_noise_on_a_grid_that_the_value_is_not_on(key, discrete_laplace):
     def mechanism(key, value):
         return value + discrete_laplace(1.0)(key, jnp.asarray(0)).astype(jnp.float32)
@@ -342,6 +346,7 @@ def test_bad_mechanisms_are_refused(key):
         audit(key, lambda key, value: (), **REAL)
 
 
+@pytest.mark.slow
 def test_outputs_may_be_functions(release_key):
     """A release's value may be any pytree: here a polynomial, compared by its leaves."""
     mechanism = dpjax.bernstein(1.0, 1.0, degree=1, dims=1)

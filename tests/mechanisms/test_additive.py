@@ -169,6 +169,7 @@ def test_python_integer_of_any_size_is_released(value, key):
     assert mechanism(key, value).value == mechanism(key, bound).value
 
 
+@pytest.mark.slow
 def test_large_noise_on_integers_does_not_wrap(draws):
     released = draws(dpjax.laplace(1e12, 1.0), 0, 1000)
     assert np.all(np.abs(released.astype(np.int64)) <= 2**31 - 2)
@@ -272,6 +273,7 @@ def test_error_quantile_is_the_quantile_of_the_noise(mechanism, distribution):
         assert exact <= quantile <= exact * (1 + 6e-5)
 
 
+@pytest.mark.slow
 def test_simultaneous_error_quantile_covers_all_coordinates(draws):
     mechanism = dpjax.laplace(0.5, 0.25)
     bound = mechanism.error_quantile(0.9, shape=(5, 4), simultaneous=True)

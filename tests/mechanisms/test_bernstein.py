@@ -279,6 +279,7 @@ def test_loss_on_a_neighbor_at_the_sensitivity_is_epsilon():
     assert float(loss) == pytest.approx(0.8, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_pytree_of_lattices_multiplies_the_scale(key):
     one = dpjax.bernstein(0.1, 1.0, degree=4, dims=1)
     value = (np.zeros(5, "float32"), np.ones(5, "float32"), np.zeros(5, "float32"))
@@ -295,7 +296,7 @@ def test_pytree_of_lattices_multiplies_the_scale(key):
     assert float(loss) == pytest.approx(1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize(("dims", "order"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("dims", "order"), [pytest.param(1, 3, marks=pytest.mark.slow), (2, 2)])
 def test_simultaneous_error_quantile_bounds_the_error_everywhere(dims, order, draws):
     mechanism = dpjax.bernstein(0.1, 1.0, degree=5, dims=dims, order=order)
     released = draws(mechanism, jnp.zeros(mechanism.lattice_shape), 2000)

@@ -65,6 +65,10 @@ SLOW = {
     "gaussian, integers",
     "gaussian, classical",
     "bernstein, order 3",
+    "laplace, integers",
+    "permute-and-flip",
+    "bernstein",
+    "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
 
@@ -133,7 +137,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x == "sign bit stuck" else ()) for x in BROKEN],
+)
 def test_broken_mechanism_is_caught(name):
     factory, message = BROKEN[name]
     with pytest.raises((AssertionError, TypeError), match=message):

@@ -43,6 +43,11 @@ RANDOMIZED_RESPONSE = (lambda _, e: dpjax.randomized_response(e, 3), jnp.asarray
 EVERY = MECHANISMS | {"randomized response": RANDOMIZED_RESPONSE}
 with_sensitivity = pytest.mark.parametrize("name", MECHANISMS)
 every_mechanism = pytest.mark.parametrize("name", EVERY)
+# Where each of them has to be compiled anew, other dtypes of the same mechanism take their time.
+ONCE = ("laplace", "gaussian", "exponential", "bernstein", "randomized response")
+compiled_mechanism = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONCE else pytest.mark.slow) for name in EVERY]
+)
 
 
 def is_floating(array):
@@ -93,7 +98,9 @@ def test_nan_becomes_zero_and_infinity_a_public_bound(name, key):
     assert 2.0**40 < up == far == -down < 2.0**46
 
 
-@pytest.mark.parametrize("name", ["laplace, integers", "gaussian, integers"])
+@pytest.mark.parametrize(
+    "name", ["laplace, integers", pytest.param("gaussian, integers", marks=pytest.mark.slow)]
+)
 def test_noise_is_added_to_extreme_integers_too(name, draws):
     make, value = EVERY[name]
     for strange in strange_values(value):
@@ -101,7 +108,7 @@ def test_noise_is_added_to_extreme_integers_too(name, draws):
         assert len(set(only_leaf(released)[:, 0].tolist())) >= 2
 
 
-@every_mechanism
+@compiled_mechanism
 def test_log_prob_of_a_strange_value_is_no_nan(name, key):
     make, value = EVERY[name]
     mechanism = make(1.0, 1.0)
@@ -240,7 +247,7 @@ def assert_closed(batch, lanes):
         assert np.all(np.isnan(np.asarray(promised)[lanes]))
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if "bfloat16" not in name])
+@compiled_mechanism
 def test_bad_traced_parameter_is_never_released(name, key):
     make, value = EVERY[name]
 
@@ -344,7 +351,14 @@ def test_event_without_noise(make):
     assert isinstance(make(zero, 1.0).dp_event, dp_accounting.DpEvent)
 
 
-@pytest.mark.parametrize("name", ["laplace", "exponential", "bernstein"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "laplace",
+        pytest.param("exponential", marks=pytest.mark.slow),
+        pytest.param("bernstein", marks=pytest.mark.slow),
+    ],
+)
 def test_values_without_keys_of_their_own_are_refused(name, key):
     """One draw for a batch of values would release their differences exactly."""
     make, value = MECHANISMS[name]
@@ -368,6 +382,7 @@ def test_numbers_of_the_host_are_released_whatever_is_told_to_stop(value, key):
         assert np.isfinite(float(mean(key, private).value))
 
 
+@pytest.mark.slow
 def test_releases_under_shard_map(run_python):
     run_python(
         """

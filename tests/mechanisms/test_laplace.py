@@ -86,6 +86,7 @@ def test_vector_is_dominated_by_the_scalar():
         assert gap == pytest.approx(expected, abs=1e-12), (a, b, t)
 
 
+@pytest.mark.slow
 def test_two_coordinates_in_the_check_above_are_what_laplace_draws(draws, log_probs):
     mechanism = dpjax.laplace(1.0, 1.0)
     value, neighbor = np.zeros(2), np.array([0.7, 0.3])

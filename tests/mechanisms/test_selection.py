@@ -27,7 +27,7 @@ def padded(*scores, dtype="float32"):
     return np.array([*scores, *[least] * (K - len(scores))], dtype)
 
 
-@pytest.fixture(params=range(7))
+@pytest.fixture(params=[0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 5)), 5, 6])
 def row(request, reference):
     """Scores, mechanism parameters and exact log probabilities of a recorded case."""
     found = reference("peers")["selection"]["rows"][request.param]
@@ -132,7 +132,7 @@ def test_permute_and_flip_has_the_smaller_expected_gap(log_probs):
 
 
 @each_rule
-@pytest.mark.parametrize("shift", [-1024, 2**20])
+@pytest.mark.parametrize("shift", [pytest.param(-1024, marks=pytest.mark.slow), 2**20])
 def test_shift_of_all_scores_changes_nothing(rule, shift, draws, log_probs):
     scores = np.tile(np.array([3.0, 1.5, -2.0, 0.25, 0.0], "float32"), 2)
     mechanism, shifted = RULES[rule](1.0, 1.0), scores + np.float32(shift)
@@ -152,7 +152,9 @@ def test_integer_scores_near_the_limits_do_not_wrap(rule, draws, log_probs):
         np.testing.assert_array_equal(draws(mechanism, top, FEW), draws(mechanism, small, FEW))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("bool", marks=pytest.mark.slow), "uint8", "bfloat16"]
+)
 def test_scores_of_any_real_dtype(dtype, key):
     mechanism = dpjax.exponential(1.0, 4.0)
     for bits in ([0, 1, 0, 0], [0, 0, 0, 1]):

@@ -67,7 +67,7 @@ def test_records_are_drawn_independently(key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("bandwidth", [0.1, None])
+@pytest.mark.parametrize("bandwidth", [0.1, pytest.param(None, marks=pytest.mark.slow)])
 def test_smoothed_moments(bandwidth, key):
     n = 100_000
     drawn = drawn_by(smoothed_resample(PUBLIC, bandwidth), key, n)
@@ -82,6 +82,7 @@ def test_smoothed_moments(bandwidth, key):
     np.testing.assert_array_equal(drawn["ill"], PUBLIC["ill"][row])
 
 
+@pytest.mark.slow
 def test_smoothing_noise_differs_between_columns_and_records(key):
     drawn = drawn_by(smoothed_resample(PUBLIC), key, 1000)
     noise = drawn["scan"] - jnp.asarray(PUBLIC["scan"])[drawn["visits"] - 1]

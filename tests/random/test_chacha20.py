@@ -86,13 +86,14 @@ def test_domains_do_not_meet(key):
     assert len(bits | split | fold) == 3 * 64
 
 
+@pytest.mark.slow
 def test_children_do_not_depend_on_their_number(key):
     many, few = (jax.random.key_data(jax.random.split(key, n)) for n in (70_001, 3))
     np.testing.assert_array_equal(many[:3], few)
     assert len(np.unique(many, axis=0)) == 70_001
 
 
-@pytest.mark.parametrize("count", [1, 5, 17, 40_000])
+@pytest.mark.parametrize("count", [1, 17, pytest.param(40_000, marks=pytest.mark.slow)])
 def test_batches_have_the_bits_of_their_keys(count, key):
     batch = jax.random.split(key, 5)
     draw = jax.jit(lambda one: jax.random.bits(one, (count,)))
@@ -116,12 +117,14 @@ def test_bits_are_uniform(width, key):
         assert abs(((bits >> bit) & 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
 
 
+@pytest.mark.slow
 def test_64_bits(key, x64):
     bits = jax.random.bits(key, (3, 4), "uint64")
     assert bits.shape == (3, 4)
     assert len(np.unique(bits)) == 12
 
 
+@pytest.mark.slow
 def test_every_function_of_jax_random_takes_it(key):
     random = jax.random
     for draw in (random.normal, random.uniform, random.laplace, random.gumbel, random.exponential):
@@ -145,6 +148,7 @@ def test_seeds():
     np.testing.assert_array_equal(jax.random.key_data(made), expected)
 
 
+@pytest.mark.slow
 def test_sharded_keys_give_the_same_bits(run_python):
     run_python(
         """

@@ -146,6 +146,7 @@ def test_low_bits_and_signs_are_fair(draw, key):
     assert abs((large < 0).mean() - 0.5) < 5 * 0.5 / math.sqrt(large.size)
 
 
+@pytest.mark.slow
 def test_tails(key):
     """Counts beyond 10 scales and beyond 4.5 sigma, where cheap samplers give out."""
     count = 2**22
@@ -175,7 +176,9 @@ def test_the_exponential_starts_again(monkeypatch, key):
     assert stats.chisquare(counts, expected).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("draw", [_lattice.laplace, _lattice.gaussian])
+@pytest.mark.parametrize(
+    "draw", [_lattice.laplace, pytest.param(_lattice.gaussian, marks=pytest.mark.slow)]
+)
 def test_same_bits_everywhere(draw, key):
     alone = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
     batch = jax.jit(jax.vmap(lambda one: draw(one, (3,))))(jax.random.split(key, 4))

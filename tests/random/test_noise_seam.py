@@ -180,6 +180,7 @@ def test_scale_covers_rounding_at_other_epsilons(epsilon):
             assert lost < 0.01 + 2 * math.sqrt(coordinates / (epsilon * 2**43))
 
 
+@pytest.mark.slow
 def test_no_grid_for_too_many_coordinates(key):
     made = Calibration(1e9, 1.0, 1e-9, 1e9, 10**9)
     assert not made.fits(LAPLACE.lattice, jnp.float32)
@@ -237,7 +238,9 @@ def test_temperature_that_carries_no_noise_selects_nothing(index, temperature, k
     assert index(key, jnp.asarray([1.0, 2.0]), calibration(temperature)) == -1
 
 
-@pytest.mark.parametrize("index", [exponential_index, permute_and_flip_index])
+@pytest.mark.parametrize(
+    "index", [pytest.param(exponential_index, marks=pytest.mark.slow), permute_and_flip_index]
+)
 def test_unlikely_options_are_possible(index, key):
     """Beyond a gap of 20.4 float Gumbel noise never selects: here the tail goes on."""
     made = calibration(1.0, coordinates=2, rounding=0.0)
@@ -259,6 +262,7 @@ def test_answers_stay_in_range_and_each_word_gives_each_truth_its_own(seed, trut
     assert 0 <= answer < count
 
 
+@pytest.mark.slow
 def test_lies_are_a_bijection_of_words(key):
     # With one word, the answers for all truths: those that lie give no truth away.
     @jax.jit

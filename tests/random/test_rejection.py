@@ -259,7 +259,7 @@ def low_bits_p_value(values, mass, reach):
     [
         (geometric, geometric_mass),
         (discrete_laplace, laplace_mass),
-        (discrete_gaussian, gaussian_mass),
+        pytest.param(discrete_gaussian, gaussian_mass, marks=pytest.mark.slow),
     ],
     ids=["geometric", "laplace", "gaussian"],
 )
@@ -281,6 +281,7 @@ def test_draws(sampler, mass, keys):
     assert low_bits_p_value(narrow, lambda n: np.ones(len(n)) / len(n), 200) < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_coins(key):
     for a, b in ((1, 3), (2**31 - 3, 2**31 - 1), (1, 1000), (0, 5), (5, 5)):
         heads = int(bernoulli(key, numerator=a, denominator=b, shape=(COUNT,)).sum())
@@ -291,6 +292,7 @@ def test_coins(key):
         assert stats.binomtest(heads, COUNT, math.exp(-1.1 * a / b)).pvalue < FALSE_ALARM
 
 
+@pytest.mark.slow
 def test_largest_scales(key):
     shape = (COUNT,)
     noise = np.asarray(discrete_laplace(key, numerator=2**24 - 1, shape=shape), float)

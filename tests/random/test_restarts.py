@@ -94,7 +94,9 @@ def integers(limbs):
     return np.where(unsigned >= 2**63, unsigned - 2**64, unsigned)
 
 
-@pytest.mark.parametrize("count", [1, 17, BORDER + 1])
+@pytest.mark.parametrize(
+    "count", [17, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, BORDER + 1))]
+)
 def test_every_sample_takes_its_own_rounds(often, key, count):
     data = np.asarray(jax.random.key_data(key))
     total, signs, _, rounds = reference(data, often, count)
@@ -104,7 +106,7 @@ def test_every_sample_takes_its_own_rounds(often, key, count):
     np.testing.assert_array_equal(integers(_lattice.laplace(key, (count,))), signed)
 
 
-@pytest.mark.parametrize("count", [5, BORDER])
+@pytest.mark.parametrize("count", [5, pytest.param(BORDER, marks=pytest.mark.slow)])
 def test_loops_go_on_with_new_words(often, key, count):
     data = np.asarray(jax.random.key_data(key))
     first = jnp.uint32(0)
@@ -116,6 +118,7 @@ def test_loops_go_on_with_new_words(often, key, count):
         assert int(first) == expected[3]
 
 
+@pytest.mark.slow
 def test_batches_have_the_bits_of_their_keys(often, key):
     keys = jax.random.split(key, 6)
     draw = functools.partial(_lattice.laplace, shape=(300,))

@@ -180,6 +180,7 @@ def test_processes_that_differ_are_told(tmp_path):
     assert all("processes must make the same call" in err for _, err in finished)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_an_error():
     """The other one ends too, once no sign of life has come for its heartbeat's timeout."""
     code = "os._exit(7) if process == 1 else sample(mesh)"

@@ -82,14 +82,24 @@ def check(oracle, key):
     return program.largest_array(), rows.largest_array()
 
 
-@pytest.mark.parametrize("name", SLICED)
+# What the oracles of the package and of this project's readers are made of; others take their time.
+OFTEN = ("uniform", "two classes", "resample", "smoothed resample", "keys", "every second")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in OFTEN else pytest.mark.slow) for x in SLICED]
+)
 def test_two_rows_are_drawn_alone(name, key):
     whole, sliced = check(SLICED[name], key)
     assert sliced < whole / 4
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.slow) if x == "gamma" else x for x in WHOLE]
+    "name",
+    [
+        pytest.param(x, marks=() if x in ("permuted", "sorted", "wide") else pytest.mark.slow)
+        for x in WHOLE
+    ],
 )
 def test_where_rows_depend_on_others_all_are_drawn(name, key):
     check(WHOLE[name], key)
@@ -98,11 +108,12 @@ def test_where_rows_depend_on_others_all_are_drawn(name, key):
 SLOW_WITH_CHACHA20 = [pytest.param(x, marks=pytest.mark.slow) for x in ("two classes", "gamma")]
 
 
-@pytest.mark.parametrize("name", ["uniform", "keys", *SLOW_WITH_CHACHA20])
+@pytest.mark.parametrize("name", ["uniform", *SLOW_WITH_CHACHA20])
 def test_with_chacha20_too(name):
     check((SLICED | WHOLE)[name], dpjax.random.seeded_key(0))
 
 
+@pytest.mark.slow
 def test_in_float64(key, x64):
     check(SLICED["two classes"], key)
     check(lambda key, n: jax.random.normal(key, (n, 2)), key)

@@ -33,7 +33,10 @@ def sample_quickly(sample):
 # What is estimated.
 
 
-@pytest.mark.parametrize("gamma", [0.2, 0.3, 0.4])
+@pytest.mark.parametrize(
+    "gamma",
+    [0.2, pytest.param(0.3, marks=pytest.mark.slow), pytest.param(0.4, marks=pytest.mark.slow)],
+)
 def test_figure_4(reference, keys, gamma):
     """The average of sampled sensitivities of the mean of exponentials is E[G_(k)].
 

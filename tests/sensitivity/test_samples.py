@@ -37,6 +37,7 @@ def test_pair_i_is_drawn_from_fold_in(samples, key, uniform, batch_size):
     assert np.count_nonzero(found) > 1
 
 
+@pytest.mark.slow
 def test_other_targets_agree_to_rounding_at_any_batch_size(samples):
     def solve(database):
         matrix = database.reshape(4, 4)

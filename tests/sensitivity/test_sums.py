@@ -72,9 +72,8 @@ def both(key, name, **settings):
     ]
 
 
-# Every target, and every kind of position; the other combinations take their time.
-SHORT = {(name, "last") for name in AFFINE | OTHERS}
-SHORT |= {(name, place) for name in ("mean", "variance") for place in ("average", "each")}
+# An affine one and another at every kind of position; the other combinations take their time.
+SHORT = {("mean", "last"), ("mean", "average"), ("variance", "last"), ("variance", "each")}
 COMBINATIONS = [
     pytest.param(name, place, marks=() if (name, place) in SHORT else pytest.mark.slow)
     for name in AFFINE | OTHERS
@@ -186,10 +185,14 @@ def test_booleans_of_opposite_signs(key):
         lambda x: {"pro": x > 0.5, "con": x < -0.5}, lambda s: s["pro"] - s["con"]
     )
     refused_or_the_same(key, target, normal)
-    averaged = targets.summable(
+
+
+@pytest.mark.slow
+def test_booleans_of_opposite_signs_on_average(key):
+    target = targets.summable(
         lambda x: {"pro": x > 0.5, "con": x < -0.5}, lambda s: s["pro"] - s["con"], average=True
     )
-    refused_or_the_same(key, averaged, normal)
+    refused_or_the_same(key, target, normal)
 
 
 def test_integers_that_wrap(key):
@@ -213,7 +216,7 @@ def sampler_of(key, target):
     return PairSampler.trace(key, target, normal, n=50, norm="l1", positions="last")
 
 
-@pytest.mark.parametrize("positions", ["last", "average"])
+@pytest.mark.parametrize("positions", ["last", pytest.param("average", marks=pytest.mark.slow)])
 def test_rounding_that_finish_enlarges_is_refused_or_covered(key, positions):
     variance = OTHERS["variance"][0]
 

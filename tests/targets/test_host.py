@@ -324,8 +324,9 @@ def test_svc_moves_as_the_same_function_in_jax(key):
     output = {"w": jnp.zeros(D), "b": jnp.zeros(())}
     one = distances(key, targets.host(svc, output=output), labelled)
     twin = distances(key, targets.linear_svm(c=1.0), labelled)
-    assert float(jnp.median(one)) > 0.05
-    np.testing.assert_allclose(twin, one, atol=1e-4)
+    typical = float(jnp.median(one))
+    assert typical > 0.05
+    np.testing.assert_allclose(twin, one, atol=0.01 * typical)
 
 
 # Where databases are evaluated.
@@ -459,6 +460,7 @@ for target in (
 """
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process(run_python):
     printed = {run_python(FINGERPRINTS, PYTHONHASHSEED=seed) for seed in ("0", "1")}
     assert len(printed) == 1

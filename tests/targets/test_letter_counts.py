@@ -85,6 +85,7 @@ def test_the_most_frequent_letter_is_selected(key):
     assert private(key, codes).value == 0
 
 
+@pytest.mark.slow
 def test_sampling_from_public_names(key):
     oracle = dpjax.oracles.resample(targets.encode_text(NAMES, width=20))
     target = targets.letter_counts()

@@ -176,6 +176,7 @@ def test_float32_is_solved_far_below_the_effect_of_a_record(d, count, sensitivit
     assert np.abs(coarse - exact).sum(axis=1).max() < 0.01 * sensitivity
 
 
+@pytest.mark.slow
 def test_swapping_the_labels_changes_the_signs(x64):
     records = overlapping(1)
     w, b = fitted(records, 3.0)
@@ -183,6 +184,7 @@ def test_swapping_the_labels_changes_the_signs(x64):
     np.testing.assert_allclose(np.append(*swapped), -np.append(w, b), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_shifting_the_features_shifts_the_bias(x64):
     records = overlapping(2)
     w, b = fitted(records, 3.0)
@@ -201,6 +203,7 @@ def test_order_of_records_does_not_matter():
     )
 
 
+@pytest.mark.slow
 def test_a_batch_is_a_loop():
     batch = [overlapping(seed) for seed in range(3)]
     stacked = on_device(jax.tree.map(lambda *x: np.stack(x), *batch))
@@ -211,6 +214,7 @@ def test_a_batch_is_a_loop():
         np.testing.assert_allclose(together["b"][i], b, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_features_are_brought_into_the_unit_interval():
     records = overlapping(4)
     wild, tame = (jax.tree.map(np.array, records) for _ in range(2))
@@ -222,6 +226,7 @@ def test_features_are_brought_into_the_unit_interval():
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(unclipped))
 
 
+@pytest.mark.slow
 def test_labels_are_positive_or_not():
     records = overlapping(5)
     other = {"x": records["x"], "y": np.where(records["y"] > 0, 0.5, 0.0)}
@@ -243,7 +248,7 @@ def neighbors(solve, x, y):
     ("n", "d", "c"),
     [
         (4, 2, 3.0),
-        (6, 20, 0.1),
+        pytest.param(6, 20, 0.1, marks=pytest.mark.slow),
         pytest.param(1, 2, 3.0, marks=pytest.mark.slow),
         pytest.param(9, 3, 20.0, marks=pytest.mark.slow),
     ],

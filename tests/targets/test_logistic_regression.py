@@ -93,6 +93,7 @@ def test_labels_are_positive_or_not():
         np.testing.assert_array_equal(fit({"x": x, "y": jnp.asarray(labels)}), plain)
 
 
+@pytest.mark.slow
 def test_global_bound_holds_on_neighbors_found_by_search(x64):
     n, strength = 5, 0.1
     # Gradient ascent from random pairs: databases of n records, of which the last is replaced.

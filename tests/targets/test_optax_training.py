@@ -59,6 +59,7 @@ def test_steps_are_those_of_a_loop(optimizer, key):
     assert np.linalg.norm(expected["w"]) > 0.5
 
 
+@pytest.mark.slow
 def test_line_searches_find_the_minimum(key):
     records = people(key, 50)
     fit = targets.optax_training(loss, START, optax.lbfgs(), steps=20)
@@ -66,6 +67,7 @@ def test_line_searches_find_the_minimum(key):
     assert_same(gradient, START, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_databases_are_trained_on_at_once(keys):
     databases = [people(keys(i), 20) for i in range(3)]
     fit = targets.optax_training(loss, START, optax.adam(0.1), steps=10)

@@ -79,6 +79,7 @@ def test_bound_covers_ends_that_float32_cannot_hold():
     assert float(np.float32(0.3)) - float(np.float32(0.1)) > bound  # Were they rounded to nearest
 
 
+@pytest.mark.slow
 def test_sampled_sensitivity_is_far_below_the_bound(key):
     def oracle(key, n):
         return jax.random.uniform(key, (n,))

@@ -34,6 +34,7 @@ def test_weights_solve_the_normal_equations(strength, x64):
     np.testing.assert_allclose(fit(on_device(problem(0))), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_float32_is_solved_to_float_precision():
     w = targets.ridge_regression(regularization=0.01)(on_device(problem(1)))
     assert w.dtype == "float32"
@@ -60,6 +61,7 @@ def test_order_of_records_does_not_matter():
     np.testing.assert_allclose(fit(on_device(records)), fit(on_device(permuted)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_is_a_loop():
     batch = [on_device(problem(seed)) for seed in range(4)]
     fit = targets.ridge_regression(regularization=0.1)
@@ -130,7 +132,7 @@ def test_bad_parameters_are_refused(bad):
         targets.ridge_regression_bound(regularization=1.0, n=0)
 
 
-@pytest.mark.parametrize("size", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("size", [1, 3, 17, pytest.param(40, marks=pytest.mark.slow)])
 def test_solver_inverts_the_cholesky_factor(size, x64):
     generator = np.random.default_rng(size)
     root = generator.normal(size=(size, size + 2))
