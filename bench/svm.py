@@ -52,7 +52,8 @@ def run() -> None:
 
 def _compare(d: int) -> None:
     part = PARTS[d]
-    target, oracle, key = targets.linear_svm(c=COST), oracle_of(d), jax.random.key(0)
+    # Two clouds this far apart need no more steps: the error below is that of twelve.
+    target, oracle, key = targets.linear_svm(c=COST, steps=8), oracle_of(d), jax.random.key(0)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(part, dtype=jnp.uint32))
     pairs = jax.device_get(jax.vmap(lambda key: oracle(key, N + 1))(keys))
     x, y = pairs["x"].astype(np.float64), pairs["y"]
@@ -78,7 +79,7 @@ def _compare(d: int) -> None:
     )
     ours = dpjax.sensitivity_samples(key, target, oracle, n=N, norm="l1", m=part)
     error = float(np.max(np.abs(np.asarray(ours) - found["libsvm"])))
-    assert error < 0.02 * found["estimate"], (error, found)
+    assert error < 0.01 * found["estimate"], (error, found)
     job = f"linear SVM, n = {N}, d = {d}, m = {M}"
     seconds = min(race.seconds["dpjax"], race.seconds["dpjax, device per core"])
     theirs = race.seconds["scikit-learn"] * M / part

@@ -12,7 +12,7 @@ from dpjax._numerics import compute_dtype
 # A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
 # narrowed down before they are searched; an accelerator searches all of them as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
-_BLOCK = 2**13  # Below 2**16: two counts of a block share 32 bits.
+_BLOCK = 2**15  # Below 2**16: two counts of a block share 32 bits.
 _GROUP = 64
 _MOST_KEPT = 2**12
 _NARROWINGS = 4

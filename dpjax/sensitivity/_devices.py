@@ -175,7 +175,7 @@ def compute_chunks(
     ]
     starts = [0 if chunk is None else chunk * layout.size for chunk in chunks]
     mesh = layout.local_mesh()
-    with _within(mesh):
+    with within(mesh):
         return _compiled_step(
             block,
             key,
@@ -220,7 +220,7 @@ def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]
     mesh = layout.mesh()
     everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
     row, rest = divmod(layout.m, layout.size)
-    with _within(mesh):
+    with within(mesh):
         distance, resolution = _compiled_selection(
             everywhere, np.uint32(k), np.int32(row), np.int32(rest), block=layout.block, mesh=mesh
         )
@@ -253,7 +253,7 @@ def all_distances(block: Block, *, layout: Layout) -> jax.Array:
     """The distances in the order of the pairs, shape (m,)."""
     mesh = layout.mesh()
     everywhere = _over_all_hosts(block.distances, layout=layout, mesh=mesh)
-    with _within(mesh):
+    with within(mesh):
         rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size)
         return rows[:, : layout.block].reshape(-1)[: layout.m]
 
@@ -282,7 +282,8 @@ def _on_every(
     )
 
 
-def _within(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """The mesh in whose context a program is called that spreads over it."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 

@@ -173,9 +173,7 @@ class PairSampler:
         """The n + 1 records of a pair."""
         return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
-    def moved_by_rotation(
-        self, key: jax.Array, index: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
         """How far the target moves when the records of database `index` are permuted.
 
         By a rotation: rotations take every position to every other, so a target that ignores them
@@ -183,24 +181,33 @@ class PairSampler:
         target's value is not finite: that shows in the distances.
 
         Returns:
-            That distance, the one that replacing the last record moves the target (0 where it is
-            not finite), how far the latter is from what the shortcut for sums gives, and the
-            value's resolution.
+            That distance, and the value's resolution.
         """
-        database, neighbor = neighboring_pair(self._records(key, index))
+        database, _ = neighboring_pair(self._records(key, index))
         steps = 1 + index % max(self.n - 1, 1)
         value = self.target(database, origin=sampled(Role.DATABASE, index))
         other = self.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
         finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)])
         moved = jnp.where(jnp.all(finite), distance(self.norm, value, other), 0)
-        neighboring = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-        replaced = distance(self.norm, value, neighboring)
-        shortcut = replaced
+        return moved, resolution(self.norm, value)
+
+    def moved_by_replacing(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """How far the target moves when the last record of database `index` is replaced.
+
+        By its two values, without any shortcut.
+
+        Returns:
+            That distance, 0 where it is not finite, and how far the shortcut for sums is from it.
+        """
+        database, neighbor = neighboring_pair(self._records(key, index))
+        value = self.target(database, origin=sampled(Role.DATABASE, index))
+        other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        moved = distance(self.norm, value, other)
+        shortcut = moved
         if self.sums is not None:
             shortcut, _ = self._distance_of_sums(self.sums, key, index, self.n - 1)
-        disagreement = jnp.where(replaced == shortcut, 0, jnp.abs(replaced - shortcut))
-        replaced = jnp.where(jnp.isfinite(replaced), replaced, 0)
-        return moved, replaced, disagreement, resolution(self.norm, value)
+        disagreement = jnp.where(moved == shortcut, 0, jnp.abs(moved - shortcut))
+        return jnp.where(jnp.isfinite(moved), moved, 0), disagreement
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)

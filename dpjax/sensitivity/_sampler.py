@@ -6,23 +6,19 @@ Nothing here is private: the pairs come from the oracle, so refusals may depend 
 import importlib.metadata
 import math
 import os
-from functools import partial
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
-from dpjax._origins import failures_in_short
 from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._chunks import chunk_size, probes_at_once
+from dpjax.sensitivity._chunks import chunk_size
 from dpjax.sensitivity._devices import (
     Layout,
     check_same_on_all_hosts,
@@ -31,20 +27,13 @@ from dpjax.sensitivity._devices import (
     outside_any_mesh,
 )
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+from dpjax.sensitivity._rounding import rounding_of_releases
 from dpjax.sensitivity._run import sample_block
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
 _PAIRS_OVER_LEAST = 10
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# What a rotation of the records may move a target by: rounding error of a sum in another order, in
-# units in the last place of the value, or a share of what replacing a record moves it by.
-_REORDERED_UNITS = 16
-_REORDERED_SHARE = 2**-8
-# With 5 / gamma databases, a dependence that shows on a share gamma of them escapes 1 time in 150.
-_LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# Probes of a sum measure its rounding, and would cost more than the shortcut saves.
-_MOST_SUM_PROBES = 4096
 
 
 @outside_any_mesh
@@ -164,7 +153,7 @@ def sample_sensitivity(
         check_same_on_all_hosts(digest(_run(key, sampler, layout)))
     store = None if checkpoint is None else Checkpoint(checkpoint, _run(key, sampler, layout))
 
-    rounding = _rounding(key, sampler, point, size)
+    rounding = rounding_of_releases(key, sampler, point, layout)
     estimate, resolution = 0.0, 0.0
     for position in range(sampler.n if positions == "each" else 1):
         block = sample_block(
@@ -222,69 +211,6 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "backend": layout.platform,
         "versions": f"jax {jax.__version__}, jaxlib {importlib.metadata.version('jaxlib')}",
     }
-
-
-@failures_in_short()
-def _rounding(key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int) -> float:
-    """What the estimate must be raised by for rounding that the distances do not show.
-
-    Where records count by position, nothing: the resolution of the values covers it. Else how far
-    rotating the records of random databases moves the target, at most; for a sum, see below.
-
-    Refuses a target that rotating moves by more than rounding error: replacing the last record says
-    nothing about the others then. Compared with the distances on the same databases, for in heavy
-    tails the estimate is far above what most databases show.
-    """
-    if sampler.sums is not None:
-        return _rounding_of_sums(key, sampler, point, size)
-    if sampler.positions != "last":
-        return 0.0
-    count = min(point.m, _probes(point))
-    moved, replaced, _, resolution = _rotate(key, sampler, count, size)
-    if moved > max(_REORDERED_UNITS * resolution, _REORDERED_SHARE * replaced):
-        raise ValueError(
-            f"target depends on the order of the records: of {count} databases, permuting the"
-            f" records moved its value by up to {moved:.3g}, and replacing the last record by up to"
-            f" {replaced:.3g}. Records at other positions may move it further: ask for"
-            ' positions="average" or positions="each", or, if this is rounding error, compute in'
-            " float64"
-        )
-    return moved
-
-
-def _rounding_of_sums(
-    key: jax.Array, sampler: PairSampler, point: OperatingPoint, size: int
-) -> float:
-    """The rounding of two values of a sum, and how far the shortcut is from the target at most."""
-    count = min(point.m, _probes(point), _MOST_SUM_PROBES)
-    moved, replaced, disagreement, resolution = _rotate(key, sampler, count, size)
-    rounding = 2 * max(moved, resolution)
-    if not disagreement <= max(_REORDERED_UNITS * rounding, _REORDERED_SHARE * replaced):
-        raise RuntimeError(
-            "the shortcut for sums over records disagrees with the target by"
-            f" {disagreement:.3g} on {count} random databases: sums may overflow, or `finish`"
-            " enlarges rounding errors. Pass `lambda database: target(database)` to do without it"
-        )
-    return rounding + disagreement
-
-
-def _probes(point: OperatingPoint) -> int:
-    return max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
-
-
-def _rotate(key: jax.Array, sampler: PairSampler, count: int, size: int) -> tuple[float, ...]:
-    batch = probes_at_once(sampler, count, size)
-    found = _compiled_rotation(key, sampler=sampler, count=count, size=batch)
-    return tuple(float(x) for x in found)
-
-
-@partial(jax.jit, static_argnames=("sampler", "count", "size"))
-def _compiled_rotation(
-    key: jax.Array, *, sampler: PairSampler, count: int, size: int
-) -> tuple[jax.Array, ...]:
-    probes = jnp.arange(count, dtype=jnp.uint32)
-    found = lax.map(partial(sampler.moved_by_rotation, key), probes, batch_size=size)
-    return tuple(jnp.max(x) for x in found)
 
 
 def _refuse_unusable(
