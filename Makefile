@@ -10,7 +10,7 @@ demo: .venv/demo
 # Nine tenths of the time is compilation; test-slow compiles as users do.
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=1
 test: .venv/test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow

@@ -7,6 +7,7 @@ from dpjax import oracles as oracles
 from dpjax import plotting as plotting
 from dpjax import random as random
 from dpjax import targets as targets
+from dpjax._version import __version__ as __version__
 from dpjax.base import Guarantee as Guarantee
 from dpjax.base import Mechanism as Mechanism
 from dpjax.base import NeighboringRelation as NeighboringRelation
@@ -35,5 +36,3 @@ from dpjax.order_statistics import order_statistic as order_statistic
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity
 from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
-
-__version__ = "0.1.0"

@@ -26,6 +26,13 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Compilation slows down in a process that holds thousands of programs."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Enables float64 for one test."""

@@ -3,17 +3,18 @@
 Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
 """
 
-import importlib.metadata
 import math
 import os
 from typing import Literal
 
 import jax
+import jaxlib
 from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax._programs import digest
+from dpjax._version import __version__
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.random._keys import check_sampling_key
@@ -209,7 +210,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "m": layout.m,
         "chunk size": layout.size,
         "backend": layout.platform,
-        "versions": f"jax {jax.__version__}, jaxlib {importlib.metadata.version('jaxlib')}",
+        "versions": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
     }
 
 

@@ -157,6 +157,25 @@ def test_a_failure_in_the_test_of_order_names_the_database(key):
         dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", m=20, allow_zero=True)
 
 
+def test_a_failure_in_an_oracle_names_the_pair(key):
+    def function(records):
+        if np.array_equal(records, bad):
+            raise ValueError("no such thing")
+        return records
+
+    bad = np.asarray(oracle(jax.random.fold_in(key, 13), N + 1))
+    read = targets.host(function, output=jax.ShapeDtypeStruct((N + 1, D), jnp.float32))
+    message = r"^host target failed on pair 13 \(the oracle's records\): ValueError: no such thing$"
+    with pytest.raises(RuntimeError, match=message):
+        distances(key, lambda d: jnp.mean(d, axis=0), lambda key, n: read(oracle(key, n)))
+
+
+def test_a_norm_on_the_host_is_refused(key):
+    norm = targets.host(lambda d: np.sum(np.abs(d)), output=jnp.zeros(()))
+    with pytest.raises(ValueError, match="norm must be JAX code"):
+        dpjax.sensitivity_samples(key, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=norm, m=20)
+
+
 def test_what_was_finished_before_a_failure_is_kept(key, tmp_path):
     bad, repaired, log = pair(key, 39)[1], tmp_path / "repaired", tmp_path / "log"
 
