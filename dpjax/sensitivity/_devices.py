@@ -131,7 +131,8 @@ class Block:
 
     Attributes:
         distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
-            block, and one to spare, for devices that have nothing to do.
+            block, and one to spare, for devices that have nothing to do. Infinite where there is
+            no pair, so that selection takes them as they are.
         resolution: shape (devices,), the coarsest so far.
     """
 
@@ -143,12 +144,13 @@ def empty_block(layout: Layout, found: dict[int, tuple[np.ndarray, float]], dtyp
     """A block that holds what is known already: distances and resolution by chunk."""
     distances, resolutions = [], []
     for d, device in layout.local.items():
-        rows = np.zeros((layout.block + 1, layout.size), dtype)
+        rows = jnp.full((layout.block + 1, layout.size), jnp.inf, dtype, device=device)
         known = [chunk for chunk in layout.chunks_of(d) if chunk in found]
-        for chunk in known:
-            rows[chunk - d * layout.block] = found[chunk][0]
+        if known:
+            places = np.array(known) - d * layout.block
+            rows = rows.at[places].set(np.stack([found[chunk][0] for chunk in known]))
         coarsest = np.array([max((found[chunk][1] for chunk in known), default=0.0)], dtype)
-        distances.append(jax.device_put(rows, device))
+        distances.append(rows)
         resolutions.append(jax.device_put(coarsest, device))
     mesh = layout.local_mesh()
     return Block(_joined(distances, mesh), _joined(resolutions, mesh))
@@ -174,6 +176,10 @@ def compute_chunks(
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
     starts = [0 if chunk is None else chunk * layout.size for chunk in chunks]
+    counts = [
+        0 if chunk is None else min(layout.size, layout.m - start)
+        for chunk, start in zip(chunks, starts, strict=True)
+    ]
     mesh = layout.local_mesh()
     with within(mesh):
         return _compiled_step(
@@ -181,6 +187,7 @@ def compute_chunks(
             key,
             np.uint32(position),
             np.array(starts, np.uint32),
+            np.array(counts, np.int32),
             np.array(places, np.int32),
             sampler=sampler,
             size=layout.size,
@@ -194,6 +201,7 @@ def _compiled_step(
     key: jax.Array,
     position: jax.Array,
     starts: jax.Array,
+    counts: jax.Array,
     places: jax.Array,
     *,
     sampler: PairSampler,
@@ -201,52 +209,46 @@ def _compiled_step(
     mesh: Mesh | None,
 ) -> tuple[Block, jax.Array, jax.Array]:
     def step(
-        block: Block, key: jax.Array, position: jax.Array, start: jax.Array, place: jax.Array
+        block: Block,
+        key: jax.Array,
+        position: jax.Array,
+        start: jax.Array,
+        count: jax.Array,
+        place: jax.Array,
     ) -> tuple[Block, jax.Array, jax.Array]:
         distances, resolutions = chunk_distances(
             key, start[0], position, sampler=sampler, size=size
         )
-        new = distances[None]
-        finest = jnp.max(resolutions)[None]
+        new = jnp.where(jnp.arange(size, dtype=jnp.int32) < count[0], distances, jnp.inf)[None]
+        coarsest = jnp.max(resolutions)[None]
         rows = lax.dynamic_update_slice_in_dim(block.distances, new, place[0], 0)
-        return Block(rows, jnp.maximum(block.resolution, finest)), new, finest
+        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
 
-    in_specs = (_SPREAD, _SHARED, _SHARED, _SPREAD, _SPREAD)
-    return _on_every(mesh, step, in_specs)(block, key, position, starts, places)
+    in_specs = (_SPREAD, _SHARED, _SHARED, _SPREAD, _SPREAD, _SPREAD)
+    return _on_every(mesh, step, in_specs)(block, key, position, starts, counts, places)
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = layout.mesh()
     everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
-    row, rest = divmod(layout.m, layout.size)
     with within(mesh):
-        distance, resolution = _compiled_selection(
-            everywhere, np.uint32(k), np.int32(row), np.int32(rest), block=layout.block, mesh=mesh
-        )
+        distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
 
 
-@functools.partial(jax.jit, static_argnames=("block", "mesh"))
+@functools.partial(jax.jit, static_argnames="mesh")
 def _compiled_selection(
-    found: Block, k: jax.Array, row: jax.Array, rest: jax.Array, *, block: int, mesh: Mesh | None
+    found: Block, k: jax.Array, *, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
     axis = None if mesh is None else AXIS
 
-    def step(
-        found: Block, k: jax.Array, row: jax.Array, rest: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        distances = found.distances[:block]
-        first = 0 if axis is None else lax.axis_index(axis) * block
-        rows = first + lax.broadcasted_iota(jnp.int32, distances.shape, 0)
-        columns = lax.broadcasted_iota(jnp.int32, distances.shape, 1)
-        sampled = (rows < row) | ((rows == row) & (columns < rest))
+    def step(found: Block, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         resolution = jnp.max(found.resolution)
         resolution = resolution if axis is None else lax.pmax(resolution, axis)
-        return select(jnp.where(sampled, distances, jnp.inf), k, axis=axis), resolution
+        return select(found.distances, k, axis=axis), resolution
 
-    in_specs = (_SPREAD, _SHARED, _SHARED, _SHARED)
-    return _on_every(mesh, step, in_specs, _SHARED)(found, k, row, rest)
+    return _on_every(mesh, step, (_SPREAD, _SHARED), _SHARED)(found, k)
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:

@@ -5,10 +5,10 @@ Nothing here is private: the pairs come from the oracle, so refusals may depend 
 
 import math
 import os
+from importlib.metadata import version
 from typing import Literal
 
 import jax
-import jaxlib
 from jax.sharding import Mesh
 
 from dpjax import _checks
@@ -210,7 +210,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "m": layout.m,
         "chunk size": layout.size,
         "backend": layout.platform,
-        "versions": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        "versions": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}",
     }
 
 

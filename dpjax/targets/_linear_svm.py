@@ -39,7 +39,7 @@ def linear_svm(
         c: C, above 0: the SVC of libsvm and scikit-learn has C / n in its place.
         clip: clips features to [0, 1], which `linear_svm_bound` assumes. NaN counts as 0.
         steps: interior point steps, at least 1; 8 more follow. At 12, in float32, the l1 error on
-            the paper's two Gaussians (C = 3, n = 1000, d = 8 to 64) was below .4% of the sampled
+            the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) was below .4% of the sampled
             sensitivity, and for C <= 3 at most 2% of what a record moves on all of many kinds of
             databases tried. Those Gaussians need 8, hard problems at C = 100 float64 and more.
         working_set: how many records, at least 2 (d + 1), take part in the last steps: those that

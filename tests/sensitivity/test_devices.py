@@ -69,9 +69,7 @@ from dpjax.sensitivity import _devices
 from dpjax.sensitivity._devices import Layout, _compiled_selection, _over_all_hosts, empty_block
 layout = Layout(tuple(jax.devices()), 10**5, 64)
 block = empty_block(layout, {}, np.float32)
-text = _compiled_selection.lower(
-    block, np.uint32(5), np.int32(0), np.int32(0), block=layout.block, mesh=layout.mesh()
-).compile().as_text()
+text = _compiled_selection.lower(block, np.uint32(5), mesh=layout.mesh()).compile().as_text()
 moved = re.findall(r"= (.*) (all-gather|all-to-all|collective-permute|all-reduce)[.(-]", text)
 assert {kind for _, kind in moved} == {"all-reduce"}, moved
 assert all(shape.split("{")[0] in ("u32[]", "f32[]") for shape, _ in moved), moved
