@@ -108,6 +108,16 @@ def devices_of(mesh: Mesh | None, sampler: PairSampler) -> tuple[Device | None, 
     return devices
 
 
+def placed(key: jax.Array, layout: Layout) -> jax.Array:
+    """The key where this host's devices can use it, wherever it was."""
+    if layout.devices == (None,):
+        return key
+    data: Any = np.asarray(jax.random.key_data(key))
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    devices = list(layout.local.values())
+    return key if len(devices) > 1 else jax.device_put(key, devices[0])
+
+
 def outside_any_mesh(function: Callable[..., T]) -> Callable[..., T]:
     """Runs a function on the host as if no `jax.set_mesh` were around it.
 
@@ -118,7 +128,10 @@ def outside_any_mesh(function: Callable[..., T]) -> Callable[..., T]:
     def alone(*args: Any, **kwargs: Any) -> T:
         if jax.sharding.get_abstract_mesh().empty or _checks.is_staging():
             return function(*args, **kwargs)
-        with jax.set_mesh(Mesh(np.array(jax.local_devices()[0]), ())):
+        mesh, device = kwargs.get("mesh"), jax.local_devices()[0]
+        if isinstance(mesh, Mesh) and mesh.devices.size == 1:
+            device = mesh.devices.item()
+        with jax.set_mesh(Mesh(np.array(device), ())):
             return function(*args, **kwargs)
 
     return alone

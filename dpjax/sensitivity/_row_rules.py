@@ -5,6 +5,8 @@ that are asked for. It returns these rows of all outputs, or None where the line
 alike.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +20,34 @@ from jax.extend.random import threefry2x32_p
 from dpjax.random import _chacha20
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows base * step + start; equal ones are computed once, however they were reached.
+
+    Attributes:
+        base: int32, shape (r,), the same for all rows of a program.
+        step: 1 or more.
+        start: 0 or more.
+    """
+
+    base: jax.Array = dataclasses.field(compare=False)
+    step: int = 1
+    start: int = 0
+
+    @functools.cached_property
+    def indices(self) -> jax.Array:
+        """Where they are."""
+        plain = self.step == 1 and self.start == 0
+        return self.base if plain else self.base * self.step + self.start
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def of_operand(self, start: int, step: int) -> "Rows":
+        """Where these rows of a slice come from."""
+        return Rows(self.base, self.step * step, self.start * step + start)
+
+
 class Operand(Protocol):
     """An array that may not have been computed yet."""
 
@@ -26,11 +56,11 @@ class Operand(Protocol):
     def full(self) -> Any:
         """All of it."""
 
-    def rows(self, rows: jax.Array) -> Any:
+    def rows(self, rows: Rows) -> Any:
         """Some of its rows."""
 
 
-Rule = Callable[[Any, list[Any], jax.Array], list[Any] | None]
+Rule = Callable[[Any, list[Any], Rows], list[Any] | None]
 
 # Every element of the output is made of the elements at its place.
 _ELEMENTWISE = (
@@ -61,7 +91,7 @@ def _has_rows(equation: Any, operand: Operand) -> bool:
     return operand.shape[:1] == _shape(equation)[:1] and len(operand.shape) > 0
 
 
-def _elementwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _elementwise(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     rank = len(_shape(equation))
     values = []
     for operand in operands:
@@ -74,7 +104,7 @@ def _elementwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[An
     return run(equation, values)
 
 
-def _rowwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _rowwise(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (operand,) = operands
     return run(equation, [operand.rows(rows)]) if _has_rows(equation, operand) else None
 
@@ -82,7 +112,7 @@ def _rowwise(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] |
 def _along(name: str) -> Rule:
     """For operations along some axes: rows are treated alike if the first is none of them."""
 
-    def rule(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+    def rule(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
         axes = equation.params[name]
         if 0 in (axes if isinstance(axes, tuple) else (axes,)):
             return None
@@ -93,7 +123,7 @@ def _along(name: str) -> Rule:
     return rule
 
 
-def _broadcast(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _broadcast(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     if len(operands) != 1:
         return None
     (operand,) = operands
@@ -103,7 +133,7 @@ def _broadcast(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any]
     return [lax.broadcast_in_dim(x, (len(rows), *_shape(equation)[1:]), axes)]
 
 
-def _reshape(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _reshape(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (operand, *_) = operands
     ordered = equation.params.get("dimensions") is None
     if len(operands) != 1 or not ordered or not _has_rows(equation, operand):
@@ -111,32 +141,32 @@ def _reshape(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] |
     return [lax.reshape(operand.rows(rows), (len(rows), *_shape(equation)[1:]))]
 
 
-def _transpose(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _transpose(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (operand,) = operands
     first = equation.params["permutation"][0]
     return run(equation, [operand.rows(rows)]) if first == 0 else None
 
 
-def _slice(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _slice(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (operand,) = operands
     names = ("start_indices", "limit_indices", "strides")
     starts, limits, strides = (equation.params[name] for name in names)
     step = 1 if strides is None else strides[0]
-    chosen = operand.rows(rows * step + starts[0])
+    chosen = operand.rows(rows.of_operand(starts[0], step))
     limits = (len(rows), *limits[1:])
     strides = None if strides is None else (1, *strides[1:])
     return [lax.slice(chosen, (0, *starts[1:]), limits, strides)]
 
 
-def _iota(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _iota(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     dtype, axis = (equation.params[name] for name in ("dtype", "dimension"))
     shape = (len(rows), *_shape(equation)[1:])
     if axis > 0:
         return [lax.broadcasted_iota(dtype, shape, axis)]
-    return [lax.broadcast_in_dim(rows.astype(dtype), shape, (0,))]
+    return [lax.broadcast_in_dim(rows.indices.astype(dtype), shape, (0,))]
 
 
-def _gather(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _gather(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     table, indices = operands
     numbers = equation.params["dimension_numbers"]
     batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
@@ -145,7 +175,7 @@ def _gather(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | 
     return run(equation, [table.full(), indices.rows(rows)])
 
 
-def _dot_general(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _dot_general(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     left, right = operands
     (contracted, _), (batched, _) = equation.params["dimension_numbers"]
     if batched or 0 in contracted or not _has_rows(equation, left):
@@ -153,7 +183,7 @@ def _dot_general(equation: Any, operands: list[Any], rows: jax.Array) -> list[An
     return run(equation, [left.rows(rows), right.full()])
 
 
-def _random_bits(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _random_bits(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (key,) = operands
     width, shape = (equation.params[name] for name in ("bit_width", "shape"))
     if len(key.shape) > 0:
@@ -162,20 +192,20 @@ def _random_bits(equation: Any, operands: list[Any], rows: jax.Array) -> list[An
     if generator is None or math.prod(shape) >= 2**31 or width == 64:
         return None
     stride = math.prod(shape[1:])
-    first = rows.astype(jnp.uint32)[:, None] * np.uint32(stride)
+    first = rows.indices.astype(jnp.uint32)[:, None] * np.uint32(stride)
     places = (first + jnp.arange(stride, dtype=jnp.uint32)[None]).reshape(-1)
     bits = generator.bits(jax.random.key_data(key.full()), places, math.prod(shape))
     return [bits.reshape(len(rows), *shape[1:]).astype(f"uint{width}")]
 
 
-def _random_split(equation: Any, operands: list[Any], rows: jax.Array) -> list[Any] | None:
+def _random_split(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (key,) = operands
     if len(key.shape) > 0:
         return _rowwise(equation, operands, rows)
     generator = _generator(key.full())
     if generator is None or len(_shape(equation)) != 1:
         return None
-    children = generator.children(jax.random.key_data(key.full()), rows.astype(jnp.uint32))
+    children = generator.children(jax.random.key_data(key.full()), rows.indices.astype(jnp.uint32))
     return [jax.random.wrap_key_data(children, impl=jax.random.key_impl(key.full()))]
 
 

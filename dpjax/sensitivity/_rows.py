@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._programs import Program
-from dpjax.sensitivity._row_rules import RULES, run
+from dpjax.sensitivity._row_rules import RULES, Rows, run
 
 _CALLS = frozenset(("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call"))
 _CONTROL = frozenset(("while", "scan", "cond"))
@@ -47,7 +47,8 @@ def rows_of(program: Program, rows: jax.Array, *arguments: Any) -> Any:
     """
     inputs = [_Known(x) for x in jax.tree.leaves(arguments)]
     outputs = _build(program.jaxpr.jaxpr, program.jaxpr.consts, inputs)
-    return jax.tree.unflatten(program.outputs.structure, [x.rows(rows) for x in outputs])
+    chosen = Rows(rows)
+    return jax.tree.unflatten(program.outputs.structure, [x.rows(chosen) for x in outputs])
 
 
 class _Known:
@@ -60,8 +61,8 @@ class _Known:
     def full(self) -> Any:
         return self._value
 
-    def rows(self, rows: jax.Array) -> Any:
-        return jnp.asarray(self._value).at[rows].get(mode="promise_in_bounds")
+    def rows(self, rows: Rows) -> Any:
+        return jnp.asarray(self._value).at[rows.indices].get(mode="promise_in_bounds")
 
 
 class _Output:
@@ -74,7 +75,7 @@ class _Output:
     def full(self) -> Any:
         return self._operation.full()[self._place]
 
-    def rows(self, rows: jax.Array) -> Any:
+    def rows(self, rows: Rows) -> Any:
         found = self._operation.rows(rows)
         if found is not None:
             return found[self._place]
@@ -86,7 +87,7 @@ class _Operation:
 
     def __init__(self, equation: Any, operands: list[Any]):
         self.equation, self.operands = equation, operands
-        self._rows: list[tuple[jax.Array, list[Any] | None]] = []
+        self._rows: dict[Rows, list[Any] | None] = {}
         self._full: list[Any] | None = None
 
     def full(self) -> list[Any]:
@@ -95,15 +96,12 @@ class _Operation:
             self._full = run(self.equation, [x.full() for x in self.operands])
         return self._full
 
-    def rows(self, rows: jax.Array) -> list[Any] | None:
+    def rows(self, rows: Rows) -> list[Any] | None:
         """Some rows of all outputs; None where the operation may not treat rows alike."""
-        for known, found in self._rows:
-            if known is rows:
-                return found
-        rule = RULES.get(self.equation.primitive.name)
-        found = None if rule is None else rule(self.equation, self.operands, rows)
-        self._rows.append((rows, found))
-        return found
+        if rows not in self._rows:
+            rule = RULES.get(self.equation.primitive.name)
+            self._rows[rows] = None if rule is None else rule(self.equation, self.operands, rows)
+        return self._rows[rows]
 
 
 def _build(jaxpr: Any, constants: Any, inputs: list[Any]) -> list[Any]:

@@ -26,6 +26,7 @@ from dpjax.sensitivity._devices import (
     devices_of,
     kth_distance,
     outside_any_mesh,
+    placed,
 )
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 from dpjax.sensitivity._rounding import rounding_of_releases
@@ -154,6 +155,7 @@ def sample_sensitivity(
         check_same_on_all_hosts(digest(_run(key, sampler, layout)))
     store = None if checkpoint is None else Checkpoint(checkpoint, _run(key, sampler, layout))
 
+    key = placed(key, layout)
     rounding = rounding_of_releases(key, sampler, point, layout)
     estimate, resolution = 0.0, 0.0
     for position in range(sampler.n if positions == "each" else 1):

@@ -14,6 +14,7 @@ from dpjax.sensitivity._devices import (
     all_distances,
     devices_of,
     outside_any_mesh,
+    placed,
     spread_chunks,
 )
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
@@ -96,9 +97,10 @@ def sensitivity_samples(
 
 def _on_the_host(key: jax.Array, sampler: PairSampler, layout: Layout) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
+    here = placed(key, layout)
 
     def at(position: int) -> jax.Array:
-        block = sample_block(key, sampler, layout, position=position)
+        block = sample_block(here, sampler, layout, position=position)
         return all_distances(block, layout=layout)
 
     if sampler.positions == "each":

@@ -60,6 +60,24 @@ assert each[0] == each[1]
     )
 
 
+def test_a_key_may_lie_on_any_device_and_a_mesh_be_any_one_of_them(run_python):
+    run_python(
+        SETUP
+        + """
+from jax.sharding import Mesh
+expected, far = sample(), jax.device_put(key, jax.devices()[3])
+one, all = Mesh(jax.devices()[1:2], ("x",)), Mesh(jax.devices(), ("x",))
+key = far
+for mesh in (one, all):
+    assert sample(mesh) == expected
+    with jax.set_mesh(all):
+        assert sample(mesh) == expected
+np.testing.assert_array_equal(distances(one), distances())
+""",
+        **EIGHT_DEVICES,
+    )
+
+
 def test_selection_never_gathers_the_distances(run_python):
     run_python(
         SETUP

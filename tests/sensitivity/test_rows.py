@@ -108,6 +108,22 @@ def test_where_rows_depend_on_others_all_are_drawn(name, key):
 SLOW_WITH_CHACHA20 = [pytest.param(x, marks=pytest.mark.slow) for x in ("two classes", "gamma")]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_chains_of_slices_do_not_multiply(axis, key):
+    """Every operand is reached by many ways, and computed once."""
+
+    def oracle(key, n, depth=12):
+        x = jax.random.normal(key, (n + depth * (axis == 0), depth + 1))
+        for _ in range(depth):
+            x = (x[:, 1:] + x[:, :-1]) / 2 if axis else (x[1:] + x[:-1]) / 2
+        return x
+
+    _, rows = taken(oracle, key)
+    assert len(rows.jaxpr.jaxpr.eqns) < 3000  # 2^12 ways lead to the numbers that were drawn.
+    if axis:
+        check(oracle, key)
+
+
 @pytest.mark.parametrize("name", ["uniform", *SLOW_WITH_CHACHA20])
 def test_with_chacha20_too(name):
     check((SLICED | WHOLE)[name], dpjax.random.seeded_key(0))
