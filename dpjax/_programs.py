@@ -339,15 +339,19 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of installed packages."""
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
 def _is_users(value: Any) -> bool:
     """Whether a function or class is neither of an installed package nor of this one."""
     module = getattr(value, "__module__", None) or ""
     file = getattr(sys.modules.get(module), "__file__", None)
     if module.partition(".")[0] in ("builtins", "dpjax"):
         return False
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    return file is None or not file.startswith(tuple(installed))
+    return file is None or not file.startswith(_installed())
 
 
 @functools.lru_cache(maxsize=4096)

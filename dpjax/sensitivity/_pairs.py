@@ -102,14 +102,9 @@ class PairSampler:
         return bool(names & _FOREIGN)
 
     @property
-    def knows_differences(self) -> bool:
-        """Whether distances come from the two records that differ, and not from two values."""
-        return self.two_records is not None
-
-    @property
     def shortcut(self) -> str:
         """How distances are computed: another way has other roundings."""
-        if self.knows_differences:
+        if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
 

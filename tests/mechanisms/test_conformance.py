@@ -66,8 +66,6 @@ SLOW = {
     "gaussian, classical",
     "bernstein, order 3",
     "laplace, integers",
-    "permute-and-flip",
-    "bernstein",
     "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
