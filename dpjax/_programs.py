@@ -15,7 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks, _origins
+from dpjax import _checks, _lapack, _origins
 from dpjax._pytree import TreeSpec
 
 # Parameters of a traced operation that do not change what it computes: names, and the rules of
@@ -88,8 +88,13 @@ class Program:
         operands = jax.tree.leaves(arguments)
         if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
             operands.insert(0, _origins.private() if origin is None else origin)
-        leaves = jex.jaxpr_as_fun(self.jaxpr)(*operands)
-        return jax.tree.unflatten(self.outputs.structure, leaves)
+        safe = _lapack.concerns(self.primitives())
+        run = (
+            functools.partial(_lapack.evaluate, self.jaxpr)
+            if safe
+            else jex.jaxpr_as_fun(self.jaxpr)
+        )
+        return jax.tree.unflatten(self.outputs.structure, run(*operands))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and (
@@ -127,6 +132,12 @@ class Program:
     def primitives(self) -> set[str]:
         """The names of all operations, also of inner programs."""
         return _primitives(self.jaxpr.jaxpr)
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def evaluate_alone(database: Any, *, program: Program) -> Any:
+    """The value of one database by itself, as releases compute it."""
+    return program(database)
 
 
 def digest(*parts: Any) -> str:

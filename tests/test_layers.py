@@ -20,6 +20,7 @@ LEVELS = {
     "_limbs": 0,
     "_grid": 0,
     "_affine": 0,
+    "_lapack": 0,
     "_origins": 0,
     "_programs": 0,
     "base": 1,

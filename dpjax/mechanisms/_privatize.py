@@ -1,14 +1,13 @@
 """From a target and a mechanism to a private function of the database."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax._programs import Program
+from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
 from dpjax.base import Mechanism, Release, Sensitivity, Target
 from dpjax.random._key_ledger import KeyLedger
@@ -72,14 +71,9 @@ def privatize(
             return mechanism(key, traced(records))
         # A NaN in a private value is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
-            return mechanism(key, _evaluate(records, program=traced))
+            return mechanism(key, evaluate_alone(records, program=traced))
 
     return private
-
-
-@partial(jax.jit, static_argnames="program")
-def _evaluate(records: Any, *, program: Program) -> Any:
-    return program(records)
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:

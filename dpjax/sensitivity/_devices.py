@@ -91,9 +91,8 @@ def _row(devices: tuple[Any, ...]) -> Mesh | None:
 def devices_of(mesh: Mesh | None, sampler: PairSampler) -> tuple[Device | None, ...]:
     """The devices of a mesh, whatever its axes are called and however they are typed.
 
-    One for each process, where a CPU that plays several devices would call LAPACK or other foreign
-    code: its devices share one pool with a thread for each core, such a call waits in a thread of
-    the pool for its parts, and as many calls as threads wait for ever.
+    One for each process, where a CPU that plays several devices would call the host: the call waits
+    in the pool of threads that they share, so no more than one for each core runs at a time.
     """
     if mesh is None:
         return (None,)
@@ -103,7 +102,7 @@ def devices_of(mesh: Mesh | None, sampler: PairSampler) -> tuple[Device | None, 
     processes = {x.process_index for x in devices}
     if jax.process_index() not in processes:
         raise ValueError(f"mesh must have devices of every process, got none of this one: {mesh}")
-    if devices[0].platform == "cpu" and sampler.calls_out:
+    if devices[0].platform == "cpu" and sampler.calls_host:
         return tuple({x.process_index: x for x in reversed(devices)}.values())[::-1]
     return devices
 
@@ -274,16 +273,14 @@ def all_distances(block: Block, *, layout: Layout) -> jax.Array:
 
 
 def spread_chunks(
-    chunk: Callable[[jax.Array], jax.Array],
-    starts: jax.Array,
-    devices: tuple[Device | None, ...],
-) -> jax.Array:
-    """Maps a function of a chunk's start over devices, within a larger program."""
-    count = len(starts)
+    chunk: Callable[[jax.Array], Any], chunks: jax.Array, devices: tuple[Device | None, ...]
+) -> Any:
+    """Maps a function of what a chunk is over devices, within a larger program."""
+    count = len(chunks)
     each = -(-count // len(devices))
-    padded = jnp.pad(starts, (0, each * len(devices) - count))
+    padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
     mapped = _on_every(_row(devices), functools.partial(lax.map, chunk), _SPREAD)
-    return mapped(padded)[:count]
+    return jax.tree.map(lambda x: x[:count], mapped(padded))
 
 
 def _on_every(

@@ -14,20 +14,10 @@ from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax._summable import Summable
 from dpjax.base import Norm, Oracle, Target
-from dpjax.neighbors import neighboring_pair, rotated
+from dpjax.neighbors import neighboring_pair
 from dpjax.norms import difference, distance, norm_function, resolution
 from dpjax.sensitivity._rows import rows_of, treats_rows
 from dpjax.sensitivity._sums import SumOfRecords
-
-# Operations that leave XLA: for LAPACK, for a library of the user's, or for Python.
-_FOREIGN = frozenset(
-    (
-        *("cholesky", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product", "lu"),
-        *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
-        *("tridiagonal_solve", "fft", "ffi_call", "custom_call", "pure_callback", "io_callback"),
-        "debug_callback",
-    )
-)
 
 POSITIONS = ("last", "average", "each")
 
@@ -96,10 +86,9 @@ class PairSampler:
         return all(p.is_concrete for p in (self.target, self.oracle, self.norm))
 
     @property
-    def calls_out(self) -> bool:
-        """Whether the target or the oracle calls code outside of XLA."""
-        names = self.target.primitives() | self.oracle.primitives() | self.norm.primitives()
-        return bool(names & _FOREIGN)
+    def calls_host(self) -> bool:
+        """Whether the target or the oracle runs code on the host."""
+        return self.target.calls_host or self.oracle.calls_host
 
     @property
     def shortcut(self) -> str:
@@ -148,7 +137,7 @@ class PairSampler:
             "each": lambda: position,
         }[self.positions]()
         if self.sums is None:
-            database, neighbor = neighboring_pair(self._records(key, index), changed)
+            database, neighbor = neighboring_pair(self.records_of(key, index), changed)
             value = self.target(database, origin=sampled(Role.DATABASE, index))
             other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
             return distance(self.norm, value, other), resolution(self.norm, value)
@@ -159,50 +148,19 @@ class PairSampler:
     ) -> tuple[jax.Array, jax.Array]:
         """The same by the shortcut; where only two records matter, resolution is left to probes."""
         if self.two_records is None:
-            return sums.distance(self.norm, self._records(key, index), changed)
+            return sums.distance(self.norm, self.records_of(key, index), changed)
         records = self.two_records(jax.random.fold_in(key, index), jnp.asarray(changed, jnp.int32))
         moved = sums.distance_of_records(self.norm, *records)
         return moved, jnp.zeros_like(moved)
 
-    def _records(self, key: jax.Array, index: jax.Array) -> Any:
+    def records_of(self, key: jax.Array, index: jax.Array) -> Any:
         """The n + 1 records of a pair."""
         return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
-    def moved_by_rotation(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How far the target moves when the records of database `index` are permuted.
-
-        By a rotation: rotations take every position to every other, so a target that ignores them
-        treats all positions alike, which is what sampling the last one stands on. 0 where the
-        target's value is not finite: that shows in the distances.
-
-        Returns:
-            That distance, and the value's resolution.
-        """
-        database, _ = neighboring_pair(self._records(key, index))
-        steps = 1 + index % max(self.n - 1, 1)
-        value = self.target(database, origin=sampled(Role.DATABASE, index))
-        other = self.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
-        finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)])
-        moved = jnp.where(jnp.all(finite), distance(self.norm, value, other), 0)
-        return moved, resolution(self.norm, value)
-
-    def moved_by_replacing(self, key: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """How far the target moves when the last record of database `index` is replaced.
-
-        By its two values, without any shortcut.
-
-        Returns:
-            That distance, 0 where it is not finite, and how far the shortcut for sums is from it.
-        """
-        database, neighbor = neighboring_pair(self._records(key, index))
-        value = self.target(database, origin=sampled(Role.DATABASE, index))
-        other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-        moved = distance(self.norm, value, other)
-        shortcut = moved
-        if self.sums is not None:
-            shortcut, _ = self._distance_of_sums(self.sums, key, index, self.n - 1)
-        disagreement = jnp.where(moved == shortcut, 0, jnp.abs(moved - shortcut))
-        return jnp.where(jnp.isfinite(moved), moved, 0), disagreement
+    def distance_by_sums(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        """The distance where the last record of pair `index` is replaced, by the shortcut."""
+        assert self.sums is not None
+        return self._distance_of_sums(self.sums, key, index, self.n - 1)[0]
 
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)

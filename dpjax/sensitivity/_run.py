@@ -1,6 +1,8 @@
 """The host's part in sampling: it hands chunks to devices, and keeps what they finish."""
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from dpjax._origins import failures_in_short
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._devices import Block, Layout, compute_chunks, empty_block
 from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._waiting import NoAnswerError, wait_for
 
 # The device must never wait for the host.
 _STEPS_IN_FLIGHT = 2
@@ -31,6 +34,7 @@ def sample_block(
     block = empty_block(layout, found, sampler.distance_dtype)
     steps = _steps(layout, found)
     in_flight: deque[_Step] = deque()
+    wait = partial(wait_for, sampler=sampler, layout=layout)
     bar = _Bar(layout, steps) if progress else None
     try:
         for chunks in steps:
@@ -39,13 +43,18 @@ def sample_block(
             )
             in_flight.append(_Step(position, chunks, distances, resolutions))
             if len(in_flight) > _STEPS_IN_FLIGHT:
-                in_flight.popleft().finish(checkpoint, bar)
+                in_flight.popleft().finish(wait, checkpoint, bar)
+        while in_flight:
+            in_flight.popleft().finish(wait, checkpoint, bar)
         return block
+    except NoAnswerError:
+        in_flight.clear()  # What is in flight will never be finished.
+        raise
     finally:
         # Also where Ctrl-C or an error ended the loop: what is finished is kept.
         try:
             while in_flight:
-                in_flight.popleft().finish(checkpoint, bar)
+                in_flight.popleft().finish(wait, checkpoint, bar)
         finally:
             if checkpoint is not None:
                 checkpoint.save()
@@ -74,9 +83,11 @@ class _Step:
         self.position, self.chunks = position, chunks
         self.distances, self.resolutions = distances, resolutions
 
-    def finish(self, checkpoint: Checkpoint | None, bar: "_Bar | None") -> None:
+    def finish(
+        self, wait: Callable[[Any], None], checkpoint: Checkpoint | None, bar: "_Bar | None"
+    ) -> None:
         """Waits for the step, and keeps its chunks."""
-        self.resolutions.block_until_ready()
+        wait(self.resolutions)
         if checkpoint is not None:
             distances, resolutions = np.asarray(self.distances), np.asarray(self.resolutions)
             for chunk, row, resolution in zip(self.chunks, distances, resolutions, strict=True):

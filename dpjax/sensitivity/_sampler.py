@@ -29,7 +29,7 @@ from dpjax.sensitivity._devices import (
     placed,
 )
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
-from dpjax.sensitivity._rounding import rounding_of_releases
+from dpjax.sensitivity._probes import rounding_of_releases
 from dpjax.sensitivity._run import sample_block
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.

@@ -1,6 +1,6 @@
 """Symmetric positive definite systems by matrix products, without calls into LAPACK.
 
-LAPACK is entered once per matrix, and hangs where a program runs on several virtual CPU devices.
+LAPACK is entered once per matrix, which is slow for many small ones.
 """
 
 import jax

@@ -1,0 +1,141 @@
+"""LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
+
+XLA's CPU backend runs operations in a pool with a thread for each core, which all its devices and
+programs share. jaxlib (0.10, 0.11.0) cuts a batched LAPACK call into parts for that same pool, and
+blocks the thread that it is on until they are done (`ParallelBatchMap` in its lapack_kernels.cc).
+As many such calls as there are threads wait for ever: none is left for their parts. A call for a
+single matrix is never cut, so it never waits, however many there are and whatever runs beside it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+# Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
+# batch axes; their largest operand without a batch is a matrix.
+NAMES = frozenset(
+    (
+        *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
+        *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "symmetric_product"),
+        *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
+    )
+)
+# Calls that compute what is inside of them: the others say how to differentiate, and a program that
+# was traced is not differentiated any more.
+_TRANSPARENT = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+}
+_CUSTOM_VMAP = "custom_vmap_call"
+
+
+def concerns(primitives: set[str]) -> bool:
+    """Whether a program with these operations may call LAPACK, in a rule for `vmap` too."""
+    return not primitives.isdisjoint(NAMES | {_CUSTOM_VMAP})
+
+
+def evaluate(program: Any, *operands: Any) -> list[Any]:
+    """The outputs of a traced program; its LAPACK calls take one matrix each, also under `vmap`."""
+    jaxpr = getattr(program, "jaxpr", program)
+    known = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
+    known.update(zip(jaxpr.invars, operands, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        outputs = _apply(equation, [read(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    name = equation.primitive.name
+    if name in _TRANSPARENT:
+        return evaluate(equation.params[_TRANSPARENT[name]], *operands)
+    if name in NAMES:
+        call = _for_each_matrix(functools.partial(_bind, equation, equation.params))
+        for _ in range(max(x.ndim for x in operands) - 2):
+            call = jax.vmap(call)
+        return call(*operands)
+    parameters = {name: _guarded(value) for name, value in equation.params.items()}
+    if name == _CUSTOM_VMAP:
+        parameters["rule"] = functools.partial(_guarded_rule, parameters["rule"])
+    return _bind(equation, parameters, *operands)
+
+
+def _bind(equation: Any, parameters: dict[str, Any], *operands: Any) -> Sequence[Any]:
+    with equation.ctx.manager:
+        outputs = equation.primitive.bind(*operands, **parameters)
+    return outputs if equation.primitive.multiple_results else [outputs]
+
+
+def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """A LAPACK call that `vmap` turns into a loop on a CPU, and into a batched call elsewhere."""
+
+    @custom_vmap
+    def alone(*operands: Any) -> Sequence[Any]:
+        return call(*operands)
+
+    @alone.def_vmap
+    def loop(size: int, mapped: list[bool], *operands: Any) -> tuple[Sequence[Any], Sequence[bool]]:
+        def one_by_one(*operands: Any) -> Sequence[Any]:
+            def at(index: jax.Array) -> Sequence[Any]:
+                picked = (
+                    lax.dynamic_index_in_dim(x, index, keepdims=False) if m else x
+                    for x, m in zip(operands, mapped, strict=True)
+                )
+                return alone(*picked)
+
+            return lax.map(at, lax.iota("int32", size))
+
+        together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
+        outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
+        return outputs, [True] * len(outputs)
+
+    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
+    differentiable = jax.custom_jvp(lambda *operands: alone(*operands))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
+    return differentiable
+
+
+def _guarded(value: Any) -> Any:
+    """A parameter of an operation, with `evaluate` applied to the programs in it."""
+    if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+        return _guarded_program(value)
+    if isinstance(value, tuple) and any(isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)) for x in value):
+        items = [_guarded(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _guarded_program(program: Any) -> Any:
+    jaxpr = getattr(program, "jaxpr", program)
+    specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+    guarded = jax.make_jaxpr(functools.partial(evaluate, program))(*specs)
+    return guarded if isinstance(program, jex.ClosedJaxpr) else guarded.jaxpr
+
+
+def _guarded_rule(
+    rule: Callable[..., Any], axis_size: int, mapped: list[bool], *operands: Any
+) -> tuple[Any, Any]:
+    """A rule for `vmap` of the user's, which may batch LAPACK calls."""
+    mapped_outputs: list[Any] = []
+
+    def outputs(*operands: Any) -> Any:
+        values, mapping = rule(axis_size, mapped, *operands)
+        mapped_outputs.append(mapping)
+        return values
+
+    program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*operands)
+    leaves = evaluate(program, *jax.tree.leaves(operands))
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), mapped_outputs[0]

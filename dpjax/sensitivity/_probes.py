@@ -1,0 +1,243 @@
+"""Probes: what a target does on a few random databases, and distances do not show.
+
+Distances stand on three things: that the target ignores the order of the records, that one database
+alone, as a release evaluates it, gives what the batch of the sampler gives, and that the shortcut
+for sums computes the same. Where they hold but for rounding, that is what the estimate is raised
+by; where they do not, nothing may be released.
+"""
+
+import dataclasses
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._origins import Role, failures_in_short, sampled
+from dpjax._programs import evaluate_alone
+from dpjax.base import OperatingPoint
+from dpjax.neighbors import neighboring_pair, rotated
+from dpjax.norms import difference, distance, length, resolution
+from dpjax.sensitivity._chunks import probes_at_once
+from dpjax.sensitivity._devices import Device, Layout, spread_chunks, within
+from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._waiting import wait_for
+
+# How far rounding errors may move a target, by a sum in another order or a batch of another size:
+# in units in the last place of the value, or a share of what replacing a record moves it by.
+_ROUNDED_UNITS = 16
+_ROUNDED_SHARE = 2**-8
+# With 5 / gamma databases, what shows on a share gamma of them escapes 1 time in 150.
+_LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
+# Probes of a sum measure its rounding, and would cost more than the shortcut saves.
+_MOST_SUM_PROBES = 4096
+# JAX's own rules for `vmap` only reorder roundings, which shows on any database.
+_LEAST_ALONE = 8
+# Operations whose rule for `vmap` somebody else wrote: it may compute anything, anywhere.
+_FOREIGN_RULES = frozenset(("custom_vmap_call", "ffi_call", "custom_call"))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The largest, over the probes, of the value's resolution and of what moves the value.
+
+    Attributes:
+        resolution: a unit in the last place of the value.
+        permuted: by permuting the records.
+        replaced: by replacing the last record.
+        disagreement: between the shortcut for sums and what it stands for.
+        alone: by evaluating the database alone instead of in a batch.
+    """
+
+    resolution: float = 0.0
+    permuted: float = 0.0
+    replaced: float = 0.0
+    disagreement: float = 0.0
+    alone: float = 0.0
+
+    def is_rounding(self, moved: float, resolution: float) -> bool:
+        """Whether a value moves by no more than rounding errors could."""
+        return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
+
+
+@failures_in_short()
+def rounding_of_releases(
+    key: jax.Array, sampler: PairSampler, point: OperatingPoint, layout: Layout
+) -> float:
+    """What the estimate must be raised by for rounding that the distances do not show.
+
+    For records that count by position nothing but what a database alone adds: the resolution of the
+    values covers the rest. Else how far permuting the records moves the target, at most; for a sum,
+    the rounding of two values and how far the shortcut is from the target.
+
+    Raises:
+        ValueError: if permuting moves the target by more than rounding errors: replacing the last
+            record says nothing about the others then. Compared with what replacing moves on the
+            same databases, for in heavy tails the estimate is far above what most databases show.
+            Or if a database alone has another value than in a batch.
+        RuntimeError: if the shortcut for sums computes something else.
+    """
+    is_sum = sampler.sums is not None
+    find = partial(_find, key, sampler=sampler, layout=layout, count=_probes(sampler, point))
+    found = find(permute=is_sum or sampler.positions == "last", replace=is_sum, alone=True)
+    moved = max(found.permuted, found.alone)
+    if not (is_sum or found.is_rounding(moved, found.resolution)):
+        more = find(permute=False, replace=True, alone=False)
+        found = dataclasses.replace(found, replaced=more.replaced)
+    _refuse_a_batch_of_its_own(found)
+    if not is_sum:
+        _refuse_an_order(found)
+        return moved
+    rounding = 2 * max(moved, found.resolution)
+    if not found.is_rounding(found.disagreement, rounding):
+        raise RuntimeError(
+            "the shortcut for sums over records disagrees with the target by"
+            f" {found.disagreement:.3g} on random databases: sums may overflow, or `finish`"
+            " enlarges rounding errors. Pass `lambda database: target(database)` to do without it"
+        )
+    return rounding + found.disagreement
+
+
+def _refuse_a_batch_of_its_own(found: _Found) -> None:
+    if not found.is_rounding(found.alone, found.resolution):
+        raise ValueError(
+            "target computes something else for many databases at once, as the sampler runs it,"
+            f" than for one alone, as a release does: values differ by up to {found.alone:.3g}, and"
+            f" replacing a record moves them by up to {found.replaced:.3g}. A rule for jax.vmap of"
+            " its own (custom_vmap, ffi_call) may be wrong, a host function may not return the"
+            " same twice, or, if this is rounding error, compute in float64"
+        )
+
+
+def _refuse_an_order(found: _Found) -> None:
+    if not found.is_rounding(found.permuted, found.resolution):
+        raise ValueError(
+            "target depends on the order of the records: of random databases, permuting the records"
+            f" moved its value by up to {found.permuted:.3g}, and replacing the last record by up"
+            f" to {found.replaced:.3g}. Records at other positions may move it further: ask for"
+            ' positions="average" or positions="each", or, if this is rounding error or a solver\'s'
+            " tolerance, compute in float64, or let it converge further"
+        )
+
+
+def _probes(sampler: PairSampler, point: OperatingPoint) -> int:
+    """Databases to look at."""
+    if not (sampler.sums or sampler.positions == "last" or _has_foreign_rules(sampler)):
+        return min(point.m, _LEAST_ALONE)
+    wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
+    return min(point.m, wanted, point.m if sampler.sums is None else _MOST_SUM_PROBES)
+
+
+def _has_foreign_rules(sampler: PairSampler) -> bool:
+    return not _FOREIGN_RULES.isdisjoint(sampler.target.primitives())
+
+
+def _find(
+    key: jax.Array,
+    *,
+    sampler: PairSampler,
+    layout: Layout,
+    count: int,
+    permute: bool,
+    replace: bool,
+    alone: bool,
+) -> _Found:
+    """Chunk by chunk on the devices of this host; chunks do not depend on how many there are."""
+    size = probes_at_once(sampler, count, layout.size)
+    devices = tuple(layout.local.values())
+    left_alone = (count if _has_foreign_rules(sampler) else _LEAST_ALONE) if alone else 0
+    found = []
+    for start in range(0, count, size * len(devices)):
+        starts = start + size * np.arange(len(devices), dtype=np.uint32)
+        with within(layout.local_mesh()):
+            numbers, databases, values = _compiled_probes(
+                key,
+                # What is left over is filled up with the last database.
+                np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1),
+                sampler=sampler,
+                permute=permute,
+                replace=replace,
+                devices=devices,
+            )
+        wait_for(numbers["resolution"], sampler, layout)
+        found.append({name: float(np.asarray(x).max()) for name, x in numbers.items()})
+        if start < left_alone:
+            most = left_alone - start
+            found[-1]["alone"] = _moved_alone(sampler, databases, values, most)
+    names = {name for numbers in found for name in numbers}
+    return _Found(**{name: max(numbers.get(name, 0.0) for numbers in found) for name in names})
+
+
+@partial(jax.jit, static_argnames=("sampler", "permute", "replace", "devices"))
+def _compiled_probes(
+    key: jax.Array,
+    indices: jax.Array,
+    *,
+    sampler: PairSampler,
+    permute: bool,
+    replace: bool,
+    devices: tuple[Device | None, ...],
+) -> tuple[dict[str, jax.Array], Any, Any]:
+    """What there is to see on a chunk for every device, its databases, and their values."""
+    probe = partial(_probe, sampler, permute=permute, replace=replace)
+    return spread_chunks(jax.vmap(partial(probe, key)), indices, devices)
+
+
+def _probe(
+    sampler: PairSampler, key: jax.Array, index: jax.Array, *, permute: bool, replace: bool
+) -> tuple[dict[str, jax.Array], Any, Any]:
+    database, neighbor = neighboring_pair(sampler.records_of(key, index))
+    value = sampler.target(database, origin=sampled(Role.DATABASE, index))
+    numbers = {"resolution": resolution(sampler.norm, value)}
+    if permute:
+        # By a rotation: rotations take every position to every other, so a target that ignores
+        # them treats all positions alike, which is what sampling the last one stands on.
+        other = rotated(database, 1 + index % max(sampler.n - 1, 1))
+        other = sampler.target(other, origin=sampled(Role.PERMUTED, index))
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
+        moved = distance(sampler.norm, value, other)
+        # What is not finite shows in the distances.
+        numbers["permuted"] = jnp.where(jnp.all(jnp.stack(finite)), moved, 0)
+    if replace:
+        other = sampler.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        moved = distance(sampler.norm, value, other)
+        shortcut = moved if sampler.sums is None else sampler.distance_by_sums(key, index)
+        numbers["replaced"] = jnp.where(jnp.isfinite(moved), moved, 0)
+        numbers["disagreement"] = jnp.where(moved == shortcut, 0, jnp.abs(moved - shortcut))
+    numbers = {name: x.astype(sampler.distance_dtype) for name, x in numbers.items()}
+    return numbers, database, value
+
+
+def _moved_alone(sampler: PairSampler, databases: Any, values: Any, most: int) -> float:
+    """How far values in a batch are from those of the same databases alone, as in a release."""
+    databases, values = (
+        jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[:most], tree)
+        for tree in (databases, values)
+    )
+    leaves, structure = jax.tree.flatten(databases)
+    alone = [
+        evaluate_alone(jax.tree.unflatten(structure, database), program=sampler.target)
+        for database in zip(*leaves, strict=True)
+    ]
+    together = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *alone)
+    equal = jax.tree.map(_equal, values, together)
+    if all(np.all(x) for x in jax.tree.leaves(equal)):
+        return 0.0
+    moved = _compiled_distances(values, together, equal, norm=sampler.norm)
+    return float(np.asarray(moved).max())
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where two arrays agree; a NaN agrees with a NaN."""
+    return (x == y) | ((x != x) & (y != y))
+
+
+@partial(jax.jit, static_argnames="norm")
+def _compiled_distances(values: Any, others: Any, equal: Any, *, norm: Any) -> jax.Array:
+    def moved(value: Any, other: Any, equal: Any) -> jax.Array:
+        apart = difference(value, other)
+        return length(norm, jax.tree.map(lambda e, x: jnp.where(e, 0, x), equal, apart))
+
+    return jax.vmap(moved)(values, others, equal)

@@ -1,0 +1,55 @@
+"""Waiting for a device, and noticing that it will never be done."""
+
+import time
+from typing import Any
+
+from dpjax import _lapack
+from dpjax.sensitivity._devices import Layout
+from dpjax.sensitivity._pairs import PairSampler
+
+_LONGEST_NAP = 0.05
+# A program that computes uses its cores, also beside others; one that hangs uses none. Counted in
+# naps, not in seconds, for a suspended process takes none.
+_PATIENCE = 1200
+_LEAST_SHARE = 0.01  # Of one core. Waking up takes a tenth of that.
+
+
+class NoAnswerError(RuntimeError):
+    """A program will never be done."""
+
+
+def wait_for(array: Any, sampler: PairSampler, layout: Layout) -> None:
+    """Waits for an array that the sampler computes, or gives up where a CPU has come to rest.
+
+    The last line of defense: nothing is known to hang, see `dpjax._lapack`. Code on the host may
+    rest, and an accelerator computes while the host does; both are waited for without limit.
+
+    Raises:
+        NoAnswerError: if the process has used next to no processor time for a minute of waiting.
+    """
+    if layout.platform != "cpu" or sampler.calls_host:
+        array.block_until_ready()
+        return
+    nap, naps, spent = 1e-4, 0, time.process_time()
+    while not array.is_ready():
+        time.sleep(nap)
+        nap = min(2 * nap, _LONGEST_NAP)
+        naps += 1
+        if naps % _PATIENCE == 0:
+            before, spent = spent, time.process_time()
+            if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
+                raise NoAnswerError(_message(sampler))
+    array.block_until_ready()  # Raises what the computation raised.
+
+
+def _message(sampler: PairSampler) -> str:
+    primitives = set().union(
+        *(program.primitives() for program in (sampler.target, sampler.oracle, sampler.norm))
+    )
+    suspects = sorted(primitives & (_lapack.NAMES | {"fft", "ffi_call", "custom_call"}))
+    return (
+        "target, oracle or norm does not answer: for a minute of waiting the process has computed"
+        " nothing. What leaves XLA may wait for threads of its pool that wait for others in turn"
+        f" (here: {', '.join(suspects) or 'no such operation'}). Start Python with NPROC=64 in its"
+        " environment, which makes the pool larger, and please report the target"
+    )
