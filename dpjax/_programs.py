@@ -3,11 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-import pickle
-import sys
-import sysconfig
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,13 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks, _lapack, _origins
+from dpjax._host_code import HostCall, HostCode, fingerprint
 from dpjax._pytree import TreeSpec
 
-# Parameters of a traced operation that do not change what it computes: names, and the rules of
-# differentiation, which are functions with an address of their own in every process.
+# Parameters of a traced operation that do not change what it computes: names, what may be kept for
+# differentiation, and functions of Python that are not run: the rules of differentiation, and that
+# of `custom_vmap`, which is no more than another way to the same value.
 _IGNORED_PARAMETERS = frozenset(
-    ("name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "jvp")
+    (
+        *("name", "debug_info", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
+        *("fwd_jaxpr_thunk", "bwd", "out_trees", "rule"),
+    )
 )
+# Operations that run code which JAX knows nothing of, beside those called a callback.
+_OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +64,7 @@ class Program:
 
         with jax.default_matmul_precision("highest"):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+            _refuse_outside_code(name, jaxpr)
             if "pure_callback" in _primitives(jaxpr.jaxpr):
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
@@ -73,7 +77,10 @@ class Program:
         return digest(self.jaxpr, self.configuration)
 
     def check_unchanged(self, name: str) -> None:
-        """Refuses to run where a constant was written to, or JAX was configured anew, since."""
+        """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
+        for equation in _equations(self.jaxpr.jaxpr):
+            if call := _host_call(equation):
+                call.code.check_unchanged()
         if digest(self.jaxpr, _configuration()) != self.fingerprint:
             raise ValueError(
                 f"{name} has changed since it was traced: an array that it closes over was written"
@@ -142,40 +149,59 @@ def evaluate_alone(database: Any, *, program: Program) -> Any:
 
 def digest(*parts: Any) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
-    sink = _Sink()
+    sink = hashlib.sha256()
     _encode(sink, parts)
-    return sink.sha256.hexdigest()[:32]
-
-
-class _Sink:
-    """A hash that is fed, and the functions and classes that it has been fed."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-        self._seen: dict[int, int] = {}
-
-    def update(self, data: bytes) -> None:
-        self.sha256.update(data)
-
-    def meets(self, value: Any) -> bool:
-        """Whether a value is new; of one that is not, it takes the number, so recursion ends."""
-        new = id(value) not in self._seen
-        number = self._seen.setdefault(id(value), len(self._seen))
-        if not new:
-            self.update(b"again %d" % number)
-        return new
+    return sink.hexdigest()[:32]
 
 
 def _is_variable(atom: Any) -> bool:
     return isinstance(atom, jex.Var)
 
 
-def _primitives(jaxpr: Any) -> set[str]:
-    names = {equation.primitive.name for equation in jaxpr.eqns}
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All operations, also of inner programs."""
     for equation in jaxpr.eqns:
+        yield equation
         for inner in jex.jaxprs_in_params(equation.params):
-            names |= _primitives(inner)
-    return names
+            yield from _equations(inner)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    return {equation.primitive.name for equation in _equations(jaxpr)}
+
+
+def _host_call(equation: Any) -> HostCall | None:
+    """What an operation calls on the host, if `targets.host` made it."""
+    if equation.primitive.name != "pure_callback":
+        return None
+    called = getattr(equation.params["callback"], "callback_func", None)
+    return called if isinstance(called, HostCall) else None
+
+
+def _refuse_outside_code(name: str, traced: Any) -> None:
+    """Refuses what could raise, print or remember where it sees a private database."""
+    equations = list(_equations(traced.jaxpr))
+    if any(equation.primitive.name == "custom_vmap_call" for equation in equations):
+        equations += _equations(_batched(traced).jaxpr)
+    for equation in equations:
+        operation = equation.primitive.name
+        if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
+            raise ValueError(
+                f"{name} must not call code outside of JAX by {operation}: on the private database"
+                " it could raise an error or print, and so decide what is released. Call functions"
+                " of NumPy by dpjax.targets.host, programs by dpjax.targets.command_line, and"
+                " leave out debugging and run-time checks"
+            )
+    effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
+    if effects:
+        raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
+
+
+def _batched(traced: Any) -> Any:
+    """The program for two inputs at a time, which a rule of the user's may compute in its way."""
+    avals = [variable.aval for variable in traced.jaxpr.invars]
+    batch = [jax.ShapeDtypeStruct((2, *aval.shape), aval.dtype) for aval in avals]
+    return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*batch)
 
 
 def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
@@ -248,10 +274,8 @@ def _encode(sink: Any, value: Any) -> None:
         sink.update(b"(%d" % len(value))
         for item in value:
             _encode(sink, item)
-    elif isinstance(value, types.FunctionType):
-        _encode_function(sink, value)
-    elif isinstance(value, types.CodeType):
-        _encode(sink, ("code", value.co_code.hex(), value.co_names, value.co_consts))
+    elif isinstance(value, HostCode):
+        _encode_text(sink, value.fingerprint)
     else:
         _encode_object(sink, value)
 
@@ -264,37 +288,8 @@ def _encode_text(sink: Any, text: str) -> None:
 def _encode_object(sink: Any, value: Any) -> None:
     """A parameter of an operation, by its text; what lies behind an address, by its state."""
     text = repr(value)
-    if " at 0x" in text or callable(value):
-        _encode_host_object(sink, value)
-    else:
-        _encode_text(sink, text)
-
-
-def _encode_host_object(sink: Any, value: Any) -> None:
-    """Something that a host callback reaches: a function by its code, an object by its state.
-
-    Where no state can be had the identity counts: then only the very same object matches.
-    """
-    if isinstance(value, types.FunctionType):
-        _encode_function(sink, value)
-    elif isinstance(value, types.MethodType):
-        _encode_function(sink, value.__func__)
-        _encode_host_object(sink, value.__self__)
-    elif isinstance(value, functools.partial):
-        for part in (value.func, *value.args, *sorted(value.keywords.items())):
-            _encode_host_object(sink, part)
-    elif isinstance(value, type) and _is_users(value):
-        _encode_class(sink, value)
-    elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType)):
-        _encode_text(sink, f"{getattr(value, '__module__', '')}.{value.__name__}")
-    else:
-        if _is_users(type(value)):
-            _encode_class(sink, type(value))
-        try:
-            state = pickle.dumps(value, protocol=4).hex()
-        except Exception:  # Anything may go wrong in the pickling of a stranger's object.
-            state = f"identity {id(value)}"
-        _encode_text(sink, state)
+    by_state = " at 0x" in text or callable(value)
+    _encode_text(sink, fingerprint(value) if by_state else text)
 
 
 def _encode_array(sink: Any, value: Any) -> None:
@@ -304,65 +299,6 @@ def _encode_array(sink: Any, value: Any) -> None:
     host = np.asarray(value)
     _encode(sink, ("array", host.dtype.name, host.shape))
     sink.update(host.tobytes())
-
-
-def _encode_function(sink: Any, function: types.FunctionType) -> None:
-    """A Python function inside a program: its code, closure, defaults, and the globals it names.
-
-    Functions and classes that these refer to are followed; globals of installed packages are not.
-    """
-    if not sink.meets(function):
-        return
-    _encode(sink, ("function", function.__code__))
-    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()):
-        _encode_host_object(sink, default)
-    for cell in function.__closure__ or ():
-        _encode_host_object(sink, cell.cell_contents)
-    if not _is_users(function):
-        return
-    for name in sorted(_names(function.__code__) & function.__globals__.keys()):
-        _encode_text(sink, name)
-        _encode_host_object(sink, function.__globals__[name])
-
-
-def _encode_class(sink: Any, cls: type) -> None:
-    """A class of the user's: its bases and attributes."""
-    if not sink.meets(cls):
-        return
-    _encode_text(sink, cls.__qualname__)
-    for base in cls.__bases__:
-        _encode_host_object(sink, base)
-    for name, value in sorted(vars(cls).items()):
-        if isinstance(value, (types.FunctionType, staticmethod, classmethod, property)):
-            _encode_text(sink, name)
-            for part in ("__func__", "fget", "fset"):
-                _encode_host_object(sink, getattr(value, part, None))
-            if isinstance(value, types.FunctionType):
-                _encode_function(sink, value)
-        elif not name.startswith("__"):
-            _encode_text(sink, name)
-            _encode_host_object(sink, value)
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and those inside of it may look up."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-@functools.cache
-def _installed() -> tuple[str, ...]:
-    """The folders of installed packages."""
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-
-
-def _is_users(value: Any) -> bool:
-    """Whether a function or class is neither of an installed package nor of this one."""
-    module = getattr(value, "__module__", None) or ""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if module.partition(".")[0] in ("builtins", "dpjax"):
-        return False
-    return file is None or not file.startswith(_installed())
 
 
 @functools.lru_cache(maxsize=4096)

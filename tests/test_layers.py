@@ -22,6 +22,8 @@ LEVELS = {
     "_affine": 0,
     "_lapack": 0,
     "_origins": 0,
+    "_by_value": 0,
+    "_host_code": 0,
     "_programs": 0,
     "base": 1,
     "_summable": 2,

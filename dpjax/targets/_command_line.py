@@ -2,7 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -12,6 +16,7 @@ import jax
 import numpy as np
 
 from dpjax import _checks
+from dpjax._host_code import HostCode
 from dpjax.targets._host import host_target
 
 
@@ -31,7 +36,8 @@ def command_line(
     by commas or white space.
 
     Args:
-        arguments: the program and what it is called with; no shell looks at it.
+        arguments: the program and what it is called with; no shell looks at it. Files among them,
+            such as a script, count by their contents.
         output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the numbers
             that it prints.
         timeout: seconds after which the program, and what it has started, is killed; far above what
@@ -46,14 +52,16 @@ def command_line(
         TypeError: if an argument is of the wrong type.
         ValueError: if there are no arguments, the timeout is not above 0, or `failure` is not like
             the output.
+        FileNotFoundError: if there is no such program; before a release, too.
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
         Those of `host`; to fail is to exit with a status other than 0, to print something else than
         the numbers, or to take longer than the timeout. A crash or hang of the program is a failure
-        like any other. The database is written to no file. Assumes that the same program is found
-        when sampling and when releasing, and that it leaves nothing behind: `privatize` compares
-        the arguments alone.
+        like any other. The database is written to no file. `privatize` compares the arguments, the
+        program and the files that are among the arguments. Assumes that nothing else that the
+        program depends on changes (what it loads, its environment), that workers on other machines
+        have the same, and that it leaves nothing behind.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
@@ -74,8 +82,10 @@ def command_line(
     seconds = _checks.positive("timeout", timeout)
     specs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), output)
     # Threads, for they do nothing but wait.
+    program = _Program(tuple(arguments), seconds, specs)
+    files = functools.partial(_files, program.arguments)
     return host_target(
-        _Program(tuple(arguments), seconds, specs), output, failure, jobs, prefer="threads"
+        lambda: HostCode(program, facts=files), output, failure, jobs, prefer="threads"
     )
 
 
@@ -110,6 +120,20 @@ class _Program:
         if process.returncode != 0:
             raise RuntimeError(f"it ended with status {process.returncode}: {complaint[-500:]}")
         return printed
+
+
+def _files(arguments: tuple[str, ...]) -> dict[str, str]:
+    """Hashes of the program, and of the files that its arguments name, such as a script."""
+    program = shutil.which(arguments[0])
+    if program is None:
+        raise FileNotFoundError(f"there is no program {arguments[0]!r} that can be run here")
+    files = {name: pathlib.Path(name) for name in arguments[1:] if os.path.isfile(name)}
+    return {name: _sha256(path) for name, path in {"": pathlib.Path(program), **files}.items()}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _csv(database: Any) -> str:

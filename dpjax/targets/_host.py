@@ -11,10 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks, _origins
+from dpjax._host_code import HostCall, HostCode
 
 
 def host(
-    function: Callable[[Any], Any], *, output: Any, failure: Any = None, jobs: int | None = None
+    function: Callable[[Any], Any],
+    *,
+    output: Any,
+    failure: Any = None,
+    jobs: int | None = None,
+    version: str | None = None,
 ) -> Callable[[Any], Any]:
     """A target that is no JAX code, such as a learner of scikit-learn or a compiled library.
 
@@ -26,18 +32,25 @@ def host(
     Args:
         function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a
             pytree of arrays. It must not call JAX, which may wait for the very call that it is in.
-        output: what the function returns: a pytree of arrays or of `jax.ShapeDtypeStruct`. Numbers
-            are converted within their kind; 64 bits count as 32 where float64 is not enabled.
+            It is frozen with all that it reaches when the target is traced, and every call, in any
+            process, starts from a fresh copy: closures, globals, modules, classes and objects of
+            yours by value, Python and installed packages by name and version.
+        output: what the function returns: arrays or `jax.ShapeDtypeStruct` in dicts, lists and
+            tuples. Numbers are converted within their kind; 64 bits count as 32 where float64 is
+            not enabled.
         failure: what is released where the function fails on the private database: public, fixed in
             advance, a pytree like the output; None for zeros.
         jobs: databases at a time, -1 for as many as there are cores; None for what
             `joblib.parallel_config` says, else 1. A single database stays in the calling process.
+        version: a text such as "name 1.2", which you change with the code. It stands for a function
+            that cannot be frozen, or that would take long to copy: that is then called as it is.
 
     Returns:
         A target: takes a database to the output.
 
     Raises:
-        TypeError: if the function is not one, or jobs is not an integer.
+        TypeError: if the function is not one, reaches something that cannot be frozen (a lock, a
+            generator, an open file, a pointer, compiled code of yours), or jobs is not an integer.
         ValueError: if `failure` is not like the output, or jobs is below -1 or 0.
         ModuleNotFoundError: if joblib is not installed.
 
@@ -46,10 +59,13 @@ def host(
         that names the pair. On the private database it is released as `failure`, without a message,
         with the noise and the guarantee of any other value: pairs on which the function fails are
         among those that gamma leaves uncovered. Outside of the sampler every database counts as
-        private. Assumes that the function returns the same for equal databases: fixed seeds,
-        solvers run to convergence, nothing kept between calls. Not hidden are the time it takes,
-        what it prints, and the crash or hang of its process: a program that may do so belongs in
-        `command_line`.
+        private. What is sampled is what is released: `privatize` refuses a function of which
+        anything has changed. Assumes that it returns the same for equal databases (fixed seeds,
+        solvers run to convergence), and does not depend on what no copy holds: files, the
+        environment, settings of installed packages, modules looked up by name at run time; with a
+        version, that this names all of the function, in every process that runs it. Not hidden are
+        the time it takes, what it prints, and the crash or hang of its process: a program that may
+        do so belongs in `command_line`.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
@@ -63,11 +79,13 @@ def host(
         2.0
     """
     _checks.function("function", function)
-    return host_target(function, output, failure, jobs)
+    if version is not None and not (isinstance(version, str) and version):
+        raise TypeError(f'version must be a text such as "name 1.2", got {version!r}')
+    return host_target(lambda: HostCode(function, version), output, failure, jobs)
 
 
 def host_target(
-    function: Callable[[Any], Any], output: Any, failure: Any, jobs: int | None, **options: Any
+    freeze: Callable[[], HostCode], output: Any, failure: Any, jobs: int | None, **options: Any
 ) -> Callable[[Any], Any]:
     """A target evaluated on the host, by joblib configured with some more options."""
     joblib = _checks.extra("joblib", "host")
@@ -77,6 +95,7 @@ def host_target(
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
     declared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), output)
     public = _public_value(failure, declared)
+    freeze()  # What cannot be frozen is refused here.
 
     def target(database: Any) -> Any:
         # JAX may call back on a thread of its own, where the caller's configuration is not seen.
@@ -87,7 +106,7 @@ def host_target(
         specs = jax.tree.map(_canonical, declared)
         fallback = [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in public]
         return jax.pure_callback(
-            _Evaluation(function, specs, fallback, workers),
+            _Evaluation(freeze(), specs, fallback, workers),
             specs,
             tracing.origin,
             jax.tree.map(jnp.asarray, database),
@@ -142,10 +161,10 @@ class _Failure:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Evaluation:
+class _Evaluation(HostCall):
     """What JAX calls back, on databases that share leading axes; never raises on private ones."""
 
-    function: Callable[[Any], Any]
+    code: HostCode
     output: Any
     failure: list[np.ndarray]
     workers: _Workers
@@ -159,7 +178,7 @@ class _Evaluation:
         leaves, structure = jax.tree.flatten(database)
         stacked = [np.asarray(x).reshape(len(origins), *x.shape[len(batch) :]) for x in leaves]
         databases = [jax.tree.unflatten(structure, row) for row in zip(*stacked, strict=True)]
-        attempt = functools.partial(_attempt, self.function, self.output)
+        attempt = functools.partial(_attempt, self.code.run, self.output)
         values = self.workers.map(attempt, databases)
         public = list(map(self._or_public, origins, values))
         return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*public, strict=True)]

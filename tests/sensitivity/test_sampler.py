@@ -551,11 +551,10 @@ import jax, jax.numpy as jnp, dpjax
 def oracle(key, n):
     return {"x": jax.random.normal(key, (n, 2)), "y": jax.random.bernoulli(key, 0.5, (n,))}
 
-def host(x):
-    return x * 2
+doubling = dpjax.targets.host(lambda x: x * 2, output=jax.ShapeDtypeStruct((2,), "float32"))
 
 def target(database):
-    doubled = jax.pure_callback(host, jax.ShapeDtypeStruct((2,), "float32"), database["x"][0])
+    doubled = doubling(database["x"][0])
     fit = dpjax.targets.logistic_regression(regularization=0.1)(database)
     gram = database["x"].T @ database["x"] + jnp.eye(2)
     return {"fit": fit, "solved": jnp.linalg.solve(gram, fit), "host": doubled}

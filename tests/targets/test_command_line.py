@@ -105,11 +105,49 @@ def test_failures_are_errors_when_sampling_and_a_fixed_value_otherwise(what, cap
         sampled_value(target)
 
 
-def test_a_program_that_does_not_exist_is_a_failure():
-    target = command(["no-such-program-anywhere"])
-    np.testing.assert_array_equal(target(RECORDS), np.zeros(D))
-    with pytest.raises(RuntimeError, match=r"FileNotFoundError.*no-such-program-anywhere"):
-        sampled_value(target)
+def test_a_program_that_does_not_exist_is_refused(tmp_path):
+    """It is a public fact, so it is no failure to hide."""
+    with pytest.raises(FileNotFoundError, match="there is no program 'no-such-program-anywhere'"):
+        command(["no-such-program-anywhere"])
+    program = tmp_path / "program"
+    program.write_text("echo 1 2")
+    with pytest.raises(FileNotFoundError, match=r"no program .*program' that can be run here"):
+        command([str(program)])
+
+
+@pytest.fixture
+def private_script(tmp_path):
+    """A script, and how it is released with next to no noise."""
+    script = tmp_path / "program"
+    script.write_text("#!/bin/sh\necho 1 2\n")
+    script.chmod(0o700)
+    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(1.0, norm="l1", n=N), epsilon=1e6)
+    return script, lambda *arguments: dpjax.privatize(command([*arguments]), mechanism)
+
+
+def test_a_program_that_is_gone_is_refused_before_a_release(private_script, keys):
+    script, release = private_script
+    private = release(str(script))
+    np.testing.assert_allclose(private(keys(0), RECORDS).value, [1, 2], atol=0.01)
+    script.unlink()
+    with pytest.raises(FileNotFoundError, match="there is no program"):
+        private(keys(0), RECORDS)
+
+
+def test_the_contents_of_programs_and_scripts_are_part_of_the_target(private_script):
+    script, _ = private_script
+
+    def fingerprint(*arguments):
+        return Program.trace("target", command([*arguments]), SPEC).fingerprint
+
+    for arguments in ([str(script)], ["sh", str(script)]):
+        script.write_text("#!/bin/sh\necho 1 2\n")
+        traced = Program.trace("target", command(arguments), SPEC)
+        assert traced.fingerprint == fingerprint(*arguments)
+        script.write_text("#!/bin/sh\necho 3 4\n")
+        assert traced.fingerprint != fingerprint(*arguments)
+        with pytest.raises(ValueError, match="has changed since the target was traced"):
+            traced.check_unchanged("target")
 
 
 def test_a_program_need_not_read_its_input():

@@ -1,7 +1,9 @@
 """Host targets: the same as their JAX twins; failures named while sampling, hidden in releases."""
 
 import functools
+import importlib
 import os
+import sys
 import threading
 
 import jax
@@ -174,6 +176,23 @@ def test_a_norm_on_the_host_is_refused(key):
     norm = targets.host(lambda d: np.sum(np.abs(d)), output=jnp.zeros(()))
     with pytest.raises(ValueError, match="norm must be JAX code"):
         dpjax.sensitivity_samples(key, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=norm, m=20)
+
+
+def test_raw_callbacks_are_refused_everywhere(key, keys):
+    def raw(x):
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    calls = {
+        "target": (lambda d: jnp.mean(raw(d), axis=0), oracle, "l1"),
+        "oracle": (column_means, lambda key, n: raw(oracle(key, n)), "l1"),
+        "norm": (lambda d: jnp.mean(d, axis=0), oracle, lambda d: jnp.sum(raw(d))),
+    }
+    for name, (target, records, norm) in calls.items():
+        with pytest.raises(ValueError, match=f"{name} must not call code outside of JAX"):
+            dpjax.sample_sensitivity(key, target, records, n=N, norm=norm, m=20)
+    private = dpjax.privatize(calls["target"][0], dpjax.laplace(1.0, epsilon=1.0))
+    with pytest.raises(ValueError, match="target must not call code outside of JAX"):
+        private(keys(0), RECORDS)
 
 
 def test_what_was_finished_before_a_failure_is_kept(key, tmp_path):
@@ -363,13 +382,7 @@ class Counting(ThreadingBackend):
 
 def test_the_configuration_of_joblib_counts_when_the_sampler_is_called(key):
     joblib.register_parallel_backend("counting", Counting)
-    threads = set()
-
-    def function(database):
-        threads.add(threading.current_thread().name)
-        return column_means(database)
-
-    target = targets.host(function, output=VALUE)
+    target = targets.host(column_means, output=VALUE)
     alone = distances(key, target)
     assert Counting.calls == 0
     with joblib.parallel_config("counting", n_jobs=2):
@@ -387,7 +400,9 @@ def test_threads(key):
         barrier.wait()  # Passes where two databases are evaluated at a time.
         return column_means(database)
 
-    target = targets.host(function, output=VALUE)
+    with pytest.raises(TypeError, match=r"closure\._cond\._lock"):
+        targets.host(function, output=VALUE)
+    target = targets.host(function, output=VALUE, version="waiting 1")
     with joblib.parallel_config("threading", n_jobs=2):
         got = distances(key, target, m=4)
     np.testing.assert_allclose(got, distances(key, targets.host(column_means, output=VALUE), m=4))
@@ -399,6 +414,24 @@ def test_processes():
     found = np.asarray(jax.vmap(target)(jnp.zeros((20, N, D))))
     assert os.getpid() not in found[:, 0]
     np.testing.assert_array_equal(found[:, 1], N)
+
+
+def test_processes_run_what_the_caller_does(tmp_path, monkeypatch):
+    """They would import a module of their own, and miss what was assigned to its variables."""
+    (tmp_path / "helpers.py").write_text(
+        "import numpy as np\nscale = 1.0\n"
+        "def means(database):\n    return scale * np.mean(database, axis=0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    helpers = importlib.import_module("helpers")
+    monkeypatch.delitem(sys.modules, "helpers", raising=False)
+    monkeypatch.setitem(sys.modules, "helpers", helpers)
+    helpers.scale = 30.0
+    target = targets.host(helpers.means, output=VALUE, jobs=2)
+    expected = 30 * column_means(RECORDS)
+    np.testing.assert_allclose(target(RECORDS), expected, rtol=1e-5)
+    both = jax.vmap(target)(jnp.stack([RECORDS, RECORDS]))
+    np.testing.assert_allclose(both, [expected, expected], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -435,6 +468,13 @@ def test_the_function_and_the_public_value_are_part_of_the_target():
     assert fingerprint(targets.host(scaled(3.0), output=VALUE)) != same
     ones = np.ones(D, "float32")
     assert fingerprint(targets.host(scaled(2.0), output=VALUE, failure=ones)) != same
+
+
+def test_a_version_stands_for_the_function():
+    def named(version):
+        return fingerprint(targets.host(lambda d: column_means(d), output=VALUE, version=version))
+
+    assert named("means 1") == named("means 1") != named("means 2")
 
 
 def test_where_it_is_evaluated_is_compiled_but_no_part_of_the_target():
@@ -492,6 +532,9 @@ def test_fingerprints_are_the_same_in_every_process(run_python):
 def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="function must be a function"):
         targets.host(3, output=VALUE)
+    for version in (1.2, ""):
+        with pytest.raises(TypeError, match="version must be a text"):
+            targets.host(column_means, output=VALUE, version=version)
     with pytest.raises(ValueError, match="jobs must be at least 1, or -1"):
         targets.host(column_means, output=VALUE, jobs=0)
     with pytest.raises(ValueError, match="jobs"):
