@@ -1,9 +1,11 @@
 """Finished chunks on disk, so that an interrupted run goes on where it was."""
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import platform
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -11,6 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # Windows has none.
+    fcntl = None
 
 _MAGIC = b"dpjax checkpoint 1\n"
 # A twentieth of the time goes into writing, at most.
@@ -21,7 +28,8 @@ class Checkpoint:
     """The finished chunks of one run, in one file for each host.
 
     A file is replaced as a whole: written under another name, forced to disk, renamed. It starts
-    with what the run is, and with a hash of all that follows.
+    with what the run is, and with a hash of all that follows. What runs that were killed while they
+    wrote have left beside it is removed.
 
     Attributes:
         path: of the file; with several hosts each has its own, "PATH.0-of-2" and so on.
@@ -38,6 +46,7 @@ class Checkpoint:
             raise ValueError(f"checkpoint {named} lies in no folder that can be written to")
         if named.is_dir():
             raise ValueError(f"checkpoint {named} must be a file, and is a folder")
+        _remove_abandoned(named)
         self._run = run
         self._found: dict[tuple[int, int], tuple[np.ndarray, float]] = {}
         of_hosts = re.compile(re.escape(named.name) + r"\.\d+-of-\d+")
@@ -91,13 +100,44 @@ def _sha256(header: dict[str, Any], body: Iterable[Any]) -> str:
 
 
 def _replace(path: pathlib.Path, parts: Iterator[bytes]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
     with open(partial, "wb") as file:
+        _lock(file)
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
+        if fcntl is None:
+            file.close()  # Windows renames no open file.
+        os.replace(partial, path)
     _sync_folder(path.parent)
+
+
+def _remove_abandoned(path: pathlib.Path) -> None:
+    """Removes partial files of this host that no process is writing.
+
+    A lock tells: the system frees it when a process ends, however that happens. A process number
+    does not, for there are new processes of old numbers, and containers see only their own. Nor is
+    a lock seen by other hosts everywhere, so theirs are left alone.
+    """
+    if fcntl is None:
+        return
+    of_host = rf"{re.escape(path.name)}(\.\d+-of-\d+)?\.{re.escape(_host())}\.\d+\.partial"
+    for file in path.parent.iterdir():
+        if re.fullmatch(of_host, file.name):
+            # Someone is writing, or was faster, or the file system has no locks.
+            with contextlib.suppress(OSError), open(file, "rb+") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.unlink()
+
+
+def _lock(file: Any) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "_", platform.node())
 
 
 def _sync_folder(folder: pathlib.Path) -> None:

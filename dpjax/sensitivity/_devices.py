@@ -61,12 +61,6 @@ class Layout:
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
     @property
-    def platform(self) -> str:
-        """What the devices are."""
-        device = self.devices[0]
-        return jax.default_backend() if device is None else device.platform
-
-    @property
     def spans_hosts(self) -> bool:
         """Whether other processes have some of the devices."""
         return len(self.local) < len(self.devices)
@@ -321,6 +315,7 @@ def check_same_on_all_hosts(fingerprint: str) -> None:
     theirs = np.asarray(multihost_utils.process_allgather(mine))
     if (theirs != mine).any():
         raise ValueError(
-            "processes must make the same call, with one key, target, oracle and size: at least two"
-            " of them differ. Make the key from one seed, or broadcast it"
+            "processes must make the same call, with one key, target, oracle and size, and compile"
+            " it alike, for one model of processor or device, with one XLA_FLAGS and one version of"
+            " JAX: at least two of them differ. Make the key from one seed, or broadcast it"
         )

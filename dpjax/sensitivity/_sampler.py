@@ -5,7 +5,6 @@ Nothing here is private: the pairs come from the oracle, so refusals may depend 
 
 import math
 import os
-from importlib.metadata import version
 from typing import Literal
 
 import jax
@@ -14,12 +13,12 @@ from jax.sharding import Mesh
 from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax._programs import digest
-from dpjax._version import __version__
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._compiler import compilation
 from dpjax.sensitivity._devices import (
     Layout,
     check_same_on_all_hosts,
@@ -200,7 +199,7 @@ def _operating_point(
 
 
 def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str | int]:
-    """Everything that decides the bits of the distances, but for the hardware's model."""
+    """Everything that decides the bits of the distances."""
     return {
         "key": digest(jax.random.key_data(key)),
         "target": sampler.target.fingerprint,
@@ -211,8 +210,7 @@ def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str 
         "n": sampler.n,
         "m": layout.m,
         "chunk size": layout.size,
-        "backend": layout.platform,
-        "versions": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}",
+        **compilation(layout.devices),
     }
 
 

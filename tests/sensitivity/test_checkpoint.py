@@ -1,18 +1,21 @@
 """Interrupted runs: what is finished is kept, nothing is done twice, no other file is taken."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity import _checkpoint, _run
+from dpjax.sensitivity import _checkpoint, _compiler, _run
+from dpjax.sensitivity._compiler import compilation
 
 ROOT = Path(__file__).resolve().parents[2]
 M, SIZE = 100, 30
@@ -123,6 +126,32 @@ def test_a_file_of_another_oracle_is_refused(sample, uniform):
         sample(oracle=lambda key, n: 2 * uniform(key, n))
 
 
+def test_a_file_of_programs_that_were_compiled_otherwise_is_refused(sample, monkeypatch):
+    """Their distances may differ in the last bits."""
+    sample()
+    flags = os.environ.get("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_force_host_platform_device_count=3")
+    sample()  # How many devices there are is no part of a program.
+    with monkeypatch.context() as context:
+        context.setenv("XLA_FLAGS", f"{flags} --xla_cpu_enable_fast_math=true")
+        with pytest.raises(ValueError, match=r"is of another run, with another compiler flags"):
+            sample()
+    with monkeypatch.context() as context:
+        context.setattr(_compiler, "_processor", lambda: "another model")
+        with pytest.raises(ValueError, match=r"is of another run, with another processor"):
+            sample()
+    monkeypatch.setattr(_compiler, "__version__", "0.0.1")
+    with pytest.raises(ValueError, match=r"is of another run, with another versions"):
+        sample()
+
+
+def test_the_processor_is_known_by_its_vector_instructions():
+    """Virtual machines call many processors by one name."""
+    found = compilation((None,))["processor"]
+    assert re.search(r"\b(avx|sse|asimd|neon|sve)", found) or not Path("/proc/cpuinfo").exists()
+    assert found == compilation(tuple(jax.devices("cpu")))["processor"]
+
+
 def test_a_file_of_other_versions_is_refused(sample, monkeypatch):
     sample()
     monkeypatch.setattr(_checkpoint.json, "loads", _with_old_version(_checkpoint.json.loads))
@@ -176,8 +205,7 @@ def test_writing_is_atomic(sample, tmp_path, monkeypatch):
     """A run that dies while it writes leaves the file as it was, and a partial one that is not."""
     sample()
     before = (tmp_path / "run").read_bytes()
-    partial = tmp_path / "run.7.partial"
-    partial.write_bytes(before[:50])
+    (tmp_path / f"run.{_checkpoint._host()}.7.partial").write_bytes(before[:50])
     assert sample().value == sample(checkpoint=None).value
     order = []
     monkeypatch.setattr(os, "fsync", lambda _: order.append("fsync"))
@@ -187,10 +215,49 @@ def test_writing_is_atomic(sample, tmp_path, monkeypatch):
     assert order[:3] == ["fsync", "rename", "fsync"]
 
 
+WRITING = """
+import sys, time
+from dpjax.sensitivity import _checkpoint
+def parts():
+    yield b"some"
+    print("writing", flush=True)
+    time.sleep(600)
+_checkpoint._replace(_checkpoint.pathlib.Path(sys.argv[1]), parts())
+"""
+
+
+def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, tmp_path):
+    """Not what a living process writes, what other hosts do, or files of another checkpoint."""
+    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    host = _checkpoint._host()
+    kept = [f"run.elsewhere{host}.7.partial", f"run2.{host}.7.partial", f"run.{host}.7.partial.old"]
+    left = [f"run.{host}.{2**22 + 1}.partial", f"run.{host}.{os.getpid()}.partial"]
+    left.append(f"run.1-of-4.{host}.7.partial")
+    for name in (*kept, *left):
+        (tmp_path / name).write_bytes(b"some")
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITING, str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": search_path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "writing\n"
+        written = f"run.{host}.{process.pid}.partial"
+        sample()
+        assert {file.name for file in tmp_path.iterdir()} == {"run", written, *kept}
+    finally:
+        process.kill()
+        process.communicate()
+    sample()
+    assert {file.name for file in tmp_path.iterdir()} == {"run", *kept}
+
+
 RUN = """
 import sys
 import jax, jax.numpy as jnp, dpjax
-from dpjax.sensitivity import _checkpoint, _run
+from dpjax.sensitivity import _checkpoint, _compiler, _run
+from dpjax.sensitivity._compiler import compilation
 path, log = sys.argv[1:]
 compute = _run.compute_chunks
 def logged(block, key, position, chunks, **settings):
@@ -246,3 +313,4 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
     assert not known & set(map(int, log.read_text().split()))
     uninterrupted, _ = start(tmp_path / "other").communicate(timeout=300)
     assert value == uninterrupted != ""
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "other", "run"]

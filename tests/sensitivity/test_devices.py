@@ -172,7 +172,8 @@ def on_hosts(code, count, **environment):
 @pytest.mark.parametrize(("count", "devices"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_the_same_bits_on_many_hosts(count, devices, tmp_path):
     code = f"print('VALUE', sample(mesh, checkpoint={str(tmp_path / 'run')!r}).hex())"
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    # The same bits only if they are compiled alike: flags of this process are those of all.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     codes, finished = on_hosts(code, count, XLA_FLAGS=flags)
     assert codes == [0] * count, finished
     values = {line for out, _ in finished for line in out.splitlines() if "VALUE" in line}
@@ -190,8 +191,19 @@ def test_the_same_bits_on_many_hosts(count, devices, tmp_path):
     assert len(list(tmp_path.iterdir())) == count  # Each has a file, and any number goes on.
 
 
-def test_processes_that_differ_are_told(tmp_path):
-    codes, finished = on_hosts("key = jax.random.key(process); sample(mesh)", 2)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "key = jax.random.key(process)",
+        pytest.param(
+            "os.environ['XLA_FLAGS'] = f'--xla_backend_optimization_level={process}'",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["key", "compiler"],
+)
+def test_processes_that_differ_are_told(code):
+    codes, finished = on_hosts(f"{code}; sample(mesh)", 2)
     assert 0 not in codes
     assert all("processes must make the same call" in err for _, err in finished)
 
