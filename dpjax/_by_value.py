@@ -26,7 +26,10 @@ PROTOCOL = 4
 _PYTHON = pathlib.Path(os.__file__).parent
 # In the namespace of a class: what readers and debuggers look at, and what pickle itself keeps.
 _NO_BEHAVIOR = frozenset(
-    ("__doc__", "__annotations__", "__firstlineno__", "__static_attributes__", "__slotnames__")
+    (
+        *("__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
+        *("__firstlineno__", "__static_attributes__", "__slotnames__"),
+    )
 )
 _POINTERS = ("ctypes", "_ctypes", "_cffi_backend")
 

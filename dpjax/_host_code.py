@@ -10,6 +10,7 @@ The fingerprint is of what is pickled, taken apart as pickle does it. What pickl
 """
 
 import hashlib
+import importlib
 import io
 import pickle
 import platform
@@ -39,22 +40,22 @@ class HostCode:
     ):
         """Freezes a function; `facts` returns what else it depends on, or raises."""
         self._function, self._version, self._facts = function, version, facts
-        self.fingerprint = self._current()
-        self.run = function if version is not None else _Frozen(function)
+        encoded = self._encoded()
+        self.fingerprint = encoded.digest()
+        self.run = function if version is not None else _Frozen(function, encoded.packages)
 
     def check_unchanged(self) -> None:
         """Refuses where the function is no longer what was frozen."""
-        if self._current() != self.fingerprint:
+        if self._encoded().digest() != self.fingerprint:
             raise ValueError(
                 "a function on the host, or something that it reaches, has changed since the target"
                 " was traced"
             )
 
-    def _current(self) -> str:
+    def _encoded(self) -> "_Encoder":
         facts = None if self._facts is None else self._facts()
-        if self._version is not None:
-            return fingerprint(("version", self._version, facts))
-        return fingerprint((self._function, facts))
+        named = self._version is not None
+        return _encoded((("version", self._version) if named else self._function, facts))
 
 
 class HostCall:
@@ -68,26 +69,43 @@ class HostCall:
 
 
 class _Frozen:
-    def __init__(self, function: Callable[[Any], Any]):
+    def __init__(self, function: Callable[[Any], Any], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
         # An array: joblib hands large ones to processes through a file.
         self._pickled = np.frombuffer(file.getvalue(), np.uint8)
+        self._packages = packages
 
     def __call__(self, argument: Any) -> Any:
+        for name, version in self._packages.items():
+            found = _version(name)
+            if found != version:
+                raise RuntimeError(
+                    f"{name} was {version} where the target was traced, and is {found}"
+                )
         return pickle.loads(self._pickled.data)(argument)
 
 
 def fingerprint(value: Any) -> str:
     """A hash of a value and all that it reaches, the same in every process: 128 bits, in hex."""
-    encoder = _Encoder({}, [])
+    return _encoded(value).digest()
+
+
+def _encoded(value: Any) -> "_Encoder":
+    encoder = _Encoder({}, [], {"python": _version("python")})
     try:
-        encoder.encode((platform.python_version(), value))
+        encoder.encode(value)
     except UnknownCodeError:
         raise
     except Exception as error:  # Anything may go wrong when a stranger's object is taken apart.
         encoder.refuse(f"{type(error).__name__}: {error}")
-    return encoder.sha256.hexdigest()[:32]
+    return encoder
+
+
+def _version(package: str) -> str:
+    if package == "python":
+        return platform.python_version()
+    return str(getattr(importlib.import_module(package), "__version__", ""))
 
 
 class _Encoder:
@@ -95,12 +113,22 @@ class _Encoder:
 
     Objects that can change are numbered where they are met, so recursion ends, and two names of one
     list are not two lists.
+
+    Attributes:
+        packages: those that it has met, with their versions.
     """
 
-    def __init__(self, numbers: dict[int, int], path: list[str]):
+    def __init__(self, numbers: dict[int, int], path: list[str], packages: dict[str, str]):
         self.sha256 = hashlib.sha256()
+        self.packages = packages
         self._numbers, self._path = numbers, path
         self._kept: list[Any] = []  # What is numbered must live, or its address is another's soon.
+
+    def digest(self) -> str:
+        """The hash of all that was fed, and of the packages that it names."""
+        sha256 = self.sha256.copy()
+        sha256.update(repr(sorted(self.packages.items())).encode())
+        return sha256.hexdigest()[:32]
 
     def encode(self, value: Any) -> None:
         """Feeds a value, with a tag for its kind and its length where it has one."""
@@ -119,6 +147,8 @@ class _Encoder:
             self._code(value)
         elif kind in (set, frozenset):
             self._set(value)
+        elif isinstance(value, np.dtype):
+            self._parts(value)  # Equal ones are one object or two, as it comes.
         elif self._is_new(value):
             self._object(value)
 
@@ -169,8 +199,10 @@ class _Encoder:
         """Something that every process finds in a module."""
         if not is_installed(module):
             self.refuse(f"{name} of the module {module}, which each process imports for itself")
-        package = sys.modules.get(module.partition(".")[0])
-        self._text("name", f"{module}:{name}:{getattr(package, '__version__', '')}")
+        package = module.partition(".")[0]
+        if package not in sys.stdlib_module_names:
+            self.packages[package] = _version(package)
+        self._text("name", f"{module}:{name}")
 
     def _code(self, code: types.CodeType) -> None:
         self._text("code", "")
@@ -196,7 +228,7 @@ class _Encoder:
         """In the order of their hashes, for sets have none that all processes agree on."""
         parts = []
         for item in value:
-            part = _Encoder(dict(self._numbers), self._path)
+            part = _Encoder(dict(self._numbers), self._path, self.packages)
             part.encode(item)
             self._kept.append(part)
             parts.append(part.sha256.digest())

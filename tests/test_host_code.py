@@ -459,11 +459,18 @@ def test_a_version_stands_for_a_function():
     assert one.run is function
 
 
+def test_installed_packages_count_by_their_versions(monkeypatch):
+    code = HostCode(np.median)
+    assert code.run([3.0, 1.0, 2.0]) == 2.0
+    monkeypatch.setattr(np, "__version__", "0.9")
+    assert HostCode(np.median).fingerprint != code.fingerprint
+    with pytest.raises(
+        RuntimeError, match=r"numpy was .* where the target was traced, and is 0\.9"
+    ):
+        code.run([3.0, 1.0, 2.0])  # So it is in a worker that has another one.
+
+
 # Code.
-
-
-def keyword_order():
-    return lambda a, b: a - b, lambda b, a: b - a
 
 
 DIFFERENT = {
