@@ -148,7 +148,7 @@ class _Encoder:
         elif kind in (set, frozenset):
             self._set(value)
         elif isinstance(value, np.dtype):
-            self._parts(value)  # Equal ones are one object or two, as it comes.
+            self._dtype(value)
         elif self._is_new(value):
             self._object(value)
 
@@ -215,6 +215,12 @@ class _Encoder:
         order = array.flags.f_contiguous and not array.flags.c_contiguous
         self.encode(("array", array.shape, order, array.dtype))
         self._bytes("data", array.tobytes())
+
+    def _dtype(self, dtype: np.dtype) -> None:
+        """By itself: equal ones are one object or two, as it comes."""
+        part = _Encoder({}, self._path, self.packages)
+        part._parts(dtype)
+        self._bytes("dtype", part.sha256.digest())
 
     def _dict(self, value: dict[Any, Any]) -> None:
         self._text("dict", str(len(value)))

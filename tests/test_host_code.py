@@ -368,6 +368,7 @@ def package(tmp_path, monkeypatch):
         "def by_the_package(x):\n    return x * house.size\n"
         "def by_a_module_of_it(x):\n    return x * house.rooms.scale\n"
         "def by_a_function_of_it(x):\n    return house.rooms.local(x)\n"
+        "def by_a_function_inside(x):\n    return (lambda: x * house.size)()\n"
         "def imported_inside(x):\n    from house import size\n    return x * size\n"
         "def imported_relatively(x):\n    from . import size\n    return x * size\n"
         "def locked(x):\n    return house.lock and x\n"
@@ -385,6 +386,7 @@ def package(tmp_path, monkeypatch):
     [
         ("local", "rooms", "scale"),
         ("by_the_package", "house", "size"),
+        ("by_a_function_inside", "house", "size"),
         ("by_a_module_of_it", "rooms", "scale"),
         ("by_a_function_of_it", "rooms", "scale"),
     ],
@@ -492,6 +494,11 @@ DIFFERENT = {
     "members": (functools.partial(max, Kind.ONE), functools.partial(max, Kind.TWO)),
     "dtypes": (np.zeros(2, "int32").__add__, np.zeros(2, "uint32").__add__),
     "shapes": (np.zeros((2, 1)).__add__, np.zeros((1, 2)).__add__),
+    "aliases": tuple(
+        functools.partial(max, [one, other, again])
+        for one, other in [([1], [1])]
+        for again in (one, other)
+    ),
     "order in memory": (np.zeros((2, 2)).__add__, np.zeros((2, 2), order="F").__add__),
 }
 
@@ -500,6 +507,20 @@ DIFFERENT = {
 def test_different_functions_have_different_fingerprints(what):
     first, second = (HostCode(function).fingerprint for function in DIFFERENT[what])
     assert first != second
+
+
+def test_equal_dtypes_count_as_one():
+    """Whether arrays share the object of their dtype depends on how they were made."""
+    one, other = (np.dtype([("a", "f4")]) for _ in range(2))
+    shared, apart = ([np.zeros(2, one), np.zeros(2, last)] for last in (one, other))
+    assert one is not other
+    assert HostCode(shared.index).fingerprint == HostCode(apart.index).fingerprint
+
+
+def test_the_copy_holds_arrays_of_numpy():
+    """Code that JAX calls back must not wait for JAX."""
+    values = jnp.arange(3.0)
+    assert type(HostCode(lambda x: values).run(0)) is np.ndarray
 
 
 def test_what_is_caught_counts():
