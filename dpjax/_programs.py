@@ -34,8 +34,8 @@ class Program:
 
     Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
     reuses the compiled program. One that calls the host has the origin of its database as a first
-    input, see `dpjax._origins`; `settings` say where such calls run, and are no part of the
-    fingerprint.
+    input, see `dpjax._origins`; `settings` say where such calls run and what `vmap` makes of the
+    program, and are no part of the fingerprint.
     """
 
     jaxpr: jex.ClosedJaxpr
@@ -69,6 +69,7 @@ class Program:
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
+        settings += _rules_for_vmap(jaxpr.jaxpr)
         return cls(jaxpr, *specs, _configuration(), tuple(settings))
 
     @functools.cached_property
@@ -95,12 +96,9 @@ class Program:
         operands = jax.tree.leaves(arguments)
         if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
             operands.insert(0, _origins.private() if origin is None else origin)
-        safe = _lapack.concerns(self.primitives())
-        run = (
-            functools.partial(_lapack.evaluate, self.jaxpr)
-            if safe
-            else jex.jaxpr_as_fun(self.jaxpr)
-        )
+        run = jex.jaxpr_as_fun(self.jaxpr)
+        if _lapack.concerns(self.primitives()):
+            run = functools.partial(_lapack.evaluate, self.jaxpr)
         return jax.tree.unflatten(self.outputs.structure, run(*operands))
 
     def __eq__(self, other: object) -> bool:
@@ -168,6 +166,12 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 def _primitives(jaxpr: Any) -> set[str]:
     return {equation.primitive.name for equation in _equations(jaxpr)}
+
+
+def _rules_for_vmap(jaxpr: Any) -> list[Any]:
+    """The user's own rules for `vmap`, in order."""
+    rules = (x.params["rule"] for x in _equations(jaxpr) if x.primitive.name == "custom_vmap_call")
+    return [getattr(rule, "rule", rule) for rule in rules]
 
 
 def _host_call(equation: Any) -> HostCall | None:

@@ -35,8 +35,8 @@ _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 _MOST_SUM_PROBES = 4096
 # JAX's own rules for `vmap` only reorder roundings, which shows on any database.
 _LEAST_ALONE = 8
-# Operations whose rule for `vmap` somebody else wrote: it may compute anything, anywhere.
-_FOREIGN_RULES = frozenset(("custom_vmap_call", "ffi_call", "custom_call"))
+# Somebody else wrote its rule for `vmap`, which may compute anything, anywhere.
+_FOREIGN_RULE = "custom_vmap_call"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _refuse_a_batch_of_its_own(found: _Found) -> None:
             "target computes something else for many databases at once, as the sampler runs it,"
             f" than for one alone, as a release does: values differ by up to {found.alone:.3g}, and"
             f" replacing a record moves them by up to {found.replaced:.3g}. A rule for jax.vmap of"
-            " its own (custom_vmap, ffi_call) may be wrong, a host function may not return the"
+            " its own (custom_vmap) may be wrong, a host function may not return the"
             " same twice, or, if this is rounding error, compute in float64"
         )
 
@@ -124,14 +124,14 @@ def _refuse_an_order(found: _Found) -> None:
 
 def _probes(sampler: PairSampler, point: OperatingPoint) -> int:
     """Databases to look at."""
-    if not (sampler.sums or sampler.positions == "last" or _has_foreign_rules(sampler)):
+    if not (sampler.sums or sampler.positions == "last" or _has_a_foreign_rule(sampler)):
         return min(point.m, _LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
     return min(point.m, wanted, point.m if sampler.sums is None else _MOST_SUM_PROBES)
 
 
-def _has_foreign_rules(sampler: PairSampler) -> bool:
-    return not _FOREIGN_RULES.isdisjoint(sampler.target.primitives())
+def _has_a_foreign_rule(sampler: PairSampler) -> bool:
+    return _FOREIGN_RULE in sampler.target.primitives()
 
 
 def _find(
@@ -147,7 +147,7 @@ def _find(
     """Chunk by chunk on the devices of this host; chunks do not depend on how many there are."""
     size = probes_at_once(sampler, count, layout.size)
     devices = tuple(layout.local.values())
-    left_alone = (count if _has_foreign_rules(sampler) else _LEAST_ALONE) if alone else 0
+    left_alone = (count if _has_a_foreign_rule(sampler) else _LEAST_ALONE) if alone else 0
     found = []
     for start in range(0, count, size * len(devices)):
         starts = start + size * np.arange(len(devices), dtype=np.uint32)
