@@ -79,18 +79,35 @@ def compilations(caplog):
 
 
 @pytest.fixture(scope="session")
-def run_python():
-    """Runs a program in a fresh process, at the root of the repository: `run_python(code, **env)`.
+def environment():
+    """The variables of a process that imports dpjax from here: `environment(devices=8, **more)`.
 
-    Returns what it prints; `timeout` is in seconds.
+    `devices` are those that its CPU plays. It compiles by the flags of this process, to which they
+    are added: other flags give other last bits, and longer compilation.
     """
 
-    def run(code, *, timeout=None, **environment):
+    def variables(*, devices=None, **more):
+        flags = [os.environ.get("XLA_FLAGS", "")]
+        if devices is not None:
+            flags.append(f"--xla_force_host_platform_device_count={devices}")
         search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        return {**os.environ, "PYTHONPATH": search_path, "XLA_FLAGS": " ".join(flags), **more}
+
+    return variables
+
+
+@pytest.fixture(scope="session")
+def run_python(environment):
+    """Runs a program in a fresh process, at the root of the repository: `run_python(code, **env)`.
+
+    Returns what it prints; `timeout` is in seconds, and the rest is for `environment`.
+    """
+
+    def run(code, *, timeout=None, **variables):
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": search_path, **environment},
+            env=environment(**variables),
             capture_output=True,
             text=True,
             check=False,

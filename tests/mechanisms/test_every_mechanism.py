@@ -402,5 +402,5 @@ for draw in draws:
     spread = jax.shard_map(jax.vmap(draw), mesh=mesh, in_specs=P("keys"), out_specs=P("keys"))
     np.testing.assert_array_equal(jax.jit(spread)(keys), alone)
 """,
-        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+        devices=2,
     )

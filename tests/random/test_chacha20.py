@@ -164,7 +164,7 @@ np.testing.assert_array_equal(draw(spread), draw(batch))
 release = jax.jit(jax.vmap(lambda key: dpjax.laplace(1.0, 1.0)(key, np.float32(0)).value))
 np.testing.assert_array_equal(release(spread), release(batch))
 """,
-        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        devices=8,
     )
 
 

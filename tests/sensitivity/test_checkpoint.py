@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ import dpjax
 from dpjax.sensitivity import _checkpoint, _compiler, _run
 from dpjax.sensitivity._compiler import compilation
 
-ROOT = Path(__file__).resolve().parents[2]
 M, SIZE = 100, 30
 
 
@@ -275,16 +273,15 @@ print(value.hex())
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills):
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, environment):
     random = np.random.default_rng(0)
     path, log = tmp_path / "run", tmp_path / "log"
-    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
     def start(checkpoint):
         log.write_text("")
         return subprocess.Popen(
             [sys.executable, "-c", RUN, str(checkpoint), str(log)],
-            env=os.environ | {"PYTHONPATH": search_path},
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
         )

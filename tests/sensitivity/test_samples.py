@@ -48,16 +48,6 @@ def test_other_targets_agree_to_rounding_at_any_batch_size(samples):
     np.testing.assert_allclose(some[0], some[2], rtol=0, atol=2e-6)
 
 
-@pytest.mark.slow
-def test_means_are_the_same_bits_at_the_sizes_that_were_measured(samples):
-    # A measurement, not a promise: XLA may vectorize otherwise on another processor.
-    first, *others = (
-        samples(jnp.mean, normal, n=1000, m=1000, batch_size=size) for size in (7, 64, 250, 1000)
-    )
-    for other in others:
-        np.testing.assert_array_equal(first, other)
-
-
 def test_the_last_chunk_is_padded(samples):
     few, many = (samples(jnp.mean, n=100, m=m, batch_size=8) for m in (13, 16))
     np.testing.assert_array_equal(few, many[:13])
