@@ -279,6 +279,14 @@ def test_loss_on_a_neighbor_at_the_sensitivity_is_epsilon():
     assert float(loss) == pytest.approx(0.8, rel=1e-4)
 
 
+def test_every_lattice_of_a_pytree_is_charged(key):
+    mechanism = dpjax.bernstein(0.125, 1.0, degree=1, dims=1)
+    together = mechanism(key, (jnp.zeros(2), jnp.zeros(2))).value
+    # The noise of all is one draw, for four values that may all move by the sensitivity.
+    whole = dpjax.laplace(4 * 0.125, 1.0)(key, jnp.zeros(4)).value
+    np.testing.assert_array_equal(np.concatenate([x.values for x in together]), whole)
+
+
 @pytest.mark.slow
 def test_pytree_of_lattices_multiplies_the_scale(key):
     one = dpjax.bernstein(0.1, 1.0, degree=4, dims=1)

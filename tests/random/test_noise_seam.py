@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpjax._limbs import Limbs
 from dpjax.random import GAUSSIAN, LAPLACE, seeded_key
-from dpjax.random._grid_fit import Calibration
+from dpjax.random._grid_fit import Calibration, GridFit, divided
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import (
     add_noise,
@@ -178,6 +179,24 @@ def test_scale_covers_rounding_at_other_epsilons(epsilon):
         if made.fits(LAPLACE.lattice, jnp.float32):
             lost = covered(made, LAPLACE.lattice, np.float32(1 / epsilon).item()) - 1
             assert lost < 0.01 + 2 * math.sqrt(coordinates / (epsilon * 2**43))
+
+
+@jax.jit
+def quotient(high, low, divisor, shift):
+    fit = GridFit(jnp.int32(0), divisor, shift, jnp.float32(1))
+    return divided(Limbs(high, low), fit)
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(1, 2**16 - 1), st.integers(0, 34))
+@examples
+def test_noise_is_rounded_to_the_grid_halves_up(noise, divisor, shift):
+    points = divisor << shift
+    half = noise // points * points + points // 2
+    for whole in (noise, half):
+        limbs = np.uint32(whole >> 32 & 0xFFFFFFFF), np.uint32(whole & 0xFFFFFFFF)
+        high, low = map(int, quotient(*limbs, np.uint32(divisor), np.uint32(shift)))
+        rounded = math.floor(Fraction(whole, points) + Fraction(1, 2))
+        assert high << 32 | low == rounded % 2**64
 
 
 @pytest.mark.slow

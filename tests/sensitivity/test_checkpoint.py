@@ -150,11 +150,19 @@ def test_the_processor_is_known_by_its_vector_instructions():
     assert found == compilation(tuple(jax.devices("cpu")))["processor"]
 
 
-def test_a_file_of_other_versions_is_refused(sample, monkeypatch):
+def test_a_file_that_claims_another_version_is_corrupted(sample, monkeypatch):
     sample()
     monkeypatch.setattr(_checkpoint.json, "loads", _with_old_version(_checkpoint.json.loads))
     with pytest.raises(ValueError, match="corrupted"):
         sample()  # What a file says of itself is under its hash too.
+
+
+def test_a_file_that_another_version_wrote_is_refused(sample, monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(jax, "__version__", "0.1")
+        sample()
+    with pytest.raises(ValueError, match="is of another run, with another versions"):
+        sample()
 
 
 def _with_old_version(loads):

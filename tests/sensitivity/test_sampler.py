@@ -336,6 +336,16 @@ def test_large_float_counts_are_refused_and_integers_are_exact(sample_quickly):
     assert sample_quickly(lambda x: 10**7 + jnp.sum(x > 0.5)).value == 1.0
 
 
+def test_eight_times_the_resolution_is_enough(sample_quickly):
+    # Whole steps next to 2^20, where the resolution is 1/8 of the value over 2^20.
+    def count(base):
+        return lambda x: base + jnp.sum(x > 0.5).astype(float)
+
+    assert sample_quickly(count(2.0**20 - 2)).value > 1
+    with pytest.raises(ValueError, match="below 8 times the resolution"):
+        sample_quickly(count(2.0**20))
+
+
 def test_distances_in_whole_steps_of_a_float_target_may_be_counted(sample_quickly):
     # Whether a coordinate changed has no resolution.
     assert sample_quickly(jnp.round, norm="hamming").value >= 1.0

@@ -142,6 +142,26 @@ def test_rounding_of_the_release_is_added(key):
     assert bare + 2**-26 < found.value < bare * 1.001
 
 
+def test_both_roundings_and_the_disagreement_are_added(key):
+    """Of sums of 64ths next to 2^20: exact by the shortcut, and in steps of 1/8 by the target."""
+    target = targets.summable(lambda x: jnp.floor(64 * x) / 64, lambda total: total + 2.0**20)
+
+    def oracle(key, n):
+        return 8 * jax.random.uniform(key, (n,))
+
+    settings = {"n": 4, "norm": "l1", "m": 90}
+    exact, rounded = (
+        np.asarray(dpjax.sensitivity_samples(key, f, oracle, **settings))
+        for f in (target, lambda database: target(database))
+    )
+    disagreement = np.abs(exact - rounded).max()
+    assert 1 / 16 < disagreement <= 1 / 8
+    found = dpjax.sample_sensitivity(key, target, oracle, gamma=0.05, **settings)
+    added = found.value - float(np.sort(exact)[found.k - 1])
+    # Each of the two values lies within a unit in the last place, of 2^20 and a little.
+    assert added == pytest.approx(2 / 8 + disagreement, rel=1e-4)
+
+
 def test_a_shortcut_that_disagrees_is_refused(key, monkeypatch):
     """The probes of the target itself would find an operation that is taken for another."""
     monkeypatch.setitem(_row_rules.RULES, "sort", _row_rules._rowwise)

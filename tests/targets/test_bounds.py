@@ -14,6 +14,7 @@ EXACT = [
     Fraction(1, 7**90),
     Fraction(math.pi) ** 5,
     Fraction(5e-324),
+    9 + Fraction(1, 2**400),  # Its root begins with the digits of a float.
 ]
 
 
