@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpjax import _limbs
@@ -129,6 +129,8 @@ def test_just_below_a_half():
 
 
 @given(st.floats(-1000, 1000, width=32), st.floats(-1000, 1000, width=32), st.integers(-8, 4))
+@example(-0.5, 0.5, 0)
+@example(0.5, 1.5, 0)
 @examples
 def test_no_two_numbers_move_apart(x, y, exponent):
     values = sorted([x, y])

@@ -78,12 +78,15 @@ def test_bits_are_the_key_stream(key):
 
 
 def test_domains_do_not_meet(key):
-    """No output is a key, and no child of `split` is one of `fold_in`."""
-    bits = {tuple(row) for row in np.asarray(jax.random.bits(key, (64, 8)))}
-    split = {tuple(row) for row in np.asarray(jax.random.key_data(jax.random.split(key, 64)))}
-    folded = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(64))
-    fold = {tuple(row) for row in np.asarray(folded)}
-    assert len(bits | split | fold) == 3 * 64
+    """No output is a key, no child of `split` is one of `fold_in`, and noise is none of them."""
+    bits = jax.random.bits(key, (64, 8))
+    split = jax.random.key_data(jax.random.split(key, 64))
+    fold = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(64))
+    data = jax.random.key_data(key)
+    noise = _chacha20.words(data, 0, nonce=_chacha20.NOISE, width=8, count=64)
+    words = np.concatenate([np.ravel(x) for x in (bits, split, fold, noise)])
+    # 2,048 random words are all different but for one key in 2,000.
+    assert len(set(words.tolist())) == 4 * 64 * 8
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from dpjax.random import _alias, _chacha20, _lattice
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._selection import exponential_index, permute_and_flip_index
 
 # The most samples of one key whose words come in one part.
 BORDER = _chacha20._CHUNK * 16 // 9
@@ -116,6 +118,18 @@ def test_loops_go_on_with_new_words(often, key, count):
         np.testing.assert_array_equal(integers(drawn), expected[0])
         np.testing.assert_array_equal(word, expected[2])
         assert int(first) == expected[3]
+
+
+@pytest.mark.parametrize(
+    "select", [pytest.param(exponential_index, marks=pytest.mark.slow), permute_and_flip_index]
+)
+def test_options_beyond_the_first_table_are_selected(often, key, select):
+    """40 scales below the best one, where float noise never reaches: about one draw in ten."""
+    made = Calibration(1.0, 1.0, 1.0, 0.0, 2)
+    scores = jnp.asarray([40, 0], jnp.int32)
+    drawn = jax.jit(jax.vmap(lambda key: select(key, scores, made)))(jax.random.split(key, 300))
+    # With a chance of .01 a draw, none in 300 comes once in 20 keys, at .05 once in 5 million.
+    assert set(np.asarray(drawn).tolist()) == {0, 1}
 
 
 @pytest.mark.slow
