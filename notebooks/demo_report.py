@@ -87,7 +87,8 @@ def print_meaning(mean: Result, weights: Result, curve: Result) -> None:
         "The three releases about the same patients, with targets fixed in advance, together cost"
         f" {together}.",
         "True values, and what is computed from them, are shown for comparison only: they are not"
-        " private. The noise of this version is floating-point; the README says what that means.",
+        " private. All noise was drawn in integers, under a key of the operating system's entropy,"
+        " and the guarantees hold for what was drawn: docs/security.md says how far.",
     )
 
 
