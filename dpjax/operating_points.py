@@ -8,9 +8,12 @@ from typing import Any, Literal, NoReturn
 from scipy import special
 
 from dpjax import _checks
+from dpjax._numerics import round_up
 from dpjax.base import OperatingPoint
 
 MOST_PAIRS = 10**10
+# One, in fixed point: every float is a whole number of its units.
+_ONE = 2**1280
 
 
 def operating_point(
@@ -116,7 +119,18 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
     """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
-    return m * math.log1p(-gamma) <= math.log1p(-confidence)
+    return _power_up(gamma, m) <= (1 - Fraction(confidence)) * _ONE
+
+
+def _power_up(gamma: float, m: int) -> int:
+    """(1 - gamma)^m in fixed point: by squaring, every product rounded up."""
+    square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
+    while m:
+        if m % 2:
+            power = -(-power * square // _ONE)
+        square = -(-square * square // _ONE)
+        m //= 2
+    return power
 
 
 def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
@@ -192,7 +206,7 @@ def _marginal_k(m: int, gamma: float) -> int:
 
 def _least_marginal_gamma(m: int) -> float:
     gamma = 1 / (m + 1)
-    while _marginal_k(m, gamma) > m:
+    while _marginal_k(m, gamma) > m or Fraction(gamma) < Fraction(1, m + 1):
         gamma = math.nextafter(gamma, 1.0)
     return gamma
 
@@ -205,6 +219,8 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
         assert gamma is not None
         rho, least_m = _dkw_minimize_m(gamma)
         m = _within_limit(least_m, gamma)
+        while _dkw_gamma(m, rho) > gamma:
+            m += 1
         return OperatingPoint(m, m, gamma, rho, "dkw", None)
     rho, least_gamma = _dkw_minimize_gamma(m)
     if gamma is None:
@@ -216,7 +232,7 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
         return OperatingPoint(m, m, least_gamma, rho, "dkw", None)
     if gamma < least_gamma:
         _refuse_infeasible(m, gamma, _dkw_minimize_m(gamma)[1], least_gamma)
-    k = max(1, min(m, math.ceil(m * (1 - gamma + least_gamma))))
+    k = max(1, min(m, math.ceil(m * (1 - Fraction(gamma) + Fraction(least_gamma)))))
     return OperatingPoint(m, k, gamma, rho, "dkw", None)
 
 
@@ -231,4 +247,11 @@ def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
 def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
     """Parameter rho and the least gamma."""
     rho = math.exp(special.lambertw(-1 / (4 * m), k=-1).real / 2)
-    return rho, rho + math.sqrt(math.log(1 / rho) / (2 * m))
+    return rho, _dkw_gamma(m, rho)
+
+
+def _dkw_gamma(m: int, rho: float) -> float:
+    """The gamma that Theorem 15 gives at a rho, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
+    exact = decimal.Context(prec=50)
+    root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
+    return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))

@@ -338,3 +338,45 @@ def test_traced_parameters_are_refused():
 
 def test_integers_and_floats_of_numpy_are_accepted():
     assert operating_point(m=np.int64(1500), gamma=np.float64(0.1)).k == 1377
+
+
+# The least gamma is not below the exact one by a single rounding.
+
+
+SIZES = [1, 2, 3, 7, 10, 90, 459, 999, 4_603, 10**6 - 1, 10**7, 10**10]
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("confidence", [0.01, 0.5, 0.9, 0.99, 0.9999, 1 - 1e-12])
+def test_the_least_gamma_covers_in_exact_arithmetic(m, confidence):
+    gamma = operating_point(m=m, confidence=confidence).gamma
+    with mpmath.workdps(400):
+        missed = (1 - mpmath.mpf(gamma)) ** m
+        assert missed <= 1 - mpmath.mpf(confidence)
+        lower = (1 - mpmath.mpf(gamma * (1 - 1e-14))) ** m
+        assert lower > 1 - mpmath.mpf(confidence)
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_the_least_marginal_gamma_covers_in_exact_arithmetic(m):
+    gamma = operating_point(m=m, confidence=None).gamma
+    assert Fraction(1, m + 1) <= Fraction(gamma) <= Fraction(1, m + 1) * (1 + Fraction(2, 10**15))
+
+
+@pytest.mark.parametrize("m", [2, 100, 1_305, 41_971, 10**8])
+def test_the_least_gamma_of_theorem_15_is_rounded_up(m):
+    point = operating_point(m=m, **DKW)
+    with mpmath.workdps(50):
+        rho = mpmath.mpf(point.rho)
+        exact = rho + mpmath.sqrt(mpmath.log(1 / rho) / (2 * m))
+        assert exact <= point.gamma <= exact * (1 + 1e-15)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.3, 0.1, 0.05, 0.01, 1e-3, 1e-4])
+def test_the_least_m_is_feasible_in_exact_arithmetic(gamma):
+    m = operating_point(gamma=gamma).m
+    assert (1 - Fraction(gamma)) ** m <= 1 - Fraction(0.99)
+    point = operating_point(gamma=gamma, **DKW)
+    with mpmath.workdps(50):
+        rho = mpmath.mpf(point.rho)
+        assert rho + mpmath.sqrt(mpmath.log(1 / rho) / (2 * point.m)) <= gamma
