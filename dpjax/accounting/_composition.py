@@ -23,7 +23,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     epsilon and delta add. Each sampled sensitivity counts once, however many releases used it:
     gamma and 1 - confidence add over distinct samplings. If any of them is marginal, so is the
-    result, and a (gamma, C) counts as marginal gamma + 1 - C.
+    result, and a (gamma, C) counts as marginal gamma + 1 - C. Where a guarantee and its samplings
+    disagree, because one was changed by hand, the worse counts.
 
     Args:
         *guarantees: of the releases.
@@ -205,13 +206,38 @@ def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
     """The samplings behind some guarantees, each once; one that is written by hand is its own."""
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
-        events = guarantee.events
-        if not events and (guarantee.gamma > 0 or guarantee.confidence != 1):
+        if guarantee.events:
+            events = _with_own_statement(guarantee)
+        elif guarantee.gamma > 0 or guarantee.confidence != 1:
             events = (SampledEvent(guarantee.gamma, guarantee.confidence, uuid.uuid4().hex),)
+        else:
+            events = ()
         for event in events:
             known = distinct.get(event.identity, event)
             distinct[event.identity] = _worse(known, event)
     return tuple(distinct.values())
+
+
+def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
+    """The events of a guarantee, the first as bad as it takes where gamma was changed by hand."""
+    first, *others = guarantee.events
+    gamma, confidence = _joint(guarantee.events)
+    if guarantee.confidence is None and confidence is not None:
+        first = SampledEvent(first.gamma, None, first.identity)
+        gamma, confidence = _joint((first, *others))
+    stated, doubt, known_doubt = Fraction(float(guarantee.gamma)), Fraction(0), Fraction(0)
+    if guarantee.confidence is not None:
+        doubt = 1 - Fraction(float(guarantee.confidence))
+    if confidence is None:  # Then doubt counts as gamma.
+        stated, doubt = stated + doubt, known_doubt
+    else:
+        known_doubt = 1 - Fraction(confidence)
+    raised = Fraction(float(first.gamma)) + max(Fraction(0), stated - Fraction(gamma))
+    lowered = first.confidence
+    if lowered is not None:
+        more = max(Fraction(0), doubt - known_doubt)
+        lowered = max(0.0, -round_up(more - Fraction(float(lowered))))
+    return (SampledEvent(min(1.0, round_up(raised)), lowered, first.identity), *others)
 
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:

@@ -1,5 +1,6 @@
 """What several releases promise together: every sentence of the design on it."""
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -156,6 +157,37 @@ def test_the_order_of_releases_does_not_matter():
     for together in (compose(one, marginal), compose(marginal, one)):
         assert together.confidence is None
         assert together.gamma >= 0.02
+
+
+def test_a_guarantee_whose_gamma_was_changed_by_hand_counts_at_its_worst():
+    changed = dataclasses.replace(A, gamma=0.2)
+    for made in (changed, group(changed, 1), transfer(changed, kl=0, n=5)):
+        assert statement(compose(made)) == pytest.approx((0.5, 1e-6, 0.2, 0.99), rel=1e-12)
+    assert compose(changed, A, B).gamma == pytest.approx(0.22, rel=1e-12)
+    assert group(changed, 2).gamma == pytest.approx(0.4, rel=1e-12)
+    assert compose(dataclasses.replace(A, gamma=0.01)).gamma == 0.05
+    assert compose(dataclasses.replace(A, gamma=1.0), B).gamma == 1.0
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.07, 0.3])
+@pytest.mark.parametrize("confidence", [None, 0.5, 0.94, 0.9999])
+@pytest.mark.parametrize("events", [(A,), (A, B), (A, M), (M,)])
+def test_no_statement_changed_by_hand_is_forgotten(gamma, confidence, events):
+    """Neither that of the guarantee nor that of its samplings: all in exact rationals."""
+    honest = compose(*events)
+    made = compose(dataclasses.replace(honest, gamma=gamma, confidence=confidence))
+    for claim_gamma, claim_confidence in ((gamma, confidence), (honest.gamma, honest.confidence)):
+        if made.confidence is None:
+            doubt = 0 if claim_confidence is None else 1 - Fraction(claim_confidence)
+            implied = Fraction(claim_gamma) + doubt
+            # Of two statements about one sampling the marginal one may hide the other's doubt.
+            assert Fraction(made.gamma) >= (claim_gamma if confidence is None else implied)
+        else:
+            assert made.gamma >= claim_gamma
+            assert claim_confidence is not None
+            assert made.confidence <= claim_confidence
+    assert statement(compose(made)) == pytest.approx(statement(made), rel=1e-12)
+    assert statement(compose(made, made))[2:] == pytest.approx(statement(made)[2:], rel=1e-12)
 
 
 # Groups.
