@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 
 def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
     """The float dtype to compute in: at least float32, JAX's default float for integers."""
@@ -26,6 +28,24 @@ def round_up(exact: Fraction) -> float:
     except OverflowError:
         raise ValueError("the bound exceeds the largest float64: rescale the target") from None
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
+def outward(number: Any, toward: float) -> Any:
+    """A number of the host as JAX's default float holds it: on the side of an infinity, or equal.
+
+    JAX itself rounds to nearest, half of the time inward. Other values stay as they are.
+    """
+    configuration: Any = jax.config
+    if not isinstance(number, float) or configuration.jax_enable_x64:
+        return number
+    if abs(number) > _LARGEST:
+        narrow = math.copysign(math.inf, number)
+    else:
+        narrow = float(np.float32(number))
+    if narrow < number if toward > 0 else narrow > number:
+        narrow = float(np.nextafter(np.float32(narrow), np.float32(toward)))
+    # What lies below a device may flush to 0.
+    return max(narrow, _LEAST) if toward > 0 and number > 0 else narrow
 
 
 def sum_up(terms: Iterable[Any]) -> float:

@@ -1,9 +1,12 @@
 """Frozen dataclasses that JAX can take apart, and descriptions of trees of arrays."""
 
 import dataclasses
+import math
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+
+from dpjax._numerics import outward
 
 T = TypeVar("T")
 
@@ -13,8 +16,18 @@ def static(**options: Any) -> Any:
     return dataclasses.field(metadata={"static": True}, **options)
 
 
+def up(**options: Any) -> Any:
+    """A dataclass field whose Python number is rounded up, not to nearest, where it is a leaf."""
+    return dataclasses.field(metadata={"toward": math.inf}, **options)
+
+
+def down(**options: Any) -> Any:
+    """A dataclass field whose Python number is rounded down, not to nearest, where it is a leaf."""
+    return dataclasses.field(metadata={"toward": -math.inf}, **options)
+
+
 @dataclass_transform(
-    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static)
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
 )
 def frozen_pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
@@ -22,8 +35,36 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     Compared by identity: an `__eq__` over arrays would make `jit(instance)` fail with "unhashable".
     JAX runs `__post_init__` again at every unflatten, so checks belong in a factory.
     """
-    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    if any("toward" in field.metadata for field in dataclasses.fields(made)):
+        return _register_rounded(made)
     return jax.tree_util.register_dataclass(made)
+
+
+def _register_rounded(cls: type[T]) -> type[T]:
+    """Registers a dataclass with fields that are `up()` or `down()`."""
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    constants = [field.name for field in fields if "static" in field.metadata]
+    toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
+
+    def leaf(name: str, value: Any) -> Any:
+        return value if toward[name] is None else outward(value, toward[name])
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        state = vars(value)
+        return [leaf(name, state[name]) for name in toward], tuple(state[x] for x in constants)
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves, metadata = flatten(value)
+        keys = map(jax.tree_util.GetAttrKey, toward)
+        return list(zip(keys, leaves, strict=True)), metadata
+
+    def unflatten(metadata: tuple[Any, ...], leaves: Any) -> T:
+        names = (*toward, *constants)
+        return cls(**dict(zip(names, (*leaves, *metadata), strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
 
 
 @dataclasses.dataclass(frozen=True)

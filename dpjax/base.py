@@ -1,6 +1,7 @@
 """The interfaces of dpjax and the values that travel between its parts."""
 
 import dataclasses
+import decimal
 import enum
 import math
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from dpjax import _checks
-from dpjax._pytree import TreeSpec, frozen_pytree, static
+from dpjax._pytree import TreeSpec, down, frozen_pytree, static, up
 
 Scalar = float | jax.Array
 """A Python number, or a JAX scalar while it is traced."""
@@ -82,7 +83,7 @@ class OperatingPoint:
     def __str__(self) -> str:
         rho = "" if self.rho is None else f", rho={self.rho:.4g}"
         return (
-            f"m={self.m}, k={self.k}, gamma={self.gamma:.4g}{rho}"
+            f"m={self.m}, k={self.k}, gamma={_number(self.gamma)}{rho}"
             f" ({self.method}, {describe_confidence(self.confidence)})"
         )
 
@@ -100,8 +101,8 @@ class SampledEvent:
         Everything that was released under one event fails together, so its gamma counts once.
     """
 
-    gamma: Scalar
-    confidence: Scalar | None
+    gamma: Scalar = up()
+    confidence: Scalar | None = down()
     identity: str = static()
 
     def __repr__(self) -> str:
@@ -129,13 +130,15 @@ class Guarantee:
         group_size: in how many records neighboring databases differ.
 
     Formal guarantees:
-        The statement above, for the mechanism run once. `dpjax.accounting` composes several.
+        The statement above, for the mechanism run once. `dpjax.accounting` composes several. Where
+        its numbers become float32, as on the way out of `jit`, they are rounded outward: epsilon,
+        delta and gamma up, the confidence down. So they are in print.
     """
 
-    epsilon: Scalar
-    delta: Scalar = 0.0
-    gamma: Scalar = 0.0
-    confidence: Scalar | None = 1.0
+    epsilon: Scalar = up()
+    delta: Scalar = up(default=0.0)
+    gamma: Scalar = up(default=0.0)
+    confidence: Scalar | None = down(default=1.0)
     events: tuple[SampledEvent, ...] = ()
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
     notes: tuple[str, ...] = static(default=())
@@ -186,8 +189,8 @@ class Sensitivity:
     """
 
     value: Scalar
-    gamma: Scalar
-    confidence: Scalar | None
+    gamma: Scalar = up()
+    confidence: Scalar | None = down()
     norm: Norm = static()
     n: int | None = static()
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
@@ -280,18 +283,28 @@ def norm_name(norm: Norm) -> str:
 
 def describe_confidence(confidence: Scalar | None) -> str:
     """How a confidence is printed; a marginal statement must never read as the stronger one."""
-    return "marginal" if confidence is None else f"confidence {_number(confidence)}"
+    if confidence is None:
+        return "marginal"
+    return f"confidence {_number(confidence, decimal.ROUND_FLOOR)}"
 
 
-def _number(value: Any) -> str:
-    """Six digits, or all of them where six would make a certainty of a near-certainty."""
-    if _checks.is_traced(value):
+def _number(value: Any, rounding: str = decimal.ROUND_CEILING) -> str:
+    if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
     if array.ndim > 0:
-        return np.array2string(array, precision=6)
-    text = f"{array.item():.6g}"
-    return str(array[()]) if text in ("0", "1") and float(text) != array.item() else text
+        return np.array2string(array, formatter={"all": lambda x: _digits(x, rounding)})
+    return _digits(array[()], rounding)
+
+
+def _digits(number: Any, rounding: str) -> str:
+    """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
+    text, every_digit = f"{number:.6g}", str(number)
+    if not np.isfinite(number) or decimal.Decimal(text) == decimal.Decimal(every_digit):
+        return text
+    if text in ("0", "1"):
+        return every_digit
+    return f"{float(decimal.Context(6, rounding).create_decimal(every_digit)):.6g}"
 
 
 def _is(value: Any, number: float) -> bool:

@@ -2,11 +2,14 @@
 
 import dataclasses
 import pickle
+from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, OperatingPoint, Release, SampledEvent, Sensitivity
@@ -119,7 +122,49 @@ def test_a_function_prints_by_its_name():
 
 def test_a_grid_of_guarantees_prints():
     grid = jax.vmap(lambda epsilon: dpjax.laplace(1.0, epsilon).guarantee)(jnp.array([0.5, 1.0]))
-    assert repr(grid).startswith("(epsilon=[0.5 1. ], delta=[0. 0.]")
+    assert repr(grid).startswith("(epsilon=[0.5 1], delta=[0 0]")
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "printed"),
+    [
+        (Guarantee(2.0000004), "(epsilon=2.00001, delta=0)-DP"),
+        (Guarantee(0.7, 1.2345671e-8), "(epsilon=0.7, delta=1.23457e-08)-DP"),
+        (
+            Guarantee(1e-300, 0.0, 1 / 3, 0.98999951),
+            "(epsilon=1e-300, delta=0, gamma=0.333334)-random DP, confidence 0.989999",
+        ),
+        (
+            # A float32 prints as the number that it was made of.
+            Guarantee(*map(np.float32, (0.7, 1e-5, 0.05, 0.99))),
+            "(epsilon=0.7, delta=1e-05, gamma=0.05)-random DP, confidence 0.99",
+        ),
+        (
+            Guarantee(np.array([2.0000004, 0.1]), 0.0, 0.1, np.array([0.98999951, 0.5])),
+            "(epsilon=[2.00001 0.1], delta=0, gamma=0.1)-random DP, confidence [0.989999 0.5]",
+        ),
+    ],
+)
+def test_guarantees_print_rounded_outward(guarantee, printed):
+    assert repr(guarantee) == printed
+
+
+@given(st.floats(1e-20, 1e20), st.floats(0.0, 1.0))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_no_printed_number_claims_more(epsilon, confidence):
+    """Python prints the shortest decimal of a float: that is what counts as exact."""
+    text = repr(Guarantee(epsilon, 0.5, 0.5, confidence))
+    shown_epsilon = text.removeprefix("(epsilon=").partition(",")[0]
+    assert Decimal(shown_epsilon) >= Decimal(repr(epsilon))
+    assert float(shown_epsilon) <= epsilon * (1 + 1e-5)
+    shown = text.rpartition(" ")[2]
+    assert Decimal(shown) <= Decimal(repr(confidence))
+    assert float(shown) >= confidence * (1 - 1e-5)
+
+
+def test_an_operating_point_prints_gamma_rounded_up():
+    point = dpjax.operating_point(m=100)
+    assert Decimal(str(point).partition("gamma=")[2].partition(" ")[0]) >= Decimal(point.gamma)
 
 
 @pytest.mark.parametrize("confidence", [0.5, None])
@@ -168,12 +213,16 @@ def test_pickles_round_trip(value):
     assert again == value if plain else same(again, value)
 
 
+# As float32: .05 rounded up, .99 down.
+GAMMA, BELOW = float(np.float32(0.05)), float(np.nextafter(np.float32(0.99), np.float32(0)))
+
+
 @pytest.mark.parametrize(
     ("value", "leaves"),
     [
-        (SAMPLED, [1.0, 0.0, 0.05, 0.99, 0.05, 0.99]),
-        (MARGINAL, [1.0, 0.0, 0.05, 0.05]),
-        (ESTIMATE, [0.033, 0.05, 0.99]),
+        (SAMPLED, [1.0, 0.0, GAMMA, BELOW, GAMMA, BELOW]),
+        (MARGINAL, [1.0, 0.0, GAMMA, GAMMA]),
+        (ESTIMATE, [0.033, GAMMA, BELOW]),
     ],
 )
 def test_numbers_are_leaves_and_the_rest_is_static(value, leaves):
@@ -182,8 +231,8 @@ def test_numbers_are_leaves_and_the_rest_is_static(value, leaves):
 
 def test_values_pass_through_jit():
     guarantee, sensitivity = jax.jit(lambda *values: values)(SAMPLED, ESTIMATE)
-    assert repr(guarantee) == repr(SAMPLED)
-    assert repr(sensitivity) == repr(ESTIMATE)
+    assert repr(guarantee) == repr(SAMPLED).replace("0.99", "0.989999")
+    assert repr(sensitivity) == repr(ESTIMATE).replace("0.99", "0.989999")
     assert guarantee.events[0].identity == "a"
     assert (sensitivity.records, sensitivity.k) == (ESTIMATE.records, 871)
 

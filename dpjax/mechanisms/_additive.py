@@ -11,7 +11,8 @@ import numpy as np
 
 from dpjax import _checks, _limbs
 from dpjax._grid import power_of_two
-from dpjax._pytree import frozen_pytree, static
+from dpjax._numerics import outward
+from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, tail_of_one
 from dpjax.norms import grid_dtype, is_float, rounding_norm
@@ -39,8 +40,8 @@ class AdditiveMechanism(SensitivityMechanism):
     """
 
     sensitivity: Sensitivity
-    epsilon: Scalar
-    delta: Scalar
+    epsilon: Scalar = up()
+    delta: Scalar = up()
     scale: Scalar
     norm: Norm = static()
     noise: Noise = static()
@@ -214,7 +215,7 @@ def additive(
         delta = _checks.fraction("delta", delta)
     unit = 1 / epsilon if multiplier is None else multiplier(epsilon, delta)
     if _checks.is_traced(unit):
-        epsilon = jnp.where(jnp.isnan(unit), jnp.nan, epsilon)
+        epsilon = jnp.where(jnp.isnan(unit), jnp.nan, outward(epsilon, math.inf))
     scale = sensitivity.value * unit
     if not _checks.is_traced(scale) and not math.isfinite(scale):
         raise ValueError(f"epsilon={epsilon} is too small: the scale of the noise overflows")

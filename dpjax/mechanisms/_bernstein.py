@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, static
+from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import additive_log_prob, as_number, check_fit, sum_over_leaves
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
@@ -42,7 +42,7 @@ class BernsteinMechanism(SensitivityMechanism):
     """
 
     sensitivity: Sensitivity
-    epsilon: Scalar
+    epsilon: Scalar = up()
     degree: int = static()
     dims: int = static()
     order: int = static()

@@ -11,6 +11,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from dpjax import _checks
+from dpjax._numerics import outward
 from dpjax._pytree import TreeSpec
 from dpjax.base import (
     Guarantee,
@@ -116,7 +117,7 @@ class SensitivityMechanism(abc.ABC):
         gamma = _nan_with(self.epsilon, sensitivity.gamma)
         confidence = sensitivity.confidence
         if confidence is not None:
-            confidence = _nan_with(self.epsilon, confidence)
+            confidence = _nan_with(self.epsilon, confidence, -math.inf)
         events = ()
         if sensitivity.identity is not None:
             events = (SampledEvent(gamma, confidence, sensitivity.identity),)
@@ -224,7 +225,7 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
     value = check("sensitivity", sensitivity.value)
     if _checks.is_traced(value):
-        epsilon = jnp.where(jnp.isnan(value), jnp.nan, epsilon)
+        epsilon = jnp.where(jnp.isnan(value), jnp.nan, outward(epsilon, math.inf))
     return sensitivity, epsilon
 
 
@@ -240,10 +241,10 @@ def count(shape: tuple[int, ...]) -> int:
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 
-def _nan_with(epsilon: Scalar, value: Scalar) -> Scalar:
+def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scalar:
     if isinstance(epsilon, float):
         return value
-    return jnp.where(jnp.isnan(epsilon), jnp.nan, value)
+    return jnp.where(jnp.isnan(epsilon), jnp.nan, outward(value, toward))
 
 
 def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:

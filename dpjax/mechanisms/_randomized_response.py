@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import _checks
-from dpjax._pytree import frozen_pytree, static
+from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import sum_over_leaves
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
@@ -34,7 +34,7 @@ class RandomizedResponse(SensitivityMechanism):
     """
 
     sensitivity: Sensitivity
-    epsilon: Scalar
+    epsilon: Scalar = up()
     lie_weight: Any
     categories: int = static()
 

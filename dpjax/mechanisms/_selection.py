@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._grid import power_of_two
-from dpjax._pytree import frozen_pytree, static
+from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import as_number, check_fit
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
@@ -56,7 +56,7 @@ class SelectionMechanism(SensitivityMechanism):
     """
 
     sensitivity: Sensitivity
-    epsilon: Scalar
+    epsilon: Scalar = up()
     rule: SelectionRule = static()
     exact: bool = static(default=True)
 
