@@ -1,14 +1,13 @@
 """What all mechanisms share: the checks of a release, its guarantee, and how factories begin."""
 
 import abc
+import dataclasses
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.custom_batching import custom_vmap
 
 from dpjax import _checks
 from dpjax._numerics import outward
@@ -24,7 +23,9 @@ from dpjax.base import (
     norm_name,
 )
 from dpjax.norms import norm_function
-from dpjax.random._keys import check_key
+from dpjax.random._key_for_each import key_for_each
+from dpjax.random._key_ledger import claimed
+from dpjax.random._keys import check_key, is_seeded
 
 
 class SensitivityMechanism(abc.ABC):
@@ -136,58 +137,41 @@ class SensitivityMechanism(abc.ABC):
 
         Args:
             key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases
-                of one value under one key, at two epsilons, give the value away.
+                of one value under one key, at two epsilons, give the value away. A
+                `dpjax.random.KeyLedger` that is open claims it.
             value: a pytree of real arrays. What it holds never decides whether a release happens:
                 NaN and values out of range become fixed public values and get noise.
 
         Returns:
-            A `Release`.
+            A `Release`; under a seeded key its guarantee says so.
 
         Raises:
-            TypeError: if the key is not a typed key, or the value does not hold real arrays.
+            TypeError: if the key is not a typed key, the value does not hold real arrays, or a
+                ledger is open inside `jit` or `vmap`.
             ValueError: if the value's structure or shapes are not those that were sampled, or the
-                mechanism is a batch that `vmap` returned, or values are mapped over by `vmap` and
-                keys are not: it would use one draw for all of them.
+                mechanism is a batch that `vmap` returned, or values are mapped over by `vmap` (or
+                sharded by `shard_map`) and keys are not: it would use one draw for all of them; or
+                if a ledger knows the key.
         """
         check_key(key)
         _check_not_a_batch(self)
         value = _checks.real_arrays("value", value)
         _check_sampled_outputs(self.sensitivity, value)
         self._check_value(value)
+        guarantee = self.guarantee
+        if is_seeded(key):
+            guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
         # A NaN in a private value is not an error to stop at.
-        with jax.debug_nans(False), jax.debug_infs(False):
-            return Release(_compiled_draw(self, key, value), self.guarantee)
+        with claimed(key, (self, value)), jax.debug_nans(False), jax.debug_infs(False):
+            return Release(_compiled_draw(self, key, value), guarantee)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
 
 
-@custom_vmap
-def _a_key_for_each(key_data: jax.Array, value: Any) -> jax.Array:
-    """Refuses `vmap` over values alone, whose differences would be released exactly."""
-    del value
-    return key_data
-
-
-@_a_key_for_each.def_vmap
-def _refuse_values_alone(
-    axis_size: int, batched: tuple[bool, Any], key_data: jax.Array, value: Any
-) -> tuple[jax.Array, bool]:
-    del axis_size
-    key_is_mapped, value_is_mapped = batched
-    if any(jax.tree.leaves(value_is_mapped)) and not key_is_mapped:
-        raise ValueError(
-            "key must be one for each value: jax.vmap maps over values and not over keys, and would"
-            " add one draw to all of them, so that their differences were released exactly; split"
-            " the key, and map over both"
-        )
-    return _a_key_for_each(key_data, value), key_is_mapped
-
-
 @jax.jit
 def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
-    _a_key_for_each(jax.random.key_data(key), lax.stop_gradient(value))
-    return mechanism._draw(key, value)
+    return mechanism._draw(key_for_each(key, value), value)
 
 
 def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:

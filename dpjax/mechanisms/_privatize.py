@@ -10,7 +10,7 @@ from dpjax import _checks
 from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
 from dpjax.base import Mechanism, Release, Sensitivity, Target
-from dpjax.random._key_ledger import KeyLedger
+from dpjax.random._key_ledger import KeyLedger, claimed
 from dpjax.random._keys import check_key
 
 
@@ -24,7 +24,8 @@ def privatize(
     Args:
         target: the function that was sampled.
         mechanism: calibrated to its sensitivity.
-        ledger: a `dpjax.random.KeyLedger` that claims the key of every release; then not jit-able.
+        ledger: a `dpjax.random.KeyLedger` that claims the key of every release, whether it is open
+            or not; then not jit-able.
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n. Jit-able,
@@ -52,7 +53,7 @@ def privatize(
         >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
         >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
         >>> release.guarantee
-        (epsilon=1, delta=0)-DP
+        (epsilon=1, delta=0)-DP, seeded key
     """
     _checks.function("target", target)
     sensitivity = mechanism.sensitivity
@@ -65,13 +66,12 @@ def privatize(
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
         if traced.is_concrete:
             traced.check_unchanged("target")
-        if ledger is not None:
-            ledger.claim(key)
-        if not traced.is_concrete:
-            return mechanism(key, traced(records))
-        # A NaN in a private value is not an error to stop at.
-        with jax.debug_nans(False), jax.debug_infs(False):
-            return mechanism(key, evaluate_alone(records, program=traced))
+        with claimed(key, (mechanism, records), ledger):
+            if not traced.is_concrete:
+                return mechanism(key, traced(records))
+            # A NaN in a private value is not an error to stop at.
+            with jax.debug_nans(False), jax.debug_infs(False):
+                return mechanism(key, evaluate_alone(records, program=traced))
 
     return private
 

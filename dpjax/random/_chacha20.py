@@ -24,7 +24,6 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.extend import random as key_implementations
 
-NAME = "chacha20"
 KEY_WORDS = 8
 _BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
@@ -284,6 +283,14 @@ def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     return jnp.concatenate(child)
 
 
+def _refuse_seed(seed: jax.Array) -> jax.Array:
+    del seed
+    raise ValueError(
+        "the chacha20 implementation takes no seed, which a search would find: make keys by"
+        " dpjax.random.secure_key(), or in research by dpjax.random.seeded_key(seed)"
+    )
+
+
 def _seed(seed: jax.Array) -> jax.Array:
     """The seed as the first words of the key, least first; `seeded_key` takes wider ones."""
     low = seed.astype(jnp.uint32)
@@ -292,12 +299,19 @@ def _seed(seed: jax.Array) -> jax.Array:
     return jnp.stack([low, high] + [jnp.zeros_like(low)] * (KEY_WORDS - 2))
 
 
-CHACHA20 = key_implementations.define_prng_impl(
-    key_shape=(KEY_WORDS,),
-    seed=_seed,
-    split=_split,
-    random_bits=_random_bits,
-    fold_in=_fold_in,
-    name=NAME,
-    tag="chacha",
-)
+def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array]) -> Any:
+    return key_implementations.define_prng_impl(
+        key_shape=(KEY_WORDS,),
+        seed=seed,
+        split=_split,
+        random_bits=_random_bits,
+        fold_in=_fold_in,
+        name=name,
+        tag=tag,
+    )
+
+
+# The same bits under two names, so that the type of a key, and of all that are derived from it,
+# tells whether it came from a seed.
+CHACHA20 = _implementation("chacha20", "chacha", _refuse_seed)
+SEEDED_CHACHA20 = _implementation("seeded_chacha20", "seeded", _seed)

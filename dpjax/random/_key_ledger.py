@@ -1,9 +1,12 @@
 """Remembers which keys were used, so that none is used twice."""
 
+import contextlib
+import contextvars
 import hashlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -11,11 +14,19 @@ import numpy as np
 from dpjax import _checks
 from dpjax.random._keys import check_key
 
+_LEDGERS: contextvars.ContextVar[tuple["KeyLedger", ...]] = contextvars.ContextVar(
+    "open ledgers", default=()
+)
+# Programs that were compiled while no ledger was open release without a claim: under this context
+# JAX traces them anew, and the release refuses.
+_CLAIMING = jax.make_user_context(False)
+
 
 class KeyLedger:
     """Fingerprints of the keys that releases have used; a key that comes again is refused.
 
-    `dpjax.privatize(target, mechanism, ledger=ledger)` claims the key of every release. Two
+    `with ledger:` claims the key of every release inside, by a mechanism or a private function;
+    `dpjax.privatize(target, mechanism, ledger=ledger)` claims those of one private function. Two
     releases under one key share their noise, and their difference gives the values away.
 
     Attributes:
@@ -23,8 +34,11 @@ class KeyLedger:
 
     Formal guarantees:
         A key is claimed once in the lifetime of the file, also by several processes. Keys derived
-        from it are other keys: claim the one that a release is given. A fingerprint is a SHA-256
-        of 256 random bits and tells nothing about the key.
+        from it are other keys: claimed is the one that a release is given. A release inside `jit`
+        or `vmap`, whose keys are not known, is refused; but a program that was compiled ahead of
+        time (`jit(f).lower(...).compile()`) and another thread are not covered by `with`. A
+        fingerprint is a SHA-256 of 256 random bits and tells nothing about the key; that of a
+        seeded key can be searched like the key.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -34,11 +48,21 @@ class KeyLedger:
             path: of an SQLite file; None keeps the ledger in memory.
         """
         self.path = path
+        self._opened: list[contextlib.ExitStack] = []
         self._connection = sqlite3.connect(":memory:" if path is None else path)
         with self._connection:
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"
             )
+
+    def __enter__(self) -> Self:
+        opened = contextlib.ExitStack()
+        opened.enter_context(_open((*_LEDGERS.get(), self)))
+        self._opened.append(opened)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.pop().close()
 
     def claim(self, key: jax.Array) -> None:
         """Records a key as used.
@@ -51,7 +75,7 @@ class KeyLedger:
             ValueError: if the key was claimed before.
         """
         check_key(key)
-        _checks.host_only("KeyLedger.claim", key, "jax.debug_key_reuse")
+        _refuse_traced(key)
         fingerprint = _fingerprint(key)
         try:
             with self._connection:
@@ -68,6 +92,44 @@ class KeyLedger:
     def __contains__(self, key: Any) -> bool:
         query = "SELECT 1 FROM used_keys WHERE fingerprint = ?"
         return self._connection.execute(query, (_fingerprint(key),)).fetchone() is not None
+
+
+@contextlib.contextmanager
+def claimed(key: jax.Array, used: Any, ledger: KeyLedger | None = None) -> Iterator[None]:
+    """Claims the key of a release in every open ledger; inside none is open: it counts once.
+
+    Args:
+        key: a typed key.
+        used: what else the release is made of; where it is traced the key may serve many times.
+        ledger: another one to claim it in.
+    """
+    ledgers = dict.fromkeys(_LEDGERS.get() if ledger is None else (*_LEDGERS.get(), ledger))
+    if not ledgers:
+        yield
+        return
+    _refuse_traced((key, used))
+    for one in ledgers:
+        one.claim(key)
+    with _open(()):
+        yield
+
+
+@contextlib.contextmanager
+def _open(ledgers: tuple[KeyLedger, ...]) -> Iterator[None]:
+    token = _LEDGERS.set(ledgers)
+    try:
+        with _CLAIMING(bool(ledgers)):
+            yield
+    finally:
+        _LEDGERS.reset(token)
+
+
+def _refuse_traced(used: Any) -> None:
+    if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
+        raise TypeError(
+            "a KeyLedger claims keys on the host, not inside jit or vmap, where one key may serve"
+            " many releases: there, use jax.debug_key_reuse"
+        )
 
 
 def _fingerprint(key: jax.Array) -> str:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax.random._chacha20 import CHACHA20, KEY_WORDS
+from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20
 
 _THREEFRY = "threefry2x32"
 
@@ -24,7 +24,9 @@ def secure_key() -> jax.Array:
 
     Formal guarantees:
         The key is uniform over 2^256 values, as far as the operating system's source is. What is
-        drawn from it is indistinguishable from uniform bits to whoever cannot break ChaCha20.
+        drawn from it is indistinguishable from uniform bits to whoever cannot break ChaCha20. It is
+        stored as `jax.random.key_data(key)`, a secret, and restored by `jax.random.wrap_key_data(
+        data, impl=dpjax.random.CHACHA20)`, which is for data that such a key had and no other.
 
     Source:
         Python's `secrets` module; RFC 8439.
@@ -34,7 +36,7 @@ def secure_key() -> jax.Array:
         >>> import dpjax
         >>> key_sample, key_release = jax.random.split(dpjax.random.secure_key())
     """
-    return _wrap(secrets.randbits(32 * KEY_WORDS))
+    return _wrap(secrets.randbits(32 * KEY_WORDS), CHACHA20)
 
 
 def seeded_key(seed: int) -> jax.Array:
@@ -44,7 +46,8 @@ def seeded_key(seed: int) -> jax.Array:
         seed: an integer in [0, 2^256), whatever the size of JAX's integers.
 
     Returns:
-        A typed JAX key of the chacha20 implementation.
+        A typed JAX key of an implementation of its own, with the bits of chacha20. So have all keys
+        that are derived from it, and every release under one of them says "seeded key".
 
     Raises:
         TypeError: if the seed is not an integer.
@@ -60,13 +63,19 @@ def seeded_key(seed: int) -> jax.Array:
         >>> import dpjax
         >>> key = dpjax.random.seeded_key(0)
     """
-    return _wrap(_checks.integer("seed", seed, least=0, most=2 ** (32 * KEY_WORDS) - 1))
+    bits = _checks.integer("seed", seed, least=0, most=2 ** (32 * KEY_WORDS) - 1)
+    return _wrap(bits, SEEDED_CHACHA20)
+
+
+def is_seeded(key: jax.Array) -> bool:
+    """Whether a key of one of the implementations here came from a seed."""
+    return jax.random.key_impl(key) == SEEDED_CHACHA20
 
 
 def check_key(key: Any) -> jax.Array:
     """Accepts one typed key of the chacha20 implementation: what is published hangs on it."""
     implementation = _implementation_of(key)
-    if implementation != CHACHA20:
+    if implementation not in (CHACHA20, SEEDED_CHACHA20):
         raise TypeError(
             f"key must be of the chacha20 implementation to release anything, got {implementation}:"
             " its output can be searched or predicted; make one by dpjax.random.secure_key()"
@@ -77,7 +86,7 @@ def check_key(key: Any) -> jax.Array:
 def check_sampling_key(key: Any) -> jax.Array:
     """Accepts a key to sample databases with: no secret, but bits that no batch changes."""
     implementation = _implementation_of(key)
-    if implementation != CHACHA20 and implementation != _THREEFRY:
+    if implementation not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
             f"key must be of the implementation chacha20 or {_THREEFRY}, got {implementation};"
             " make one by dpjax.random.secure_key()"
@@ -96,7 +105,7 @@ def _implementation_of(key: Any) -> Any:
     return jax.random.key_impl(key)
 
 
-def _wrap(bits: int) -> jax.Array:
+def _wrap(bits: int, implementation: Any) -> jax.Array:
     words = [bits >> 32 * i & 0xFFFFFFFF for i in range(KEY_WORDS)]
     data = jnp.asarray(np.array(words, np.uint32))
-    return jax.random.wrap_key_data(data, impl=CHACHA20)
+    return jax.random.wrap_key_data(data, impl=implementation)

@@ -237,7 +237,7 @@ def _threefry_children(key_data: jax.Array, places: jax.Array) -> jax.Array:
 
 def _generator(key: jax.Array) -> _Generator | None:
     implementation: Any = jax.random.key_impl(key)
-    if implementation == _chacha20.CHACHA20:
+    if implementation in (_chacha20.CHACHA20, _chacha20.SEEDED_CHACHA20):
         return _Generator(_chacha20.bits_at, _chacha20.children_at)
     configuration: Any = jax.config
     if implementation == "threefry2x32" and configuration.jax_threefry_partitionable:

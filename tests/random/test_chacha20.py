@@ -145,12 +145,6 @@ def test_serialization(key):
     np.testing.assert_array_equal(jax.random.bits(again, (4,)), jax.random.bits(key, (4,)))
 
 
-def test_seeds():
-    made = jax.random.key(7, impl=dpjax.random.CHACHA20)
-    expected = jax.random.key_data(dpjax.random.seeded_key(7))
-    np.testing.assert_array_equal(jax.random.key_data(made), expected)
-
-
 @pytest.mark.slow
 def test_sharded_keys_give_the_same_bits(run_python):
     run_python(

@@ -7,7 +7,10 @@ import pytest
 
 import dpjax
 from dpjax.random import secure_key, seeded_key
-from dpjax.random._keys import check_key, check_sampling_key
+from dpjax.random._keys import check_key, check_sampling_key, is_seeded
+
+SEEDED = jax.random.key_impl(seeded_key(0))
+LAPLACE = dpjax.laplace(1.0, 1.0)
 
 
 def words(key):
@@ -41,8 +44,9 @@ def test_secure_key_ignores_the_seeds_of_python_and_numpy():
 
 @pytest.mark.parametrize("seed", [0, 1, 42, 2**31 - 1, 2**31, 2**32 - 1])
 def test_seeded_key_is_that_of_jax_for_small_seeds(seed):
-    made = jax.random.key(np.uint32(seed), impl=dpjax.random.CHACHA20)
+    made = jax.random.key(np.uint32(seed), impl=SEEDED)
     assert words(seeded_key(seed)) == words(made)
+    assert made.dtype == seeded_key(seed).dtype
 
 
 def test_seeded_key_uses_256_bits_of_the_seed():
@@ -103,6 +107,88 @@ def test_releases_check_their_key():
             dpjax.privatize(jnp.mean, mechanism)(wrong, np.zeros(3))
 
 
+# Keys that came from a seed are known by their type.
+
+
+def secure_twin(key):
+    """The same bits as a key that claims to be secure."""
+    return jax.random.wrap_key_data(jax.random.key_data(key), impl=dpjax.random.CHACHA20)
+
+
+DERIVATIONS = {
+    "itself": lambda key: key,
+    "split": lambda key: jax.random.split(key)[1],
+    "fold_in": lambda key: jax.random.fold_in(key, 7),
+    "clone": jax.random.clone,
+    "jit": jax.jit(lambda key: jax.random.split(key, 3)[2]),
+    "vmap": lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))[1],
+    "loop": lambda key: jax.lax.fori_loop(0, 3, lambda i, k: jax.random.fold_in(k, i), key),
+    "another device": lambda key: jax.device_put(key, jax.devices()[0]),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIONS)
+def test_derived_keys_keep_their_kind_and_have_the_same_bits(name):
+    derive = DERIVATIONS[name]
+    seeded, twin = derive(seeded_key(5)), derive(secure_twin(seeded_key(5)))
+    assert (is_seeded(seeded), is_seeded(twin)) == (True, False)
+    assert words(seeded) == words(twin)
+    assert check_key(seeded) is seeded
+    assert check_sampling_key(twin) is twin
+
+
+def test_a_release_under_a_seeded_key_says_so(key):
+    twin = secure_twin(key)
+    released, private = LAPLACE(key, 0.5), LAPLACE(twin, 0.5)
+    assert released.value == private.value
+    assert repr(released.guarantee) == "(epsilon=1, delta=0)-DP, seeded key"
+    assert repr(private.guarantee) == "(epsilon=1, delta=0)-DP"
+    jitted = jax.jit(lambda key: LAPLACE(key, 0.5))
+    assert jax.tree.structure(jitted(key)) == jax.tree.structure(released)
+    assert jax.tree.structure(jitted(twin)) == jax.tree.structure(private)
+    in_floats = dpjax.laplace(1.0, 1.0, noise="float")(key, 0.5).guarantee
+    assert in_floats.notes == ("not private: noise in floats", "seeded key")
+
+
+def test_the_note_survives_accounting(key):
+    seeded, secure = (jax.eval_shape(LAPLACE, k, 0.5).guarantee for k in (key, secure_key()))
+    account = dpjax.accounting
+    one, other = (
+        dpjax.Guarantee(1.0, gamma=0.1, confidence=0.9, notes=g.notes) for g in (seeded, secure)
+    )
+    assert other.notes == ()
+    for made in (
+        account.compose(other, one, one),
+        account.group(one, 2),
+        account.transfer(one, kl=0.1, n=9),
+    ):
+        assert made.notes == ("seeded key",)
+
+
+@pytest.mark.parametrize("of_seed", [jax.random.key, jax.random.PRNGKey])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, jax.jit, lambda f: lambda seed: jax.vmap(f)(jnp.full(2, seed, "uint32"))],
+    ids=["eager", "jit", "vmap"],
+)
+def test_the_secure_implementation_takes_no_seed(of_seed, wrap):
+    def seeded(seed):
+        return of_seed(seed, impl=dpjax.random.CHACHA20)
+
+    with pytest.raises(ValueError, match=r"takes no seed.*secure_key\(\), or .*seeded_key\(seed\)"):
+        wrap(seeded)(np.uint32(7))
+
+
+def test_samples_do_not_depend_on_the_kind_of_the_key(key):
+    def oracle(key, n):
+        return jax.random.uniform(key, (n,))
+
+    def sample(key):
+        return dpjax.sensitivity_samples(key, jnp.max, oracle, n=3, norm="l1", m=10)
+
+    np.testing.assert_array_equal(sample(key), sample(secure_twin(key)))
+
+
 # The ledger of keys.
 
 
@@ -135,6 +221,65 @@ def test_a_refused_database_uses_no_key(keys):
     with pytest.raises(ValueError, match="n=3"):
         private(keys(0), np.zeros(4))
     assert len(ledger) == 0
+
+
+MECHANISMS = {
+    "laplace": (LAPLACE, jnp.zeros(2)),
+    "gaussian": (dpjax.gaussian(1.0, 1.0, 1e-5), jnp.zeros(2)),
+    "exponential": (dpjax.exponential(1.0, 1.0), jnp.zeros(2)),
+    "permute and flip": (dpjax.permute_and_flip(1.0, 1.0), jnp.zeros(2)),
+    "bernstein": (dpjax.bernstein(1.0, 1.0, degree=1, dims=1), jnp.zeros(2)),
+    "randomized response": (dpjax.randomized_response(1.0), jnp.zeros(2, int)),
+    "floats": (dpjax.laplace(1.0, 1.0, noise="float"), jnp.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_an_open_ledger_covers_every_mechanism(name, keys):
+    mechanism, value = MECHANISMS[name]
+    ledger = dpjax.random.KeyLedger()
+    ledger.claim(keys(0))
+    with ledger, pytest.raises(ValueError, match="was used for a release before"):
+        mechanism(keys(0), value)
+    assert len(ledger) == 1
+
+
+def test_an_open_ledger_claims_each_release_once(keys):
+    ledger, other = dpjax.random.KeyLedger(), dpjax.random.KeyLedger()
+    private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
+    with ledger as opened, other, ledger:
+        assert opened is ledger
+        LAPLACE(keys(0), 0.0)
+        private(keys(1), np.zeros(3))
+        dpjax.privatize(jnp.mean, LAPLACE)(secure_key(), np.zeros(3))
+        assert len(ledger) == len(other) == 3
+        with pytest.raises(ValueError, match="was used"):
+            private(keys(0), np.zeros(3))
+    with pytest.raises(RuntimeError, match="stop"), ledger:
+        raise RuntimeError("stop")
+    LAPLACE(keys(0), 0.0)  # Closed, also after an error.
+    assert len(ledger) == 3
+    with pytest.raises(ValueError, match="was used"):
+        private(keys(1), np.zeros(3))
+
+
+def test_an_open_ledger_refuses_what_may_use_one_key_often(keys):
+    compiled = jax.jit(lambda key: LAPLACE(key, 0.0).value)
+    before = compiled(keys(0))
+    ledger = dpjax.random.KeyLedger()
+    with ledger:
+        for release in (
+            compiled,  # Compiled while no ledger was open.
+            jax.jit(lambda _: LAPLACE(keys(1), 0.0).value),
+            lambda key: jax.vmap(lambda k: LAPLACE(k, 0.0).value)(jax.random.split(key)),
+            lambda key: jax.vmap(lambda e: dpjax.laplace(1.0, e)(key, 0.0).value)(jnp.ones(2)),
+            lambda key: jax.lax.map(lambda x: LAPLACE(key, x).value, jnp.zeros(2)),
+            lambda key: jax.jit(dpjax.privatize(jnp.mean, LAPLACE))(key, jnp.zeros(2)),
+        ):
+            with pytest.raises(TypeError, match=r"claims keys on the host.*debug_key_reuse"):
+                release(keys(0))
+    assert len(ledger) == 0
+    assert compiled(keys(0)) == before
 
 
 def test_ledger_needs_a_key_that_is_known(keys):
