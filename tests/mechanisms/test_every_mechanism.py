@@ -132,7 +132,7 @@ def test_noise_in_floats_promises_nothing(name, key):
     else:
         mechanism = FLOATS[name.split(",")[0]](1.0)
     release = mechanism(key, value)
-    assert repr(release.guarantee) == "no guarantee, not private: noise in floats"
+    assert repr(release.guarantee) == "no guarantee, not private: noise in floats, seeded key"
     assert (release.guarantee.epsilon, release.guarantee.delta) == (math.inf, 1.0)
     composed = dpjax.accounting.compose(release.guarantee, make(1.0, 1.0).guarantee)
     assert composed.epsilon == math.inf

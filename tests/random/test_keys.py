@@ -263,6 +263,15 @@ def test_an_open_ledger_claims_each_release_once(keys):
         private(keys(1), np.zeros(3))
 
 
+def test_an_open_ledger_compiles_no_release_again(keys, compilations):
+    private = dpjax.privatize(jnp.mean, LAPLACE)
+    first, second, value = keys(0), keys(1), np.zeros(3)
+    private(first, value)
+    with dpjax.random.KeyLedger() as ledger:
+        assert not compilations(lambda: private(second, value).value)
+    assert len(ledger) == 1
+
+
 def test_an_open_ledger_refuses_what_may_use_one_key_often(keys):
     compiled = jax.jit(lambda key: LAPLACE(key, 0.0).value)
     before = compiled(keys(0))
