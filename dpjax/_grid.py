@@ -12,11 +12,12 @@ import numpy as np
 from jax import lax
 
 from dpjax import _limbs
-from dpjax._limbs import Limbs
+from dpjax._limbs import Limbs, Wide
 from dpjax._numerics import compute_dtype
 
-# Units are clamped here, so that no sum with noise wraps.
-BOUND = 2**61
+# Units are clamped here, to these powers of two, so that no sum with noise wraps.
+_BOUND_BITS = 61
+WIDE_BOUND_BITS = 93
 # Beyond it every float is 0 or out of range, and sums of exponents cannot wrap.
 _FARTHEST = 2**13
 
@@ -59,11 +60,53 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     Returns:
         Units of the grid, clamped to [-2^61, 2^61]; 0 for NaN.
     """
+    significand, shift, infinite = _relative_to(exponent, x)
+    end = _limbs.constant(2**_BOUND_BITS)
+    end = _limbs.where(_limbs.is_negative(significand), _limbs.negate(end), end)
+    beyond = infinite | _reaches(_BOUND_BITS, significand, shift)
+    return _limbs.where(beyond, end, _scale_and_round(significand, shift).rest)
+
+
+def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
+    """The same, clamped to [-2^93, 2^93] units.
+
+    Args:
+        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
+        exponent: of the grid, as for `round_to_grid`.
+
+    Returns:
+        Units of the grid; 0 for NaN.
+    """
+    significand, shift, infinite = _relative_to(exponent, x)
+    units = _scale_and_round(significand, shift)
+    beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
+    end = 2 ** (WIDE_BOUND_BITS - 64)
+    top = jnp.where(_limbs.is_negative(significand), np.uint32(2**32 - end), np.uint32(end))
+    rest = _limbs.where(beyond, _limbs.constant(0), units.rest)
+    return Wide(jnp.where(beyond, top, units.top), rest)
+
+
+def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
+    """The same modulo 2^64, never clamped, for differences that are known to be small.
+
+    Args:
+        x: an array of finite floats or of integers.
+        exponent: of the grid, as for `round_to_grid`.
+
+    Returns:
+        Units of the grid modulo 2^64.
+    """
+    significand, shift, _ = _relative_to(exponent, x)
+    return _scale_and_round(significand, shift).rest
+
+
+def _relative_to(exponent: int | jax.Array, x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
+    """The s and t of x = s * 2^(t + exponent), and whether x is infinite."""
     significand, scale, infinite = _take_apart(jnp.asarray(x))
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
     exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
-    return _scale_and_round(significand, scale - exponent, infinite)
+    return significand, scale - exponent, infinite
 
 
 def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
@@ -94,20 +137,34 @@ def _widen(x: jax.Array) -> jax.Array:
     return x.astype(compute_dtype(x.dtype))
 
 
-def _scale_and_round(x: Limbs, shift: jax.Array, infinite: jax.Array) -> Limbs:
-    """floor(x * 2^shift + 1/2), clamped.
+def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
+    """floor(x * 2^shift + 1/2) modulo 2^96.
 
     With t = -shift > 0 it is floor((floor(x / 2^(t - 1)) + 1) / 2), and 0 from t = 64 on.
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
     coarser = _limbs.halve(_limbs.add(_limbs.shift_right(x, down), one))
-    finer = _limbs.shift_left(x, jnp.clip(shift, 0, 61).astype(jnp.uint32))
-    units = _limbs.where(shift < 0, coarser, finer)
 
-    negative = _limbs.is_negative(x)
-    room = jnp.clip(61 - shift, 0, 62).astype(jnp.uint32)
-    beyond = _limbs.shift_right(_limbs.where(negative, _limbs.negate(x), x), room)
-    too_large = (shift >= -1) & ((beyond.high | beyond.low) != 0)
-    end = _limbs.where(negative, _limbs.constant(-BOUND), _limbs.constant(BOUND))
-    return _limbs.where(too_large | infinite, end, units)
+    places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
+    far, within = places >= 64, places & np.uint32(63)
+    shifted = _limbs.shift_left(x, within)
+    # In two steps, because a shift by 64 is not defined.
+    carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
+    finer = Wide(
+        jnp.where(far, shifted.low, carried.low),
+        _limbs.where(far, _limbs.constant(0), shifted),
+    )
+    coarser = _limbs.widen(coarser)
+    return Wide(
+        jnp.where(shift < 0, coarser.top, finer.top),
+        _limbs.where(shift < 0, coarser.rest, finer.rest),
+    )
+
+
+def _reaches(bits: int, x: Limbs, shift: jax.Array) -> jax.Array:
+    """Whether |x| * 2^shift is 2^bits or more, for 2^bits that some x can exceed."""
+    room = bits - shift
+    magnitude = _limbs.where(_limbs.is_negative(x), _limbs.negate(x), x)
+    beyond = _limbs.shift_right(magnitude, jnp.clip(room, 0, 62).astype(jnp.uint32))
+    return (room < 63) & ((beyond.high | beyond.low) != 0)

@@ -1,4 +1,4 @@
-"""Signed 64-bit integers as two uint32 limbs: the same bits with and without x64, on any device."""
+"""Signed integers of 64 and 96 bits in uint32 limbs: the same bits with and without x64."""
 
 from typing import Any, NamedTuple
 
@@ -25,6 +25,21 @@ class Limbs(NamedTuple):
     low: jax.Array
 
 
+class Wide(NamedTuple):
+    """An array of integers top * 2^64 + rest, in two's complement.
+
+    Attributes:
+        top: uint32, its first bit is the sign.
+        rest: the other 64 bits, without a sign of their own.
+
+    Formal guarantees:
+        Arithmetic is exact modulo 2^96.
+    """
+
+    top: jax.Array
+    rest: Limbs
+
+
 def constant(value: int) -> Limbs:
     """A concrete integer in [-2^63, 2^63)."""
     return Limbs(jnp.uint32((value >> 32) & 0xFFFFFFFF), jnp.uint32(value & 0xFFFFFFFF))
@@ -46,10 +61,16 @@ def from_integers(x: jax.Array) -> Limbs:
 
 def to_float(x: Limbs, dtype: Any) -> jax.Array:
     """The nearest float or the one next to it; exact where the integer fits the significand."""
-    negative = is_negative(x)
-    magnitude = where(negative, negate(x), x)
-    high, low = magnitude.high.astype(dtype), magnitude.low.astype(dtype)
-    value = high * _LIMB + low
+    return wide_to_float(widen(x), dtype)
+
+
+def wide_to_float(x: Wide, dtype: Any) -> jax.Array:
+    """The same for 96 bits."""
+    negative = x.top >> np.uint32(31) == 1
+    opposite = negate(x.rest)
+    top = jnp.where(negative, ~x.top + _is_zero(opposite), x.top).astype(dtype)
+    rest = where(negative, opposite, x.rest)
+    value = top * _LIMB**2 + (rest.high.astype(dtype) * _LIMB + rest.low.astype(dtype))
     return jnp.where(negative, -value, value)
 
 
@@ -80,6 +101,25 @@ def add(x: Limbs, y: Limbs) -> Limbs:
     """The sum x + y."""
     low = x.low + y.low
     return Limbs(x.high + y.high + (low < x.low).astype(jnp.uint32), low)
+
+
+def widen(x: Limbs) -> Wide:
+    """The same integer in 96 bits."""
+    return Wide((x.high.astype(jnp.int32) >> 31).astype(jnp.uint32), x)
+
+
+def add_to_wide(x: Wide, y: Limbs) -> Wide:
+    """The sum x + y."""
+    rest = add(x.rest, y)
+    carried = _unsigned_less(rest, y).astype(jnp.uint32)
+    return Wide(x.top + widen(y).top + carried, rest)
+
+
+def saturate(x: Wide, bound: int) -> Limbs:
+    """Clamps x to [-bound, bound]; the bound is below 2^63."""
+    negative = x.top >> np.uint32(31) == 1
+    end = where(negative, constant(-bound), constant(bound))
+    return clip(where(x.top == widen(x.rest).top, x.rest, end), bound)
 
 
 def subtract(x: Limbs, y: Limbs) -> Limbs:
@@ -163,6 +203,10 @@ def full_product(x: jax.Array, y: jax.Array) -> Limbs:
     middle = (low >> np.uint32(16)) + (cross & _HALF) + (other & _HALF)
     carried = (cross >> np.uint32(16)) + (other >> np.uint32(16)) + (middle >> np.uint32(16))
     return Limbs(high + carried, (middle << np.uint32(16)) | (low & _HALF))
+
+
+def _is_zero(x: Limbs) -> jax.Array:
+    return ((x.high | x.low) == 0).astype(jnp.uint32)
 
 
 def _unsigned_less(x: Limbs, y: Limbs) -> jax.Array:

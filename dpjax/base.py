@@ -272,7 +272,7 @@ class Mechanism(Protocol):
     def error_quantile(
         self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
     ) -> Any:
-        """How far a release may lie from the truth, with a given probability."""
+        """How far the noise may take a release from the truth, with a given probability."""
         ...
 
 

@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dpjax import _limbs
-from dpjax._grid import power_of_two, round_to_grid
+from dpjax._grid import power_of_two, round_modulo, round_to_grid, round_widely
 
-BOUND = 2**61
+BOUND, WIDE_BOUND = 2**61, 2**93
 examples = settings(max_examples=300, deadline=None, derandomize=True)
 compiled = jax.jit(round_to_grid)
+widely, modulo = jax.jit(round_widely), jax.jit(round_modulo)
 
 
 def integers(limbs):
@@ -25,11 +26,18 @@ def integers(limbs):
     return (high * 2**32 + np.asarray(limbs.low).astype(object)).tolist()
 
 
-def exact(value, exponent):
+def wide_integers(wide):
+    """The same of 96 bits."""
+    top = np.asarray(wide.top).view(np.int32).astype(object)
+    rest = [limb % 2**64 for limb in integers(wide.rest)]
+    return (top * 2**64 + np.array(rest, object)).tolist()
+
+
+def exact(value, exponent, bound=BOUND):
     if isinstance(value, float) and not math.isfinite(value):
-        return 0 if math.isnan(value) else int(math.copysign(BOUND, value))
+        return 0 if math.isnan(value) else int(math.copysign(bound, value))
     units = math.floor(Fraction(value) / Fraction(2) ** exponent + Fraction(1, 2))
-    return max(-BOUND, min(BOUND, units))
+    return max(-bound, min(bound, units))
 
 
 def adversarial(dtype, exponent):
@@ -37,7 +45,7 @@ def adversarial(dtype, exponent):
     info = jnp.finfo(dtype)
     ends = [0.0, float(info.tiny), float(info.smallest_subnormal), float(info.max), np.inf, np.nan]
     halves = [k * 2.0 ** (exponent - 1) for k in (1, 2, 3, 4, 5, 2**22 + 1, 2**23 - 1, 2**24 - 1)]
-    large = [k * 2.0**exponent for k in (2.0**31, 2.0**32, 2.0**60, 2.0**61, 2.0**62)]
+    large = [2.0**k * 2.0**exponent for k in (31, 32, 60, 61, 62, 63, 64, 92, 93, 94)]
     with np.errstate(over="ignore", under="ignore"):
         values = np.array([*ends, *halves, *large], np.dtype(dtype))
         values = np.concatenate([values, -values])
@@ -50,6 +58,14 @@ def check(values, exponent):
     assert found == [exact(value, exponent) for value in values.tolist()]
 
 
+def check_widely(values, exponent):
+    found = wide_integers(widely(jnp.asarray(values), jnp.int32(exponent)))
+    assert found == [exact(value, exponent, WIDE_BOUND) for value in values.tolist()]
+    finite = np.where(np.isfinite(values), values, 0)
+    found = [units % 2**64 for units in integers(modulo(jnp.asarray(finite), jnp.int32(exponent)))]
+    assert found == [exact(value, exponent, 10**700) % 2**64 for value in finite.tolist()]
+
+
 EXPONENTS = (-149, -126, -125, -60, -10, -1, 0, 1, 30, 66, 126, 127)
 
 
@@ -57,6 +73,22 @@ EXPONENTS = (-149, -126, -125, -60, -10, -1, 0, 1, 30, 66, 126, 127)
 def test_float32(exponent):
     check(adversarial("float32", exponent), exponent)
     assert len(set(integers(compiled(adversarial("float32", exponent), exponent)))) > 6
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_float32_in_96_bits_and_modulo_64(exponent):
+    check_widely(adversarial("float32", exponent), exponent)
+
+
+@pytest.mark.parametrize("exponent", [-1074, -1022, -62, 0, 40, 961, 1023])
+def test_float64_in_96_bits_and_modulo_64(exponent, x64):
+    check_widely(adversarial("float64", exponent), exponent)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-160, 130))
+@examples
+def test_any_float32_in_96_bits_and_modulo_64(bits, exponent):
+    check_widely(np.array([bits], np.uint32).view(np.float32), exponent)
 
 
 @pytest.mark.parametrize("exponent", [-1074, -1022, -500, -62, -1, 0, 1, 40, 961, 1023])
@@ -162,6 +194,34 @@ def test_back_to_floats():
     units = compiled(jnp.asarray([1.25, -3.75, 1e6]), -2)
     back = _limbs.to_float(units, jnp.float32) * power_of_two(-2, jnp.float32)
     assert back.tolist() == [1.25, -3.75, 1e6]
+
+
+# Integers of 96 bits.
+
+WIDE = st.integers(0, 93).flatmap(lambda bits: st.integers(-(2**bits), 2**bits))
+
+
+def limbs_of(value):
+    return _limbs.Limbs(np.uint32(value >> 32 & 0xFFFFFFFF), np.uint32(value & 0xFFFFFFFF))
+
+
+@jax.jit
+def add_and_convert(x, y):
+    total = _limbs.add_to_wide(x, y)
+    as_float = _limbs.wide_to_float(total, jnp.float32)
+    return total, as_float, _limbs.saturate(total, 2**63 - 2), _limbs.saturate(total, 2**31 - 2)
+
+
+@given(WIDE, st.integers(-(2**63), 2**63 - 1))
+@examples
+def test_sums_of_96_bits(x, y):
+    wide = _limbs.Wide(np.uint32(x >> 64 & 0xFFFFFFFF), limbs_of(x))
+    total, as_float, *saturated = add_and_convert(wide, limbs_of(y))
+    assert wide_integers(jax.tree.map(lambda leaf: leaf[None], total)) == [x + y]
+    assert abs(Fraction(float(as_float)) - (x + y)) <= abs(x + y) * Fraction(1, 2**23)
+    for found, bound in zip(saturated, (2**63 - 2, 2**31 - 2), strict=True):
+        clamped = max(-bound, min(bound, x + y))
+        assert integers(jax.tree.map(lambda leaf: leaf[None], found)) == [clamped]
 
 
 # Powers of two.

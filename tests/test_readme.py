@@ -24,6 +24,7 @@ def test_the_grid_costs_what_the_readme_says():
     assert mechanism.grid == 2.0**-17
     assert 0 < mechanism.effective_scale() - 1 < 1e-4
     assert 0 < mechanism.effective_scale((10**6,)) - 1 < 1e-3
+    assert mechanism.range((10**6,))[1] > 1e18
 
 
 def test_own_mechanism_takes_under_thirty_lines():

@@ -18,7 +18,14 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, tail
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import Lattice, Noise
-from dpjax.random._release import add_noise, centered, check_scale, usable_scale
+from dpjax.random._release import (
+    add_noise,
+    check_scale,
+    clamped,
+    largest_release,
+    largest_value,
+    usable_scale,
+)
 
 _NARROW = 2.0**-12
 
@@ -116,11 +123,44 @@ class AdditiveMechanism(SensitivityMechanism):
             return 0.0
         return as_number(power_of_two(self._fit(shape).exponent, jnp.result_type(float)))
 
+    def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
+        """Between which values nothing is clamped; what lies outside is released as the nearer end.
+
+        For floats 2^93 steps of the grid: more than 10^15 sensitivities for a vector of 10^9 at
+        epsilon 1, where float64 no longer resolves one. For integers what their release can hold.
+
+        Args:
+            shape: of the value; of several arrays, one of as many floats.
+            dtype: of the value; by default the default float.
+
+        Returns:
+            The two ends, in the units of the value.
+        """
+        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(float) if dtype is None else dtype)
+        count(shape)
+        value = jax.ShapeDtypeStruct(shape, dtype)
+        return symmetric(largest_value(dtype, self._calibration(value), self.noise))
+
+    def clamped(self, value: Any) -> Any:
+        """A value as it gets noise: NaN becomes 0, what is out of `range` its nearer end.
+
+        Args:
+            value: a pytree of real arrays.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        value = _checks.real_arrays("value", value)
+        return clamped_leaves(value, self._calibration(value), self.noise)
+
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
         """The scale really drawn for floats of a shape.
 
         It covers rounding to the grid, as the norm of ones grows with the size, and the certificate
-        of the noise's tables.
+        of the noise's tables. With T = 2^43 lattice points per scale b (Gaussian noise: 2^35), it
+        exceeds b by at most .01% and 2.5 sqrt(b ||1|| / (T Delta)), where that is below 10%: for
+        Laplace noise on d coordinates 8.5e-7 sqrt(d / epsilon). Integers are not rounded: noise on
+        them exceeds b by at most .01% and 2 b / T.
 
         Args:
             shape: of the value.
@@ -255,20 +295,42 @@ def additive_log_prob(
     output = jnp.asarray(output)
     if output.shape != x.shape:
         raise ValueError(f"output must be of the value's shape {x.shape}, got {output.shape}")
-    center = centered(x)
+    center = clamped(x, largest_value(x.dtype, calibration, noise))
     given, output = output, output.astype(center.dtype)
     if is_float(x):
-        error = (output - center) / usable
-        return jnp.sum(noise.log_density(error) - jnp.log(usable))
-    # Integers are subtracted as such, in 64 bits: floats would lose the last ones.
-    difference = _limbs.subtract(_limbs.from_integers(output), _limbs.from_integers(center))
-    error = _limbs.to_float(difference, usable.dtype) / usable
-    half = 0.5 / usable
-    mass = noise.log_interval(error - half, error + half)
-    # In float32 the ends of a narrow interval coincide; there it is the density times the width.
-    mass = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass)
-    whole = output.astype(given.dtype) == given  # A fraction is no release.
-    return jnp.sum(jnp.where(whole, mass, -jnp.inf))
+        error, half = (output - center) / usable, 0.0
+        inside = noise.log_density(error) - jnp.log(usable)
+    else:
+        # Subtracted as integers: floats would lose the last ones.
+        error, half = _difference(output, center, usable.dtype) / usable, 0.5 / usable
+        mass = noise.log_interval(error - half, error + half)
+        # In float32 the ends of a narrow interval coincide: there, the density times the width.
+        inside = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(usable), mass)
+    # What lies beyond the largest release is released as it: the ends have a probability.
+    end = largest_release(x.dtype)
+    low, high = output <= -end, output >= end
+    tail = noise.log_cdf(jnp.where(low, error, -error) + half)
+    possible = (output >= -end) & (output <= end)
+    possible &= output.astype(given.dtype) == given  # A fraction is no release of an integer.
+    return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))
+
+
+def _difference(output: jax.Array, center: jax.Array, dtype: Any) -> jax.Array:
+    """The difference of two integers of a dtype, as a float: it may need one bit more."""
+    one = _limbs.constant(1)
+    negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
+    return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)
+
+
+def clamped_leaves(value: Any, calibration: Calibration, noise: Noise) -> Any:
+    """A pytree as it gets noise."""
+    return jax.tree.map(lambda x: clamped(x, largest_value(x.dtype, calibration, noise)), value)
+
+
+def symmetric(bound: Any) -> tuple[Scalar, Scalar]:
+    """The interval up to a bound, in Python numbers where it is known; integers stay integers."""
+    bound = bound if isinstance(bound, int) else as_number(bound)
+    return -bound, bound
 
 
 def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:

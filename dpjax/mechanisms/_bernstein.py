@@ -11,7 +11,14 @@ from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._additive import additive_log_prob, as_number, check_fit, sum_over_leaves
+from dpjax.mechanisms._additive import (
+    additive_log_prob,
+    as_number,
+    check_fit,
+    clamped_leaves,
+    sum_over_leaves,
+    symmetric,
+)
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._mechanism import (
     SensitivityMechanism,
@@ -22,7 +29,7 @@ from dpjax.mechanisms._mechanism import (
 from dpjax.norms import grid_dtype
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import LAPLACE, Noise
-from dpjax.random._release import add_noise, check_scale
+from dpjax.random._release import add_noise, check_scale, largest_value
 
 
 @frozen_pytree
@@ -88,6 +95,33 @@ class BernsteinMechanism(SensitivityMechanism):
         if self.noise.lattice is None or self.sensitivity.zero_allowed:
             return 0.0
         return as_number(power_of_two(self._fit().exponent, jnp.result_type(float)))
+
+    def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
+        """Between which lattice values nothing is clamped, where the value is one lattice.
+
+        Args:
+            shape: ignored: the shape of a value is the lattice's.
+            dtype: of the value, a float; by default the default float.
+
+        Returns:
+            The two ends, in the units of the function.
+        """
+        del shape
+        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(float) if dtype is None else dtype)
+        lattice = jax.ShapeDtypeStruct(self.lattice_shape, compute_dtype(dtype))
+        return symmetric(largest_value(lattice.dtype, self._calibration_of(lattice), self.noise))
+
+    def clamped(self, value: Any) -> Any:
+        """Lattice values as they get noise: NaN becomes 0, what is out of `range` its nearer end.
+
+        Args:
+            value: a pytree of lattices.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        value = jax.tree.map(_as_float, _checks.real_arrays("value", value))
+        return clamped_leaves(value, self._calibration_of(value), self.noise)
 
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
         """The scale really drawn, where the value is one lattice; it covers rounding to the grid.

@@ -70,7 +70,8 @@ class SensitivityMechanism(abc.ABC):
     ) -> Any:
         """What the noise stays below with a given probability, or a higher one.
 
-        Of the noise alone: rounding to integers adds up to 1/2.
+        Of the noise alone: rounding adds up to a step of the grid (to integers, 1/2), and a value
+        out of the mechanism's range is clamped first.
 
         Args:
             probability: in (0, 1).

@@ -54,6 +54,18 @@ class RandomizedResponse(SensitivityMechanism):
         ]
         return jax.tree.unflatten(structure, answers)
 
+    def clamped(self, value: Any) -> Any:
+        """Answers as they are kept or lied about: clamped to [0, categories).
+
+        Args:
+            value: a pytree of integers.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        value = _checks.real_arrays("value", value)
+        return jax.tree.map(lambda x: in_range(x, self.categories), value)
+
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         weight = jnp.asarray(self.lie_weight).astype(jnp.float32)
         weight = jnp.where(weight == 0, jnp.nan, weight) / 2.0**32

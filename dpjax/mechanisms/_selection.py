@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._grid import power_of_two
+from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
 from dpjax.mechanisms._additive import as_number, check_fit
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
-from dpjax.norms import grid_dtype, rounding_norm
+from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import check_scale, usable_scale
-from dpjax.random._selection import score_gaps
+from dpjax.random._selection import clamped_scores, largest_gap, score_gaps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,41 @@ class SelectionMechanism(SensitivityMechanism):
         exponent = self._calibration(scores).fit(EXPONENTIAL, scores.dtype).exponent
         return as_number(power_of_two(exponent, scores.dtype))
 
+    def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
+        """Which gaps to the best score are told apart: larger ones count as the largest of these.
+
+        About 2^18 times the scale, where no response is ever selected. Scores themselves are not
+        clamped, but floats to half of the largest one.
+
+        Args:
+            shape: ignored: it is the same for any number of scores.
+            dtype: of the scores; by default the default float.
+
+        Returns:
+            0 and the largest gap, in the units of the scores.
+        """
+        del shape
+        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(float) if dtype is None else dtype)
+        return 0.0, as_number(self._largest_gap(jax.ShapeDtypeStruct((), dtype)))
+
+    def _largest_gap(self, scores: Any) -> jax.Array:
+        dtype = compute_dtype(scores.dtype)
+        if not self.exact or self.sensitivity.zero_allowed:
+            return jnp.asarray(jnp.finfo(dtype).max, dtype)
+        return largest_gap(self._calibration(scores).fit(EXPONENTIAL, scores.dtype), dtype)
+
+    def clamped(self, value: Any) -> Any:
+        """Scores as they are compared: finite, NaN as the lowest; integers as they are.
+
+        Args:
+            value: an array of scores.
+
+        Returns:
+            An array of the same shape, as private as the value.
+        """
+        scores = _checks.real_arrays("value", value)
+        return clamped_scores(scores) if is_float(scores) else scores
+
     def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
         """By how much a score's gap must grow for a factor e; covers rounding float scores.
 
@@ -131,6 +167,7 @@ class SelectionMechanism(SensitivityMechanism):
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
         gaps = score_gaps(scores)
+        gaps = jnp.minimum(gaps, self._largest_gap(scores).astype(gaps.dtype))
         log_pmf = self.rule.log_pmf(-gaps / self._scale_drawn(scores).astype(gaps.dtype))
         index = jnp.asarray(output)
         possible = (index >= 0) & (index < scores.size)

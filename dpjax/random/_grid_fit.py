@@ -160,8 +160,9 @@ def _exponent(
     # Where so fine a grid leaves too little to divide, both errors are made equal.
     balanced = numpy.sqrt(scale / sensitivity * (rounding / float(lattice.resolution)))
     ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(rounding, 1)
-    # By exponents: the product itself may underflow. It lies in the upper quarter of their sum.
-    exponent = numpy.frexp(sensitivity)[1] + numpy.frexp(ideal)[1] - 2
+    # The nearest power of two. By exponents: the product itself may underflow.
+    (x, i), (y, j) = numpy.frexp(sensitivity), numpy.frexp(ideal)
+    exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
     limits = jnp.finfo(dtype)
     return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks, _limbs
-from dpjax._grid import BOUND, power_of_two, round_to_grid
+from dpjax._grid import WIDE_BOUND_BITS, power_of_two, round_widely
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._grid_fit import Calibration, divided
@@ -20,8 +20,8 @@ from dpjax.random._noise import Noise
 # Noise in floats: covers the few roundings on the way to a draw.
 OUTWARD = 1 + 2.0**-21
 
-# Integer releases are clamped here; the least integer of the dtype marks a failure.
-_INTEGER_BOUND = {4: 2**31 - 2, 8: BOUND}
+# Integers are clamped here, values and releases; the least one of the dtype marks a failure.
+_INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
 
 
 def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise) -> Any:
@@ -72,15 +72,16 @@ def _add_to_array(
     fit = calibration.fit(noise.lattice, x.dtype)
     drawn = divided(lattice_noise, fit)
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        dtype = integer_dtype(x.dtype)
-        total = _limbs.add(_limbs.clip(_limbs.from_integers(x), BOUND), drawn)
-        bounded = _limbs.clip(total, _INTEGER_BOUND[dtype.itemsize])
-        released = _limbs.to_integers(bounded, dtype)
+        dtype, bound = integer_dtype(x.dtype), int(largest_release(x.dtype))
+        value = _limbs.widen(_limbs.clip(_limbs.from_integers(x), bound))
+        total = _limbs.saturate(_limbs.add_to_wide(value, drawn), bound)
+        released = _limbs.to_integers(total, dtype)
         return jnp.where(jnp.isnan(fit.scale), jnp.iinfo(dtype).min, released)
     dtype = compute_dtype(x.dtype)
-    total = _limbs.add(round_to_grid(x.astype(dtype), fit.exponent), drawn)
-    released = _limbs.to_float(total, dtype) * power_of_two(fit.exponent, dtype)
-    largest = float(jnp.finfo(dtype).max)
+    largest = largest_release(dtype)
+    finite = jnp.clip(x.astype(dtype), -largest, largest)
+    total = _limbs.add_to_wide(round_widely(finite, fit.exponent), drawn)
+    released = _limbs.wide_to_float(total, dtype) * power_of_two(fit.exponent, dtype)
     released = jnp.clip(released, -largest, largest)
     return _checks.saturating_cast(jnp.where(jnp.isnan(fit.scale), jnp.nan, released), x.dtype)
 
@@ -100,20 +101,18 @@ def _add_floats_to_array(
 ) -> jax.Array:
     scale = usable_scale(calibration.scale, x.dtype)
     drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
+    bound = largest_value(x.dtype, calibration, noise)
+    value = clamped(x, bound)
     if jnp.issubdtype(x.dtype, jnp.floating):
-        return _checks.saturating_cast(centered(x) + drawn, x.dtype)
-    dtype = integer_dtype(x.dtype)
-    # Half the dtype's range for the value, half for the noise.
-    bound = 2.0 ** (8 * dtype.itemsize - 3)
-    rounded = jnp.clip(jnp.round(drawn), -bound, bound).astype(dtype)
-    released = jnp.clip(centered(x), -int(bound), int(bound)) + rounded
-    return jnp.where(jnp.isnan(scale), jnp.iinfo(dtype).min, released)
+        return _checks.saturating_cast(value + drawn, x.dtype)
+    rounded = jnp.clip(jnp.round(drawn), -float(bound), float(bound)).astype(value.dtype)
+    return jnp.where(jnp.isnan(scale), jnp.iinfo(value.dtype).min, value + rounded)
 
 
 def _unless_zero(released: jax.Array, x: jax.Array, calibration: Calibration) -> jax.Array:
     if not calibration.zero_allowed:
         return released
-    bare = _checks.saturating_cast(centered(x), released.dtype)
+    bare = _checks.saturating_cast(clamped(x, largest_release(x.dtype)), released.dtype)
     return jnp.where(jnp.asarray(calibration.scale) == 0, bare, released)
 
 
@@ -145,16 +144,39 @@ def integer_dtype(dtype: Any) -> Any:
     return jnp.dtype("int64" if jnp.dtype(dtype).itemsize == 8 else "int32")
 
 
-def centered(x: jax.Array) -> jax.Array:
-    """An array as it is released without noise: NaN replaced by 0, clamped to what noise leaves."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        dtype = integer_dtype(x.dtype)
-        bound = _INTEGER_BOUND[dtype.itemsize]
-        whole = x.astype(dtype) if x.dtype == bool else _checks.saturating_cast(x, dtype)
-        return jnp.clip(whole, -bound, bound)
-    dtype = compute_dtype(x.dtype)
-    bound = float(jnp.finfo(dtype).max) / 2
-    return jnp.clip(jnp.where(jnp.isnan(x), 0, x).astype(dtype), -bound, bound)
+def largest_release(dtype: Any) -> int | float:
+    """What releases are clamped to: the largest float of a dtype, or one less than an integer's."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
+    return float(jnp.finfo(dtype).max)
+
+
+def largest_value(dtype: Any, calibration: Calibration, noise: Noise) -> Any:
+    """What values of a dtype are clamped to before they get noise, in magnitude."""
+    if noise.lattice is None:
+        # Half the dtype's range for the value, half for the noise.
+        if jnp.issubdtype(dtype, jnp.floating):
+            return largest_release(compute_dtype(dtype)) / 2
+        return 2 ** (8 * integer_dtype(dtype).itemsize - 3)
+    if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
+        return largest_release(dtype)
+    fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
+    # An overflow is infinite.
+    steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
+    return jnp.minimum(steps, largest_release(dtype))
+
+
+def clamped(x: jax.Array, bound: Any) -> jax.Array:
+    """An array as it gets noise: NaN replaced by 0, and what is too large by the bound.
+
+    Floats are those of the computation, integers those of the release.
+    """
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(compute_dtype(x.dtype))
+        return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -bound, bound)
+    dtype = integer_dtype(x.dtype)
+    whole = x.astype(dtype) if x.dtype == bool else _checks.saturating_cast(x, dtype)
+    return jnp.clip(whole, -bound, bound)
 
 
 def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: int) -> jax.Array:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import _limbs
-from dpjax._grid import BOUND, round_to_grid
+from dpjax._grid import power_of_two, round_modulo
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._chacha20 import consume
@@ -106,17 +106,27 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
     best - bound, which move no further than the scores do.
     """
     if jnp.issubdtype(scores.dtype, jnp.floating):
-        dtype = compute_dtype(scores.dtype)
-        lowest = jnp.where(jnp.isnan(scores), -jnp.inf, scores).astype(dtype)
-        points = round_to_grid(lowest, fit.exponent)
+        finite = clamped_scores(scores)
+        best = jnp.max(finite)
+        points = (round_modulo(x, fit.exponent) for x in (best, finite))
+        # Modulo 2^64 it is exact up to 2^63 steps; further apart, floats show it.
+        far = best - finite > power_of_two(fit.exponent + 62, finite.dtype)
+        gaps = _limbs.where(far, _limbs.constant(2**62), _limbs.subtract(*points))
     else:
-        points = _limbs.clip(_limbs.from_integers(scores), BOUND)
-    high = jnp.max(points.high.astype(jnp.int32)).astype(jnp.uint32)
-    low = jnp.max(jnp.where(points.high == high, points.low, np.uint32(0)))
-    gaps = _limbs.subtract(Limbs(high, low), points)
-    farthest = _limbs.shift_right(_limbs.constant(2**61), fit.shift)
-    farthest = _limbs.floor_divide(farthest, fit.divisor)
+        gaps = _limbs.from_integers(_integer_gaps(scores))
+    farthest = _farthest(fit)
     return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
+
+
+def _farthest(fit: GridFit) -> Limbs:
+    """Grid steps in 2^61 points of the noise's lattice."""
+    return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
+
+
+def largest_gap(fit: GridFit, dtype: Any) -> jax.Array:
+    """The gap of scores that larger ones count as, in a float dtype."""
+    gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
+    return jnp.minimum(gap, float(jnp.finfo(dtype).max))
 
 
 def _first_largest(x: Limbs) -> jax.Array:
@@ -128,15 +138,23 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 def score_gaps(scores: jax.Array) -> jax.Array:
     """How far every score lies below the best one: exact for integers, finite for floats."""
-    dtype = compute_dtype(scores.dtype)
     if jnp.issubdtype(scores.dtype, jnp.floating):
-        limit = float(jnp.finfo(scores.dtype).max) / 4
-        finite = jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
-        finite = finite.astype(dtype)
+        finite = clamped_scores(scores)
         return jnp.max(finite) - finite
+    return _integer_gaps(scores).astype(compute_dtype(scores.dtype))
+
+
+def clamped_scores(scores: jax.Array) -> jax.Array:
+    """Float scores that are finite, and so are their differences; NaN counts as the lowest."""
+    dtype = compute_dtype(scores.dtype)
+    limit = float(jnp.finfo(dtype).max) / 2
+    scores = scores.astype(dtype)
+    return jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
+
+
+def _integer_gaps(scores: jax.Array) -> jax.Array:
+    """The differences of two integers of a dtype always fit the unsigned dtype of that width."""
     if scores.dtype == bool:
         scores = scores.astype(jnp.int32)
-    # The difference of two integers of a dtype always fits the unsigned dtype of that width.
     unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")
-    gaps = jnp.max(scores).astype(unsigned) - scores.astype(unsigned)
-    return gaps.astype(dtype)
+    return jnp.max(scores).astype(unsigned) - scores.astype(unsigned)

@@ -94,8 +94,8 @@ def test_nan_becomes_zero_and_infinity_a_public_bound(name, key):
         for x in (math.nan, 0.0, math.inf, -math.inf, 3e38)
     )
     assert nan == zero
-    # 2^61 points of a grid that is at most 2^-16 of the sensitivity, and finer for the lattice.
-    assert 2.0**40 < up == far == -down < 2.0**46
+    # 2^93 points of a grid that is at most 2^-16 of the sensitivity, and finer for the lattice.
+    assert 2.0**72 < up == far == -down < 2.0**78
 
 
 @pytest.mark.parametrize(

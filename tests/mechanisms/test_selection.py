@@ -57,7 +57,7 @@ def test_log_prob_is_exact(rule, row, log_probs):
     log_prob = log_probs(RULES[rule](sensitivity, epsilon), RESPONSES, scores)
     count = len(exact[rule])
     np.testing.assert_allclose(log_prob[:count], exact[rule], rtol=6e-5, atol=5e-6)
-    assert np.all(log_prob[count:] < -1e20)
+    assert np.all(log_prob[count:] < -(2.0**17))
 
 
 @each_rule
@@ -181,6 +181,33 @@ def test_infinite_scores_win_and_lose(rule, draws):
 def test_equal_strange_scores_are_drawn_uniformly(rule, score, draws):
     indices = draws(RULES[rule](1.0, 1.0), np.full(K, score, "float32"), FEW)
     assert p_value(indices, np.full(K, 1 / K)) > FALSE_ALARM
+
+
+@each_rule
+@pytest.mark.parametrize(("unit", "sensitivity"), [(1000.0, 1e-10), (2.0**120, 1.0)])
+def test_scores_of_any_size_are_told_apart(rule, unit, sensitivity, draws, log_probs):
+    """Clamped at 2^61 steps of the grid, all of them were one: a uniform draw."""
+    scores = unit * np.array([1, 2, 3, 4, 5, 4, 3, 2, 1, 0], "float32")
+    mechanism = RULES[rule](sensitivity, 1.0)
+    assert set(draws(mechanism, scores, FEW)) == {4}
+    log_prob = log_probs(mechanism, RESPONSES, scores)
+    assert log_prob[4] == pytest.approx(0, abs=1e-5)
+    # The largest gap that is told apart, a temperature of 2 sensitivities times 2^18.
+    assert np.all(np.delete(log_prob, 4) == pytest.approx(-(2.0**18), rel=1e-3))
+    gap = mechanism.range()[1]
+    assert gap == pytest.approx(2.0**18 * 2 * sensitivity, rel=1e-3)
+    assert log_probs(mechanism, RESPONSES, padded(0.0, -gap))[1] == log_prob[0]
+
+
+@pytest.mark.slow
+@each_rule
+def test_integers_of_64_bits_are_told_apart(rule, key, x64):
+    mechanism = RULES[rule](1.0, 4.0)
+    for dtype, top in (("int64", 2**63 - 1), ("uint64", 2**64 - 1)):
+        scores = np.array([0, top - 40, top, top - 41], dtype)
+        keys = jax.random.split(key, 200)
+        chosen = jax.vmap(lambda k, s=scores, m=mechanism: m(k, s).value)(keys)
+        assert np.all(np.asarray(chosen) == 2)
 
 
 @each_rule

@@ -17,8 +17,9 @@ from dpjax.random._grid_fit import Calibration, GridFit, divided
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import (
     add_noise,
-    centered,
+    clamped,
     keep_or_lie,
+    largest_value,
     usable_scale,
 )
 from dpjax.random._selection import exponential_index, permute_and_flip_index, score_gaps
@@ -114,9 +115,30 @@ def test_releases_are_points_of_the_grid(seed, x):
 @given(FLOATS)
 @examples
 def test_values_are_clamped_to_a_public_bound(x):
-    bound = float(np.finfo("float32").max) / 2
+    bound = np.float32(largest_value(jnp.float32, calibration(1e-20), LAPLACE))
+    assert 1e3 < bound < 1e4
     expected = 0.0 if np.isnan(x) else np.clip(np.float32(x), -bound, bound)
-    assert float(centered(jnp.asarray(x, "float32"))) == expected
+    assert float(clamped(jnp.asarray(x, "float32"), bound)) == expected
+    assert release(0, np.float32(x), 1e-20) == release(0, expected, 1e-20)
+
+
+@given(SEEDS, FLOATS, st.sampled_from([0, 50, 70, 93]))
+@examples
+def test_what_is_in_range_is_shifted_by_the_noise_of_zero(seed, x, steps):
+    """The noise of a key does not depend on the value, up to 2^93 steps of the grid."""
+    grid = 2.0 ** int(calibration(1.0).fit(LAPLACE.lattice, jnp.float32).exponent)
+    x = np.float32(np.sign(np.nan_to_num(x)) * grid * 2.0**steps)
+    noise = Fraction(float(release(seed, np.float32(0), 1.0)))
+    released = Fraction(float(release(seed, x, 1.0)))
+    assert abs(released - (Fraction(float(x)) + noise)) <= abs(released) * Fraction(1, 2**23)
+
+
+def test_a_million_coordinates_reach_far(key):
+    """The control of a smaller range: 2,000,000 at a scale of .001 came out as 524,288."""
+    many = Calibration(1e-3, 1e-3, 1.0, 1e6, 10**6)
+    released = add_noise(key, jnp.asarray([2e6, 1e14, -1e15]), many, LAPLACE)
+    np.testing.assert_allclose(released, [2e6, 1e14, -1e15], rtol=1e-6)
+    assert largest_value(jnp.float32, many, LAPLACE) >= 2.0**60 * 1e-3
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf, 1e-45])
@@ -151,7 +173,8 @@ def covered(made, lattice, nominal):
     divisor = int(fit.divisor) << int(fit.shift)
     drawn = Fraction(lattice.resolution) * grid / divisor
     charge = 1 + Fraction(made.rounding) * grid / Fraction(made.sensitivity)
-    certified = 1 / (1 - 2 * made.coordinates * Fraction(lattice.certificate.loss) / Fraction(1))
+    loss = made.coordinates * Fraction(lattice.certificate.loss)
+    certified = 1 / (1 - 2 * loss / Fraction(made.epsilon))
     assert drawn >= Fraction(nominal) * charge * certified
     assert float(fit.scale) == pytest.approx(float(drawn), rel=1e-6)
     return float(drawn / Fraction(nominal))
@@ -167,18 +190,33 @@ def test_scale_covers_rounding(scale, coordinates):
     ):
         made = calibration(scale, coordinates=coordinates, rounding=rounding)
         lost = covered(made, lattice, np.float32(scale).item()) - 1
-        # Well below .1% for scalars and 1% for vectors of a million, at epsilon 1.
-        assert lost < (6e-5 if coordinates == 1 else 2e-3)
+        # As `effective_scale` states it.
+        assert lost < 1e-4 + 2.5 * math.sqrt(rounding / lattice.resolution)
+        # Below .01% for scalars and .1% for vectors of a million, as the README says.
+        assert lost < (1e-4 if coordinates == 1 else 1e-3)
         assert made.fits(lattice, jnp.float32)
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 10.0, 100.0])
-def test_scale_covers_rounding_at_other_epsilons(epsilon):
-    for coordinates in (1, 1000):
-        made = Calibration(1 / epsilon, 1.0, epsilon, float(coordinates), coordinates)
-        if made.fits(LAPLACE.lattice, jnp.float32):
-            lost = covered(made, LAPLACE.lattice, np.float32(1 / epsilon).item()) - 1
-            assert lost < 0.01 + 2 * math.sqrt(coordinates / (epsilon * 2**43))
+@given(st.floats(-14, 5), st.floats(0, 20), st.floats(0.5, 2))
+@examples
+def test_scale_covers_rounding_at_any_epsilon(log_epsilon, log_coordinates, sensitivity):
+    """Epsilons of 2^-14 to 2^5, up to 2^20 coordinates: what `effective_scale` states."""
+    epsilon, coordinates = 2.0**log_epsilon, int(2**log_coordinates)
+    for lattice, rounding in ((LAPLACE.lattice, coordinates), (GAUSSIAN.lattice, 1.0)):
+        scale = np.float32(sensitivity / epsilon).item()
+        made = Calibration(scale, sensitivity, epsilon, float(rounding), coordinates)
+        charge = 1e-4 + 2.5 * math.sqrt(scale * rounding / sensitivity / lattice.resolution)
+        if charge < 0.1 and 4 * coordinates * lattice.certificate.loss < 1e-6 * epsilon:
+            assert covered(made, lattice, scale) - 1 < charge
+
+
+@given(st.floats(0, 41))
+@examples
+def test_noise_on_integers_is_as_large_as_stated(log_scale):
+    scale = np.float32(2.0**log_scale).item()
+    fit = calibration(scale, rounding=0.0).fit(LAPLACE.lattice, jnp.int32)
+    drawn = Fraction(LAPLACE.lattice.resolution) / (int(fit.divisor) << int(fit.shift))
+    assert 0 <= drawn / Fraction(scale) - 1 < 1e-4 + 2 * scale / LAPLACE.lattice.resolution
 
 
 @jax.jit
