@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax.auditing._claims import as_clamped
 from dpjax.base import Guarantee, Mechanism, Release, Sensitivity
 from dpjax.norms import distance
 from dpjax.random._keys import check_key
 
 # Standard errors that a mean may be off: a false alarm once in 1.7 million checks.
 _SIGMAS = 5.0
+# Keys under which strange values are compared, each exactly.
+_STRANGE_DRAWS = 2**12
 # Relative rounding error of a log probability in float32, summed over some coordinates.
 _ROUNDING = 1e-4
 
@@ -52,7 +55,9 @@ def check_conformance(
     The checks: it is a function of the key; it works under `jit` and `vmap` over keys, epsilons and
     sensitivities; a new epsilon does not trace it again; its guarantee says the epsilon that was
     asked for and carries gamma, confidence and identity of a sampled sensitivity; bad parameters
-    raise, or become NaN where traced; and on the pair `value`, `neighbor` its draws have the
+    raise, or become NaN where traced; NaN, infinities and what is out of range are released, under
+    each of the keys, like what they become by `mechanism.clamped` (without that method: NaN like
+    0, an infinity like the largest float); and on the pair `value`, `neighbor` its draws have the
     distribution that `log_prob` states and keep the guarantee.
 
     Args:
@@ -202,12 +207,21 @@ def _refuses(case: _Case) -> None:
 
 
 def _sanitizes(case: _Case) -> None:
-    """What a private value holds never decides whether a release happens."""
+    """What a private value holds never decides whether or how a release happens.
+
+    Under every key the release of a strange value is that of what it is said to become.
+    """
     mechanism = case.make()
-    for strange in (jnp.nan, jnp.inf, -jnp.inf):
-        value = jax.tree.map(lambda x, s=strange: _filled(x, s), case.value)
-        for leaf in jax.tree.leaves(mechanism(case.key, value).value):
-            _require(bool(jnp.all(jnp.isfinite(leaf))), f"a value of {strange} must become finite")
+    for name, value in _strange_values(case.value):
+        drawn = _draws(dataclasses.replace(case, value=value), mechanism, _STRANGE_DRAWS)
+        finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(drawn))
+        _require(finite, f"a value of {name} must become finite")
+        plain = dataclasses.replace(case, value=jax.jit(as_clamped)(mechanism, value))
+        _require(
+            _same(drawn, _draws(plain, mechanism, _STRANGE_DRAWS)),
+            f"a value of {name} must be released like what it becomes (by `clamped`, or else 0 for"
+            " NaN and the largest float): something else tells that it was there",
+        )
 
 
 def _keeps_its_guarantee(case: _Case) -> None:
@@ -279,15 +293,26 @@ def _another_norm(difference: Any) -> jax.Array:
     return jnp.sum(jnp.stack([jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(difference)]))
 
 
-def _filled(leaf: jax.Array, strange: float) -> jax.Array:
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.full_like(leaf, strange)
-    return jnp.full_like(leaf, jnp.iinfo(leaf.dtype).max)
+def _strange_values(value: Any) -> Iterator[tuple[str, Any]]:
+    """Values of nothing but NaN or an infinity, for integers the ends; and with a single NaN."""
+    for strange in (math.nan, math.inf, -math.inf):
+        filled = jax.tree.map(lambda x, s=strange: _filled(x, s), value)
+        yield f"{strange}", filled
+    if any(leaf.size > 1 for leaf in jax.tree.leaves(value)):
+        yield "one nan", jax.tree.map(lambda x: _filled(x, math.nan, count=1), value)
+
+
+def _filled(leaf: jax.Array, strange: float, count: int | None = None) -> jax.Array:
+    filled = np.array(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        strange = jnp.iinfo(leaf.dtype).min if strange < 0 else jnp.iinfo(leaf.dtype).max
+    filled.ravel()[:count] = strange
+    return jnp.asarray(filled)
 
 
 def _same(tree: Any, other: Any) -> bool:
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return all(bool(jnp.all(x == y)) for x, y in pairs)
+    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 def _close(tree: Any, other: Any) -> bool:

@@ -14,8 +14,8 @@ from dpjax.base import Release
 # Thresholds tried per score: evenly over the sample, and geometrically towards both ends.
 _EVEN, _TAIL = 256, 48
 # While choosing, the error is divided by the first of these, so that no event wins by chance: the
-# limits then move by three standard errors of the sample that chooses. Where nothing is left, with
-# small epsilons or few samples, by the next ones.
+# limits then move by three standard errors of the sample that chooses. For rare events, and where
+# nothing is left, with small epsilons or few samples, by the next ones.
 _CAUTIONS = (1e5, 30.0, 1.0)
 # An event further down the list must promise this much more, so that simple events win.
 _MARGIN = 0.01
@@ -100,18 +100,19 @@ class Experiment:
         return self.question.answer(lower, upper)
 
 
-def choose(scores: Iterable[Score], here: Any, there: Any, experiment: Experiment) -> Choice:
-    """The event, among all thresholds of all scores, that should show the most.
+def choose(scores: Iterable[Score], here: Any, there: Any, experiment: Experiment) -> list[Choice]:
+    """The events, among all thresholds of all scores, that should show the most.
 
-    Scores come in the order of preference.
+    One for every caution, the strictest first: the less caution, the rarer an event may be. Scores
+    come in the order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
-    *cautions, least = _CAUTIONS
-    for caution in cautions:
-        best = _best(tallies, experiment, caution)
-        if best.promise > 0:
-            return best
-    return _best(tallies, experiment, least)
+    best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
+    promising = [choice for choice in best if choice.promise > 0] or best[-1:]
+    distinct: dict[Any, Choice] = {}
+    for choice in promising:
+        distinct.setdefault((choice.event.predicate, choice.swapped), choice)
+    return list(distinct.values())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

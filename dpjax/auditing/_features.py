@@ -10,9 +10,11 @@ import numpy as np
 from dpjax.auditing import _bits
 
 # So many bins for a number that takes many values; one with fewer values is taken as it is.
-_BINS = 64
+BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
+# Off a grid that all but so many numbers lie on, they are strays.
+_STRAYS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,10 +117,10 @@ def exact_value(coordinate: Coordinate, here: Any, there: Any) -> Code:
     return Code(coordinate.name, encode, seen.__getitem__)
 
 
-def bins(coordinate: Coordinate, here: Any, there: Any) -> Code:
+def bins(coordinate: Coordinate, here: Any, there: Any, count: int) -> Code:
     """Which of some intervals it is in, equally likely ones on the whole."""
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
-    edges = np.unique(np.nanquantile(both, np.arange(1, _BINS) / _BINS, method="lower"))
+    edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
 
     def encode(outputs: Any) -> np.ndarray:
@@ -161,21 +163,40 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
 
 def grains_of_differences(coordinate: Coordinate, value: Any, neighbor: Any) -> Code:
     """What noise it would take to get there from either value, and whether any can."""
-
-    def encode(outputs: Any) -> np.ndarray:
-        numbers = _bits.exact_numbers(coordinate(outputs))
-        with np.errstate(over="ignore"):
-            values = [_bits.exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
-        found = [_bits.lowest_set_bit_of_difference(numbers, x) for x in values]
-        return _packed(*found)
-
-    ends = (value, neighbor)
     name = coordinate.name
     return Code(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
-        encode,
+        lambda outputs: _packed(*_grains_from(coordinate, outputs, value, neighbor)),
         lambda code: "({}, {})".format(*map(_power, _unpacked(code))),
     )
+
+
+def off_the_grid(coordinate: Coordinate, here: Any, there: Any, ends: Any) -> Code:
+    """Whether it lies off the grid that nearly all do, and from which values it can be reached."""
+    found = [grain(coordinate)(outputs) for outputs in (here, there)]
+    exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
+
+    def encode(outputs: Any) -> np.ndarray:
+        off = grain(coordinate)(outputs) < exponent
+        if ends is None:
+            return off.astype(np.int64)
+        reached = [x != _bits.NO_NUMBER for x in _grains_from(coordinate, outputs, *ends)]
+        return np.where(off, 1 + 2 * reached[0] + reached[1], 0)
+
+    def label(code: int) -> str:
+        if code == 0:
+            return "on it"
+        return f"off it{', from ' * (code > 1)}{['', 'neighbor', 'value', 'both'][code - 1]}"
+
+    return Code(f"{coordinate.name} and the grid of 2^{exponent:.0f}", encode, label)
+
+
+def _grains_from(coordinate: Coordinate, outputs: Any, *ends: Any) -> list[np.ndarray]:
+    """The lowest set bits of the differences to some values."""
+    numbers = _bits.exact_numbers(coordinate(outputs))
+    with np.errstate(over="ignore", invalid="ignore"):  # Of NaN, an integer shows nothing.
+        values = [_bits.exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
+    return [_bits.lowest_set_bit_of_difference(numbers, x) for x in values]
 
 
 def grain(coordinate: Coordinate) -> Callable[[Any], np.ndarray]:

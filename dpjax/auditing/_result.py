@@ -23,6 +23,8 @@ class AuditResult:
         other_probability: an upper limit of its probability under the other value.
         value: the first input of the mechanism.
         neighbor: the second one.
+        off_grid: how many outputs, of either value, are not on the grid that the mechanism states.
+        grid: that grid, in words; empty where none is stated.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, no (epsilon', delta')-DP promise
@@ -42,6 +44,8 @@ class AuditResult:
     other_probability: float
     value: Any
     neighbor: Any
+    off_grid: int = 0
+    grid: str = ""
 
     @property
     def bound(self) -> float:
@@ -52,12 +56,13 @@ class AuditResult:
         at = ("delta", self.delta) if self.bounded == "epsilon" else ("epsilon", self.epsilon)
         likelier, other = ("neighbor", "value") if self.swapped else ("value", "neighbor")
         claimed = "" if self.claimed is None else f", claimed {self.claimed:.6g}"
+        strayed = f"; {self.off_grid:,} outputs are no {self.grid}" if self.off_grid else ""
         return (
             f"{self.bounded} is at least {self.bound:.4g} at {at[0]} {at[1]:.6g}{claimed}"
             f" (confidence {self.confidence:.8g}, {self.samples:,} samples of each value):"
             f" the event [{self.event.description}] has probability at least"
             f" {self.probability:.4g} under {likelier}, at most {self.other_probability:.4g}"
-            f" under {other}"
+            f" under {other}{strayed}"
         )
 
     def __repr__(self) -> str:

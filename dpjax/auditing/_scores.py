@@ -67,12 +67,13 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield _number(coordinate.name, lambda x, c=coordinate: c(x).astype(float))
     yield _number("count of NaN", _count_nan)
     yield _frequencies(features.whole_output(evidence.here, evidence.there), evidence)
-    tables = [_frequencies(_kinds(coordinate, evidence), evidence) for coordinate in chosen]
+    kinds = [list(_kinds(coordinate, evidence)) for coordinate in chosen]
+    tables = [[_frequencies(code, evidence) for code in codes] for codes in kinds]
     if len(chosen) > 1:
         yield from _directions(evidence)
-        yield _sum_of(tables)
-    for coordinate, table in zip(chosen, tables, strict=True):
-        yield table
+        yield _sum_of([coarsest for coarsest, *_ in tables])
+    for coordinate, of_one in zip(chosen, tables, strict=True):
+        yield from of_one
         yield from _bits(coordinate, evidence)
 
 
@@ -99,11 +100,13 @@ def _count_nan(outputs: Any) -> np.ndarray:
     return np.sum([np.sum(nan, axis=1) for nan in found], axis=0, dtype=float)
 
 
-def _kinds(coordinate: Coordinate, evidence: Evidence) -> Code:
-    """A number's value where it takes few, else the interval that it is in."""
+def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
+    """A number's value where it takes few, else the intervals that it is in, coarse and fine."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
-        return features.exact_value(coordinate, evidence.here, evidence.there)
-    return features.bins(coordinate, evidence.here, evidence.there)
+        yield features.exact_value(coordinate, evidence.here, evidence.there)
+        return
+    for count in features.BINS:
+        yield features.bins(coordinate, evidence.here, evidence.there, count)
 
 
 def _bits(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
@@ -114,10 +117,11 @@ def _bits(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
     yield _frequencies(features.grain_and_binade(coordinate), evidence)
     yield _frequencies(features.low_bits_and_binade(coordinate), evidence)
     ends = _ends(evidence)
-    if ends is not None:
-        value, neighbor = (end[coordinate.leaf][coordinate.index] for end in ends)
-        code = features.grains_of_differences(coordinate, value, neighbor)
-        yield _frequencies(code, evidence)
+    pair = ends and tuple(end[coordinate.leaf][coordinate.index] for end in ends)
+    code = features.off_the_grid(coordinate, evidence.here, evidence.there, pair)
+    yield _frequencies(code, evidence)
+    if pair is not None:
+        yield _frequencies(features.grains_of_differences(coordinate, *pair), evidence)
 
 
 def _grain(coordinate: Coordinate) -> Score:

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from dpjax import _checks
-from dpjax.auditing._audit import Pair, Pairs, audit, claim_of
+from dpjax.auditing._audit import Pair, Pairs, audit
+from dpjax.auditing._claims import as_clamped, claim_of
 from dpjax.auditing._result import AuditResult
 from dpjax.norms import distance
 
@@ -48,10 +49,12 @@ def verify(
         The `AuditResult` that does not refute the claim.
 
     Raises:
-        AssertionError: if it does; the message names the claim, the bound and the event.
+        AssertionError: if it does; the message names the claim, the bound and the event. Also if an
+            output is not on the grid that the mechanism states.
         TypeError: as `audit` does, or if nothing is claimed.
         ValueError: as `audit` does, or if the claim is the mechanism's own and a pair is further
-            apart than its sensitivity, of which it promises nothing.
+            apart than its sensitivity, of which it promises nothing. NaN and what is out of range
+            count as what they become, by `mechanism.clamped` or else 0 and the largest float.
 
     Formal guarantees:
         A claim that holds for all the pairs is refuted with probability at most 1 - confidence over
@@ -103,6 +106,11 @@ def verify(
             f"this mechanism claims epsilon {most:.6g}, delta {result.delta:.6g};"
             f" the auditor refutes it: {result}"
         )
+    if result.off_grid:
+        raise AssertionError(
+            f"this mechanism states that its outputs are {result.grid}, and what it claims is"
+            f" about such outputs; of those drawn, {result.off_grid:,} are not: {result}"
+        )
     return result
 
 
@@ -125,7 +133,7 @@ def _check_distance(mechanism: Any, pair: Pair) -> None:
     norm, sensitivity = (getattr(mechanism, name, None) for name in ("norm", "sensitivity"))
     if norm is None or sensitivity is None:
         return  # Nothing says how far its promise reaches.
-    value, neighbor = (_checks.real_arrays("value", x) for x in pair)
+    value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
     length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
     if length > most * (1 + _ROUNDING):
         raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _checks, _limbs
 from dpjax._grid import power_of_two
-from dpjax._numerics import outward
+from dpjax._numerics import compute_dtype, outward
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, tail_of_one
@@ -122,6 +122,18 @@ class AdditiveMechanism(SensitivityMechanism):
         if self.noise.lattice is None or self.sensitivity.zero_allowed:
             return 0.0
         return as_number(power_of_two(self._fit(shape).exponent, jnp.result_type(float)))
+
+    def grids(self, value: Any) -> Any:
+        """The spacing of every array of a release: a power of two for floats, 1 for integers.
+
+        Args:
+            value: a pytree of real arrays.
+
+        Returns:
+            A pytree of the same structure; 0 for noise in floats.
+        """
+        value = _checks.real_arrays("value", value)
+        return grids_of_leaves(value, self._calibration(value), self.noise)
 
     def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
         """Between which values nothing is clamped; what lies outside is released as the nearer end.
@@ -323,8 +335,27 @@ def _difference(output: jax.Array, center: jax.Array, dtype: Any) -> jax.Array:
 
 
 def clamped_leaves(value: Any, calibration: Calibration, noise: Noise) -> Any:
-    """A pytree as it gets noise."""
-    return jax.tree.map(lambda x: clamped(x, largest_value(x.dtype, calibration, noise)), value)
+    """A pytree as it gets noise; floats keep their dtype."""
+
+    def as_noised(x: jax.Array) -> jax.Array:
+        within = clamped(x, largest_value(x.dtype, calibration, noise))
+        return within.astype(x.dtype) if is_float(x) else within
+
+    return jax.tree.map(as_noised, value)
+
+
+def grids_of_leaves(value: Any, calibration: Calibration, noise: Noise) -> Any:
+    """The spacing of every array of what is released."""
+
+    def spacing(leaf: jax.Array) -> Scalar:
+        if noise.lattice is None or calibration.zero_allowed:
+            return 0.0
+        if not is_float(leaf):
+            return 1.0
+        exponent = calibration.fit(noise.lattice, leaf.dtype).exponent
+        return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
+
+    return jax.tree.map(spacing, value)
 
 
 def symmetric(bound: Any) -> tuple[Scalar, Scalar]:

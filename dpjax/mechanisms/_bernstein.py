@@ -16,6 +16,7 @@ from dpjax.mechanisms._additive import (
     as_number,
     check_fit,
     clamped_leaves,
+    grids_of_leaves,
     sum_over_leaves,
     symmetric,
 )
@@ -95,6 +96,18 @@ class BernsteinMechanism(SensitivityMechanism):
         if self.noise.lattice is None or self.sensitivity.zero_allowed:
             return 0.0
         return as_number(power_of_two(self._fit().exponent, jnp.result_type(float)))
+
+    def grids(self, value: Any) -> Any:
+        """The spacing of the noisy values of every lattice, a power of two.
+
+        Args:
+            value: a pytree of lattices.
+
+        Returns:
+            A pytree of the same structure; 0 for noise in floats.
+        """
+        value = jax.tree.map(_as_float, _checks.real_arrays("value", value))
+        return grids_of_leaves(value, self._calibration_of(value), self.noise)
 
     def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
         """Between which lattice values nothing is clamped, where the value is one lattice.

@@ -8,6 +8,7 @@ import pytest
 import dpjax
 from dpjax import _limbs
 from dpjax._limbs import Limbs
+from dpjax._pytree import frozen_pytree
 from dpjax.auditing import check_conformance
 from dpjax.mechanisms import additive
 from dpjax.mechanisms._additive import AdditiveMechanism
@@ -124,6 +125,23 @@ def _accepts_anything(s, e):
     return AdditiveMechanism(s, e, 0.0, s.value, "l1", LAPLACE)
 
 
+@frozen_pytree
+class _Telltale(AdditiveMechanism):
+    """Finite for every value, and odd in units of the grid where the value was NaN."""
+
+    def _draw(self, key, value):
+        step = self.grid
+        return jnp.where(jnp.isnan(value), step, 0) + 2 * step * jnp.round(
+            super()._draw(key, value) / (2 * step)
+        )
+
+
+def _tells_of_nan(s, e):
+    usual = dpjax.laplace(s, e)
+    fields = (getattr(usual, field.name) for field in dataclasses.fields(usual))
+    return _Telltale(*fields)
+
+
 BROKEN = {
     "no noise": (_silent, "depend on the key"),
     "sign bit stuck": (_sign_bit_stuck, "density of log_prob|finite|exceeds"),
@@ -131,6 +149,7 @@ BROKEN = {
     "scale 10% low": (_quiet(0.9), "density of log_prob"),
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),
+    "tells of NaN": (_tells_of_nan, "value of nan must be released like"),
     "accepts anything": (_accepts_anything, "epsilon=0.0 must be refused"),
 }
 
