@@ -61,10 +61,10 @@ def busy():
         process.wait()
 
 
-def answers(run_python, target, count, **environment):
+def answers(run_python, target, count, **settings):
     for seed in range(count):
         program = f"import sys; sys.argv = ['', {target!r}, '{seed}']\n" + PROGRAM
-        run_python(program, timeout=300, **environment)
+        run_python(program, timeout=300, **settings)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_every_process_answers_beside_others(run_python, target, busy):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_process_answers_on_eight_devices(run_python, target, busy):
-    answers(run_python, target, 4, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    answers(run_python, target, 4, devices=8)
 
 
 def test_ridge_regression_written_by_a_user_answers(run_python):

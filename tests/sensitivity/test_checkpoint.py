@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -232,9 +233,8 @@ _checkpoint._replace(_checkpoint.pathlib.Path(sys.argv[1]), parts())
 """
 
 
-def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, tmp_path):
+def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environment, tmp_path):
     """Not what a living process writes, what other hosts do, or files of another checkpoint."""
-    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     host = _checkpoint._host()
     kept = [f"run.elsewhere{host}.7.partial", f"run2.{host}.7.partial", f"run.{host}.7.partial.old"]
     left = [f"run.{host}.{2**22 + 1}.partial", f"run.{host}.{os.getpid()}.partial"]
@@ -243,7 +243,7 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, tmp_path
         (tmp_path / name).write_bytes(b"some")
     process = subprocess.Popen(
         [sys.executable, "-c", WRITING, str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": search_path},
+        env=environment(),
         stdout=subprocess.PIPE,
         text=True,
     )
