@@ -43,18 +43,12 @@ def block_function(state: jax.Array) -> jax.Array:
 
 
 def _rolled_rounds(rows: _Rows) -> _Rows:
-    """Ten double rounds as loops: compiled in a third of the time, and faster on CPU."""
-    first, second = jnp.asarray([16, 8], jnp.uint32), jnp.asarray([12, 7], jnp.uint32)
+    """Twenty equal rounds as one loop: compiled in a tenth of the time, and faster on CPU."""
 
-    def half(i: Any, rows: _Rows) -> _Rows:
-        return _half_quarter_round(*rows, first[i], second[i])
+    def one_round(_: Any, rows: _Rows) -> _Rows:
+        return _reflect(_quarter_rounds(rows))
 
-    def double_round(_: Any, rows: _Rows) -> _Rows:
-        columns = lax.fori_loop(0, 2, half, rows)
-        diagonals = lax.fori_loop(0, 2, half, _turn(columns, 1))
-        return _turn(diagonals, -1)
-
-    return lax.fori_loop(0, 10, double_round, rows)
+    return lax.fori_loop(0, 20, one_round, rows)
 
 
 def _unrolled_rounds(rows: _Rows) -> _Rows:
@@ -62,31 +56,37 @@ def _unrolled_rounds(rows: _Rows) -> _Rows:
 
     def double_round(_: Any, rows: _Rows) -> _Rows:
         for turn in (1, -1):
-            a, b, c, d = _half_quarter_round(*rows, np.uint32(16), np.uint32(12))
-            rows = _turn(_half_quarter_round(a, b, c, d, np.uint32(8), np.uint32(7)), turn)
+            rows = _turn(_quarter_rounds(rows), turn)
         return rows
 
     return lax.fori_loop(0, 10, double_round, rows, unroll=True)
 
 
-def _half_quarter_round(
-    a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array, first: Any, second: Any
-) -> _Rows:
-    a = a + b
-    d = _rotate_left(d ^ a, first)
-    c = c + d
-    b = _rotate_left(b ^ c, second)
+def _quarter_rounds(rows: _Rows) -> _Rows:
+    """The quarter round on every column."""
+    a, b, c, d = rows
+    for first, second in ((16, 12), (8, 7)):
+        a = a + b
+        d = _rotate_left(d ^ a, first)
+        c = c + d
+        b = _rotate_left(b ^ c, second)
     return a, b, c, d
 
 
-def _rotate_left(x: jax.Array, by: Any) -> jax.Array:
-    return (x << by) | (x >> (np.uint32(32) - by))
+def _rotate_left(x: jax.Array, by: int) -> jax.Array:
+    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
 def _turn(rows: _Rows, by: int) -> _Rows:
     """Rotates row i by i places, which turns diagonals into columns, or back."""
     a, b, c, d = rows
     return a, jnp.roll(b, -by, axis=0), jnp.roll(c, -2 * by, axis=0), jnp.roll(d, -3 * by, axis=0)
+
+
+def _reflect(rows: _Rows) -> _Rows:
+    """Takes column j of row i from column i - j: diagonals become columns, and those diagonals."""
+    a, b, c, d = (lax.rev(row, (0,)) for row in rows)
+    return jnp.roll(a, 1, axis=0), jnp.roll(b, 2, axis=0), jnp.roll(c, 3, axis=0), d
 
 
 # Words of one round for a batch of samples, and what is made of them.
@@ -233,6 +233,8 @@ def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
     return (keys[:, 0] ^ first) & np.uint32(0)
 
 
+# One compiled program for each, where operations would be dispatched, and compiled, one by one.
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     size = math.prod(shape)
     count = size * 2 if bit_width == 64 else size
@@ -268,6 +270,7 @@ def consume(key: jax.Array) -> None:
     jax.random.bits(key, (0,))
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     count = math.prod(shape)
     blocks = -(-count // 2)
@@ -277,6 +280,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.stack(children, -1).reshape(-1, KEY_WORDS)[:count].reshape(*shape, KEY_WORDS)
 
 
+@functools.partial(jax.jit, inline=True)
 def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     data = jnp.asarray(data).astype(jnp.uint32)
     child = words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)

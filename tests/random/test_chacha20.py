@@ -77,6 +77,22 @@ def test_bits_are_the_key_stream(key):
     np.testing.assert_array_equal(jax.random.bits(key, (16,)), block)
 
 
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda key: jax.random.key_data(jax.random.split(key, 3)),
+        lambda key: jax.random.key_data(jax.random.fold_in(key, 3)),
+        lambda key: jax.random.bits(key, (3,)),
+    ],
+    ids=["split", "fold_in", "bits"],
+)
+def test_a_derivation_is_one_program_with_the_same_bits_in_a_larger_one(derive, key, compilations):
+    jax.clear_caches()
+    # What is compiled before are small conversions of its arguments.
+    assert len(compilations(lambda: derive(key))) <= 2
+    np.testing.assert_array_equal(jax.jit(derive)(key), derive(key))
+
+
 def test_domains_do_not_meet(key):
     """No output is a key, no child of `split` is one of `fold_in`, and noise is none of them."""
     bits = jax.random.bits(key, (64, 8))
