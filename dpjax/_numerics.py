@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+import scipy
 
 _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -65,5 +65,5 @@ def log_difference(larger: jax.Array, smaller: jax.Array) -> jax.Array:
 @functools.lru_cache
 def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes on [-1, 1] and log weights of Gauss-Legendre quadrature, on the host in float64."""
-    nodes, weights = special.roots_legendre(count)
+    nodes, weights = scipy.special.roots_legendre(count)
     return nodes, np.log(weights)

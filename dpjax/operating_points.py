@@ -5,7 +5,7 @@ import math
 from fractions import Fraction
 from typing import Any, Literal, NoReturn
 
-from scipy import special
+import scipy
 
 from dpjax import _checks
 from dpjax._numerics import round_up
@@ -173,7 +173,7 @@ def _least_k(m: int, gamma: float, confidence: float) -> int:
     while high - low > 1:
         k = (low + high) // 2
         # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-        if special.betaincc(m - k + 1, k, gamma) <= 1 - confidence:
+        if scipy.special.betaincc(m - k + 1, k, gamma) <= 1 - confidence:
             high = k
         else:
             low = k
@@ -240,13 +240,13 @@ def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
     """Parameter rho and the least m, before it is rounded up; infinite where gamma^2 underflows."""
     if gamma < 1e-100:
         return 0.0, math.inf
-    rho = math.exp(special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
+    rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
     return rho, math.log(1 / rho) / (2 * (gamma - rho) ** 2)
 
 
 def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
     """Parameter rho and the least gamma."""
-    rho = math.exp(special.lambertw(-1 / (4 * m), k=-1).real / 2)
+    rho = math.exp(scipy.special.lambertw(-1 / (4 * m), k=-1).real / 2)
     return rho, _dkw_gamma(m, rho)
 
 

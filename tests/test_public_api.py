@@ -202,3 +202,10 @@ def test_values_have_the_fields_of_the_design(cls, fields):
 
 def test_importing_allocates_no_arrays(run_python):
     assert run_python("import jax, dpjax; print(len(jax.live_arrays()))") == "0"
+
+
+def test_importing_imports_nothing_that_only_some_programs_use(run_python):
+    found = run_python("import sys, dpjax; print(*sys.modules)").split()
+    unused = {"scipy.special", "scipy.stats", "jax.scipy.stats", "optax", "matplotlib", "tqdm"}
+    assert "dpjax.targets" in found
+    assert unused.isdisjoint(found)

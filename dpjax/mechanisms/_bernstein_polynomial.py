@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
-from scipy import stats
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -198,7 +198,7 @@ def approximate_bernstein(
 def bernstein_matrix(degree: int) -> np.ndarray:
     """B on the lattice: entry (j, i) is the i-th basis polynomial at j / degree."""
     lattice = np.linspace(0.0, 1.0, degree + 1)
-    return stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
+    return scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
 
 
 def sup_norm_growth(degree: int, dims: int, order: int) -> float:
@@ -218,7 +218,7 @@ def sup_norm_growth(degree: int, dims: int, order: int) -> float:
         total = total + residual
     count = 16 * degree
     nodes = (1 + np.cos((np.arange(count) + 0.5) * np.pi / count)) / 2
-    basis = stats.binom.pmf(np.arange(degree + 1)[None, :], degree, nodes[:, None])
+    basis = scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, nodes[:, None])
     largest = np.abs(basis @ total).sum(axis=1).max()
     return float(largest / np.cos(np.pi * degree / (2 * count)))
 

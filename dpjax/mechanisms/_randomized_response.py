@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static, up
@@ -95,7 +95,9 @@ class RandomizedResponse(SensitivityMechanism):
         """
         answers = count(shape) if simultaneous else 1
         lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
-        return int(stats.binom.ppf(_checks.fraction("probability", probability), answers, lying))
+        return int(
+            scipy.stats.binom.ppf(_checks.fraction("probability", probability), answers, lying)
+        )
 
     @property
     def dp_event(self) -> Any:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.scipy import stats
-from scipy import special
+import scipy
+from jax.scipy.special import log_ndtr
 
 from dpjax import _checks
 from dpjax._limbs import Limbs
@@ -82,6 +82,10 @@ class Noise:
         return log_difference(self.log_cdf(high), self.log_cdf(low))
 
 
+def _laplace_log_density(x: jax.Array) -> jax.Array:
+    return -jnp.abs(x) - math.log(2)
+
+
 def _laplace_log_cdf(x: jax.Array) -> jax.Array:
     tail = -jnp.abs(x) - math.log(2)
     return jnp.where(x < 0, tail, jnp.log1p(-jnp.exp(tail)))
@@ -91,8 +95,12 @@ def _laplace_quantile(tail: float) -> float:
     return -math.log(tail)
 
 
+def _gaussian_log_density(x: jax.Array) -> jax.Array:
+    return -(x**2 + math.log(2 * math.pi)) / 2
+
+
 def _gaussian_quantile(tail: float) -> float:
-    return abs(float(special.ndtri(tail / 2)))
+    return abs(float(scipy.special.ndtri(tail / 2)))
 
 
 def _laplace_event(noise_multiplier: float) -> Any:
@@ -106,7 +114,7 @@ def _gaussian_event(noise_multiplier: float) -> Any:
 LAPLACE = Noise(
     name="laplace",
     sample=jax.random.laplace,
-    log_density=stats.laplace.logpdf,
+    log_density=_laplace_log_density,
     log_cdf=_laplace_log_cdf,
     tail_quantile=_laplace_quantile,
     dp_event=_laplace_event,
@@ -117,8 +125,8 @@ LAPLACE = Noise(
 GAUSSIAN = Noise(
     name="gaussian",
     sample=jax.random.normal,
-    log_density=stats.norm.logpdf,
-    log_cdf=stats.norm.logcdf,
+    log_density=_gaussian_log_density,
+    log_cdf=log_ndtr,
     tail_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
     event_norm="l2",

@@ -2,20 +2,22 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpjax import _checks
 from dpjax.random._keys import check_sampling_key
+
+if TYPE_CHECKING:
+    import optax
 
 Loss = Callable[[Any, Any], jax.Array]
 
 
 def optax_training(
-    loss: Loss, parameters: Any, optimizer: optax.GradientTransformation, *, steps: int
+    loss: Loss, parameters: Any, optimizer: "optax.GradientTransformation", *, steps: int
 ) -> Callable[[Any], Any]:
     """Training by full gradients, as a target: the parameters after so many optimizer steps.
 
@@ -67,7 +69,7 @@ def optax_minibatch_training(
     loss: Loss,
     parameters: Any,
     *,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     steps: int,
     batch_size: int,
 ) -> Callable[[Any], Any]:
@@ -135,11 +137,13 @@ def optax_minibatch_training(
 def _training(
     loss: Loss,
     parameters: Any,
-    optimizer: optax.GradientTransformation,
+    optimizer: "optax.GradientTransformation",
     steps: int,
     batch: Callable[[jax.Array, Any], Any],
 ) -> Callable[[Any], Any]:
     """Training on batch(step, database) at every step."""
+    import optax
+
     _checks.function("loss", loss)
     start = _float_arrays(parameters)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
