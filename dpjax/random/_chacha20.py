@@ -247,24 +247,6 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     return bits.reshape(shape).astype(f"uint{bit_width}")
 
 
-def bits_at(key_data: jax.Array, places: jax.Array, count: int) -> jax.Array:
-    """The words at some places of `jax.random.bits(key, (count,))`, a block for each."""
-    _, size, blocks = _parts(1, count)
-    part, place = places // np.uint32(size), places % np.uint32(size)
-    counters = part * np.uint32(blocks) + place % np.uint32(blocks)
-    keys = jnp.broadcast_to(key_data[:, None], (KEY_WORDS, len(places)))
-    block = block_function(_state(keys, counters, _BITS))
-    row = (place // np.uint32(blocks)).astype(jnp.int32)
-    return jnp.take_along_axis(block, row[None], axis=0)[0]
-
-
-def children_at(key_data: jax.Array, places: jax.Array) -> jax.Array:
-    """The data of some of the children of `jax.random.split`, a block for each."""
-    keys = jnp.broadcast_to(key_data[:, None], (KEY_WORDS, len(places)))
-    block = block_function(_state(keys, places // np.uint32(2), _SPLIT))
-    return jnp.where(places % np.uint32(2) == 0, block[:KEY_WORDS], block[KEY_WORDS:]).T
-
-
 def consume(key: jax.Array) -> None:
     """Marks a key as used, for `jax.debug_key_reuse`, which does not see `words`."""
     jax.random.bits(key, (0,))

@@ -9,15 +9,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.random import threefry2x32_p
-
-from dpjax.random import _chacha20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,61 +186,36 @@ def _random_bits(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | 
     width, shape = (equation.params[name] for name in ("bit_width", "shape"))
     if len(key.shape) > 0:
         return _rowwise(equation, operands, rows)
-    generator = _generator(key.full())
-    if generator is None or math.prod(shape) >= 2**31 or width == 64:
+    if not _has_places(key.full()) or math.prod(shape) >= 2**31 or width == 64:
         return None
     stride = math.prod(shape[1:])
     first = rows.indices.astype(jnp.uint32)[:, None] * np.uint32(stride)
     places = (first + jnp.arange(stride, dtype=jnp.uint32)[None]).reshape(-1)
-    bits = generator.bits(jax.random.key_data(key.full()), places, math.prod(shape))
-    return [bits.reshape(len(rows), *shape[1:]).astype(f"uint{width}")]
+    high, low = _threefry(key.full(), places)
+    return [(high ^ low).reshape(len(rows), *shape[1:]).astype(f"uint{width}")]
 
 
 def _random_split(equation: Any, operands: list[Any], rows: Rows) -> list[Any] | None:
     (key,) = operands
     if len(key.shape) > 0:
         return _rowwise(equation, operands, rows)
-    generator = _generator(key.full())
-    if generator is None or len(_shape(equation)) != 1:
+    if not _has_places(key.full()) or len(_shape(equation)) != 1:
         return None
-    children = generator.children(jax.random.key_data(key.full()), rows.indices.astype(jnp.uint32))
+    children = jnp.stack(_threefry(key.full(), rows.indices.astype(jnp.uint32)), axis=-1)
     return [jax.random.wrap_key_data(children, impl=jax.random.key_impl(key.full()))]
 
 
-class _Generator(NamedTuple):
-    """A counter-based generator.
-
-    Attributes:
-        bits: takes key data, places and m to the words at these places of `bits(key, (m,))`.
-        children: takes key data and places to the data of these children of `split(key, m)`.
-    """
-
-    bits: Callable[[jax.Array, jax.Array, int], jax.Array]
-    children: Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def _threefry(key_data: jax.Array, places: jax.Array) -> Any:
-    first, second = (jnp.broadcast_to(word, places.shape) for word in key_data)
+def _threefry(key: jax.Array, places: jax.Array) -> Any:
+    """The two words at these places of a key's stream."""
+    first, second = (jnp.broadcast_to(word, places.shape) for word in jax.random.key_data(key))
     return threefry2x32_p.bind(first, second, jnp.zeros_like(places), places)
 
 
-def _threefry_bits(key_data: jax.Array, places: jax.Array, _: int) -> jax.Array:
-    high, low = _threefry(key_data, places)
-    return high ^ low
-
-
-def _threefry_children(key_data: jax.Array, places: jax.Array) -> jax.Array:
-    return jnp.stack(_threefry(key_data, places), axis=-1)
-
-
-def _generator(key: jax.Array) -> _Generator | None:
-    implementation: Any = jax.random.key_impl(key)
-    if implementation in (_chacha20.CHACHA20, _chacha20.SEEDED_CHACHA20):
-        return _Generator(_chacha20.bits_at, _chacha20.children_at)
+def _has_places(key: jax.Array) -> bool:
+    """Whether the bits at a place depend on key and place alone."""
     configuration: Any = jax.config
-    if implementation == "threefry2x32" and configuration.jax_threefry_partitionable:
-        return _Generator(_threefry_bits, _threefry_children)
-    return None
+    implementation: Any = jax.random.key_impl(key)
+    return implementation == "threefry2x32" and configuration.jax_threefry_partitionable
 
 
 RULES: dict[str, Rule] = {

@@ -15,7 +15,6 @@ from dpjax._numerics import sum_up
 from dpjax._programs import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
 from dpjax.operating_points import operating_point
-from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._chunks import chunk_size
 from dpjax.sensitivity._compiler import compilation
@@ -27,6 +26,7 @@ from dpjax.sensitivity._devices import (
     outside_any_mesh,
     placed,
 )
+from dpjax.sensitivity._key import sampling_key
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 from dpjax.sensitivity._probes import rounding_of_releases
 from dpjax.sensitivity._run import sample_block
@@ -65,7 +65,8 @@ def sample_sensitivity(
     release runs in another batch, whose roundings may differ.
 
     Args:
-        key: a typed key.
+        key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
+            derived, once: sampling holds no secret.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge.
@@ -132,7 +133,7 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
-    check_sampling_key(key)
+    key = sampling_key(key)
     _checks.host_only(
         "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
     )

@@ -7,7 +7,6 @@ from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax.base import Norm, Oracle, Target
-from dpjax.random._keys import check_sampling_key
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size
 from dpjax.sensitivity._devices import (
     Layout,
@@ -17,6 +16,7 @@ from dpjax.sensitivity._devices import (
     placed,
     spread_chunks,
 )
+from dpjax.sensitivity._key import sampling_key
 from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
 from dpjax.sensitivity._run import sample_block
 
@@ -36,11 +36,13 @@ def sensitivity_samples(
 ) -> jax.Array:
     """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
 
-    Pair i is drawn from oracle(fold_in(key, i), n + 1). Pure: works under `jit` and `vmap`, also
+    Pair i is drawn from oracle(fold_in(key, i), n + 1), for the threefry2x32 key given, or derived
+    from the key given. Pure: works under `jit` and `vmap`, also
     over what target or oracle close over.
 
     Args:
-        key: a typed key.
+        key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
+            derived, once: sampling holds no secret.
         target: a pure JAX function of a database.
         oracle: `oracle(key, n)` draws n exchangeable records.
         n: records of a database, at least 1.
@@ -86,7 +88,7 @@ def sensitivity_samples(
         >>> distances.shape, bool(jnp.max(distances) <= 0.01)
         ((500,), True)
     """
-    check_sampling_key(key)
+    key = sampling_key(key)
     m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
     sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
     layout = Layout(devices_of(mesh, sampler), m, chunk_size(sampler, m, batch_size))

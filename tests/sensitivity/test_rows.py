@@ -105,9 +105,6 @@ def test_where_rows_depend_on_others_all_are_drawn(name, key):
     check(WHOLE[name], key)
 
 
-SLOW_WITH_CHACHA20 = [pytest.param(x, marks=pytest.mark.slow) for x in ("two classes", "gamma")]
-
-
 @pytest.mark.parametrize("axis", [0, 1])
 def test_chains_of_slices_do_not_multiply(axis, key):
     """Every operand is reached by many ways, and computed once."""
@@ -124,30 +121,10 @@ def test_chains_of_slices_do_not_multiply(axis, key):
         check(oracle, key)
 
 
-@pytest.mark.parametrize("name", ["uniform", *SLOW_WITH_CHACHA20])
-def test_with_chacha20_too(name):
-    check((SLICED | WHOLE)[name], dpjax.random.seeded_key(0))
-
-
 @pytest.mark.slow
 def test_in_float64(key, x64):
     check(SLICED["two classes"], key)
     check(lambda key, n: jax.random.normal(key, (n, 2)), key)
-
-
-def test_chacha20_bits_and_children_at_any_place():
-    """Also where a key's words come in several parts."""
-    key = dpjax.random.seeded_key(1)
-    count = 300_000
-    places = jnp.asarray([0, 1, 131_073, 299_999], jnp.uint32)
-    chacha20 = dpjax.random._chacha20
-    data = jax.random.key_data(key)
-    np.testing.assert_array_equal(
-        chacha20.bits_at(data, places, count), jax.random.bits(key, (count,))[places]
-    )
-    children = jax.random.key_data(jax.random.split(key, 70_001))
-    places = jnp.asarray([0, 1, 65_535, 70_000], jnp.uint32)
-    np.testing.assert_array_equal(chacha20.children_at(data, places), children[places])
 
 
 OVERLAPPING = {

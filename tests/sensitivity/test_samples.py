@@ -37,6 +37,32 @@ def test_pair_i_is_drawn_from_fold_in(samples, key, uniform, batch_size):
     assert np.count_nonzero(found) > 1
 
 
+def test_a_secure_key_becomes_one_threefry_key(samples, uniform):
+    """Databases come from that key, a function of the one given, eager or not."""
+    key = dpjax.random.seeded_key(3)
+    words = jax.random.bits(jax.random.fold_in(key, 2**32 - 1), (2,))
+    threefry = jax.random.wrap_key_data(words, impl="threefry2x32")
+    implementations = []
+
+    def oracle(key, n):
+        implementations.append(jax.random.key_impl(key))
+        return uniform(key, n)
+
+    found = samples(key=key, oracle=oracle)
+    assert set(implementations) == {"threefry2x32"}
+    np.testing.assert_array_equal(found, samples(key=threefry))
+    batch = jax.random.wrap_key_data(
+        jnp.stack([jax.random.key_data(key)] * 2), impl=dpjax.random.CHACHA20
+    )
+    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, batch_size=20)))(batch)
+    np.testing.assert_array_equal(stacked, [found, found])
+    sampled = [
+        dpjax.sample_sensitivity(key, jnp.max, uniform, n=5, norm="l1", m=20)
+        for key in (key, threefry)
+    ]
+    assert sampled[0].identity == sampled[1].identity
+
+
 @pytest.mark.slow
 def test_other_targets_agree_to_rounding_at_any_batch_size(samples):
     def solve(database):
