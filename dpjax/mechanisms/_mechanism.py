@@ -50,7 +50,11 @@ class SensitivityMechanism(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, key: jax.Array, value: Any) -> Any:
-        """The noisy value; pure, and the same program for every epsilon."""
+        """The noisy value; pure, and the same program for every epsilon.
+
+        Of the sensitivity it sees value and norm, and whether 0 is allowed: neither m nor gamma,
+        which would make other programs.
+        """
 
     @abc.abstractmethod
     def log_prob(self, output: Any, value: Any) -> jax.Array:
@@ -164,10 +168,17 @@ class SensitivityMechanism(abc.ABC):
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
         # A NaN in a private value is not an error to stop at.
         with claimed(key, (self, value)), jax.debug_nans(False), jax.debug_infs(False):
-            return Release(_compiled_draw(self, key, value), guarantee)
+            return Release(_compiled_draw(_without_origin(self), key, value), guarantee)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
+
+
+def _without_origin(mechanism: Any) -> Any:
+    """The mechanism without where its sensitivity comes from, which decides nothing in a draw."""
+    whole = mechanism.sensitivity
+    bare = Sensitivity(whole.value, 0.0, 1.0, whole.norm, None, zero_allowed=whole.zero_allowed)
+    return dataclasses.replace(mechanism, sensitivity=bare)
 
 
 @jax.jit

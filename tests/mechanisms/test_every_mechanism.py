@@ -1,5 +1,6 @@
 """What holds for every mechanism: strange values, bad parameters, and its event for accountants."""
 
+import dataclasses
 import math
 
 import dp_accounting
@@ -404,3 +405,19 @@ for draw in draws:
 """,
         devices=2,
     )
+
+
+@compiled_mechanism
+def test_another_parameter_compiles_nothing(name, key, compilations):
+    """Not epsilon, the sensitivity, nor anything that says where the sensitivity comes from."""
+    make, value = EVERY[name]
+    norm = make(1.0, 1.0).norm
+    analytic = dpjax.analytic_sensitivity(1.0, norm=norm)
+    sampled = dataclasses.replace(
+        analytic, value=2.0, gamma=0.05, confidence=None, n=1000, m=900, k=871, identity="another"
+    )
+    make(analytic, 1.0)(key, value)
+    release = []
+    assert compilations(lambda: release.append(make(sampled, 3.0)(key, value).value)) == []
+    jitted = jax.jit(lambda key, value: make(sampled, 3.0)(key, value).value)
+    np.testing.assert_array_equal(only_leaf(release), only_leaf(jitted(key, value)))
