@@ -14,6 +14,7 @@ JOBS = (
     "training",
     "order_statistic",
     "releases",
+    "first_answer",
     "growth",
 )
 
