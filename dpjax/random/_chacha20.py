@@ -6,7 +6,10 @@ that no output is ever a key and no two derivations meet:
     bits      nonce 0    counters 0, 1, 2, ...
     split     nonce 1    counter i holds children 2i and 2i + 1, whatever their number
     fold_in   nonce 2    counter is the data
-    noise     nonce 3    the noise of releases, as many rounds as it takes
+    noise     nonce 3    the noise of releases; the nonce's second word is the round
+
+A sample's words follow those of the sample before it, so what is drawn at a place is a function of
+key and place, and n samples are the first n of any more.
 
 Blocks are computed word by word over many lanes, in chunks that stay in the cache; under `vmap`
 keys become lanes, so a million keys cost what a million blocks of one key do.
@@ -108,9 +111,11 @@ def words(
 
     Returns:
         A tuple of `width` uint32 arrays of shape (count,): the same bits for one key as in any
-        batch of keys.
+        batch of keys, and as at the start of more samples.
     """
-    return sample(_words_of_round_0, key_data, first, nonce=nonce, width=width, count=count)
+    first = jnp.asarray(first, jnp.uint32)
+    generate = _chunked(_words_of_round_0, nonce, width, count)
+    return generate(key_data, first, jnp.uint32(0))
 
 
 def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
@@ -118,7 +123,7 @@ def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def sample(
-    sampler: Sampler, key_data: jax.Array, first: Any, *, nonce: int, width: int, count: int
+    sampler: Sampler, key_data: jax.Array, round_number: Any, *, nonce: int, width: int, count: int
 ) -> Any:
     """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
 
@@ -128,7 +133,7 @@ def sample(
             returns a pytree of uint32 arrays of that shape, made element by element. It is hashed:
             no lambda.
         key_data: as for `words`.
-        first: uint32, the counter to start at; a round takes `blocks_of(width, count)` of them.
+        round_number: uint32, of the round that is round 0 to the sampler.
         nonce: keeps uses apart.
         width: words per sample and round.
         count: number of samples.
@@ -136,86 +141,86 @@ def sample(
     Returns:
         What the sampler returns, of shape (count,).
     """
-    return _chunked(sampler, nonce, width, count)(key_data, jnp.asarray(first, jnp.uint32))
+    round_number = jnp.asarray(round_number, jnp.uint32)
+    return _chunked(sampler, nonce, width, count)(key_data, jnp.uint32(0), round_number)
 
 
-def blocks_of(width: int, count: int) -> int:
-    """How many blocks a round takes."""
-    parts, _, blocks = _parts(width, count)
-    return parts * blocks
-
-
-def _parts(width: int, count: int) -> tuple[int, int, int]:
-    """A key's samples come in equal parts with blocks of their own: parts, samples, blocks."""
-    parts = -(-count * width // (_CHUNK * _BLOCK_WORDS))
-    size = -(-count // parts)
-    return parts, size, -(-size * width // _BLOCK_WORDS)
+def _part(width: int, count: int) -> tuple[int, int]:
+    """Samples and blocks of a part: as few as end together, so that place i is always the same."""
+    size = min(count, _BLOCK_WORDS // math.gcd(width, _BLOCK_WORDS))
+    return size, -(-size * width // _BLOCK_WORDS)
 
 
 @functools.cache
-def _chunked(
-    sampler: Sampler, nonce: int, width: int, count: int
-) -> Callable[[jax.Array, jax.Array], Any]:
-    parts, size, blocks = _parts(width, count)
-    rows = -(-size * width // blocks)
-    # Counters are left for more rounds.
+def _chunked(sampler: Sampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
+    size, blocks = _part(width, count)
+    parts = -(-count // size)
     if parts * blocks >= 2**28:
         raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
 
-    def words_of_parts(keys: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
-        counters = first[:, None] + jnp.arange(blocks, dtype=jnp.uint32)[None]
-        lanes = jnp.broadcast_to(keys.T[:, :, None], (KEY_WORDS, *counters.shape))
-        state = _state(lanes.reshape(KEY_WORDS, -1), counters.reshape(-1), nonce)
-        # Parts go last, so that nothing moves when every part is one block, or all are one part.
-        out = block_function(state)[:rows].reshape(rows, len(first), blocks).swapaxes(1, 2)
-        out = out.reshape(rows * blocks, len(first))[: width * size]
-        return tuple(word.T for word in out.reshape(width, size, len(first)))
+    def words_of_parts(
+        keys: jax.Array, first: jax.Array, rounds: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        # Parts go last: what is moved are whole rows of them.
+        counters = first[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
+        lanes = jnp.broadcast_to(keys.T[:, None], (KEY_WORDS, *counters.shape))
+        rounds = jnp.broadcast_to(rounds[None], counters.shape)
+        state = _state(
+            lanes.reshape(KEY_WORDS, -1), counters.reshape(-1), nonce, rounds.reshape(-1)
+        )
+        stream = block_function(state).reshape(_BLOCK_WORDS, *counters.shape).swapaxes(0, 1)
+        stream = stream.reshape(_BLOCK_WORDS * blocks, -1)[: size * width]
+        samples = stream.reshape(size, width, -1)
+        return tuple(samples[:, word] for word in range(width))
 
-    def sample_parts(keys: jax.Array, first: jax.Array) -> Any:
+    def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> Any:
         def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
-            return words_of_parts(keys, first + round_number * np.uint32(parts * blocks))
+            return words_of_parts(keys, first, rounds + round_number)
 
-        return sampler(draw, jnp.broadcast_to(_zero(keys, first)[:, None], (len(first), size)))
+        zeros = jnp.broadcast_to(_zero(keys, first)[None], (size, len(first)))
+        return jax.tree.map(jnp.transpose, sampler(draw, zeros))
 
     @custom_vmap
-    def generate(keys: jax.Array, first: jax.Array) -> Any:
+    def generate(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> Any:
         starts = jnp.arange(parts, dtype=jnp.uint32) * np.uint32(blocks)
         flat_first = (first.reshape(-1, 1) + starts[None]).reshape(-1)
         flat_keys = jnp.repeat(keys.reshape(-1, KEY_WORDS), parts, axis=0)
-        out = _in_batches(sample_parts, max(1, _CHUNK // blocks), flat_keys, flat_first)
+        flat_rounds = jnp.repeat(rounds.reshape(-1), parts)
+        batch = max(1, _CHUNK // blocks)
+        out = _in_batches(sample_parts, batch, flat_keys, flat_first, flat_rounds)
         return jax.tree.map(lambda x: x.reshape(*first.shape, parts * size)[..., :count], out)
 
     @generate.def_vmap
-    def _(axis_size: int, batched: list[bool], keys: jax.Array, first: jax.Array) -> Any:
-        arguments = [
+    def _(axis_size: int, batched: list[bool], *arguments: jax.Array) -> Any:
+        lanes = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-            for x, is_batched in zip((keys, first), batched, strict=True)
+            for x, is_batched in zip(arguments, batched, strict=True)
         ]
-        out = generate(*arguments)
+        out = generate(*lanes)
         return out, jax.tree.map(lambda _: True, out)
 
     return generate
 
 
-def _state(keys: jax.Array, counters: jax.Array, nonce: int) -> jax.Array:
+def _state(keys: jax.Array, counters: jax.Array, nonce: int, rounds: jax.Array) -> jax.Array:
     lanes = counters.size
     constants = jnp.broadcast_to(_CONSTANTS[:, None], (4, lanes))
-    nonces = jnp.broadcast_to(np.array([[nonce], [0], [0]], np.uint32), (3, lanes))
-    return jnp.concatenate([constants, keys, counters[None], nonces])
+    nonces = jnp.broadcast_to(np.array([[nonce], [0]], np.uint32), (2, lanes))
+    return jnp.concatenate([constants, keys, counters[None], nonces[:1], rounds[None], nonces[1:]])
 
 
-def _in_batches(function: Callable[..., Any], size: int, keys: jax.Array, first: jax.Array) -> Any:
+def _in_batches(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
     """Maps a function of batches over the leading axis, in batches of at most `size`."""
-    count = len(first)
+    count = len(arrays[0])
     batches = -(-count // size)
     if batches <= 1:
-        return function(keys, first)
+        return function(*arrays)
     size = -(-count // batches)
 
     def batch(i: jax.Array) -> tuple[jax.Array, Any]:
         # The last one overlaps the one before: nothing is padded, which would copy all keys.
         start = jnp.minimum(i * size, count - size)
-        slices = (lax.dynamic_slice_in_dim(x, start, size) for x in (keys, first))
+        slices = (lax.dynamic_slice_in_dim(x, start, size) for x in arrays)
         return start, function(*slices)
 
     def go_on(i: jax.Array, out: Any) -> Any:
@@ -223,7 +228,7 @@ def _in_batches(function: Callable[..., Any], size: int, keys: jax.Array, first:
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    zero = _zero(keys, first)[0]
+    zero = _zero(*arrays[:2])[0]
     empty = jax.tree.map(lambda x: jnp.broadcast_to(zero, (count, *x.shape[1:])), one)
     return lax.fori_loop(0, batches, go_on, empty)
 

@@ -32,7 +32,7 @@ from jax import lax
 from dpjax import _limbs
 from dpjax._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
-from dpjax.random._chacha20 import NOISE, Draw, Sampler, blocks_of, consume, sample
+from dpjax.random._chacha20 import NOISE, Draw, Sampler, consume, sample
 
 _PRECISION = 300
 
@@ -119,9 +119,8 @@ def exponential_rounds(
 
 def _noise(sampler: Sampler, key: jax.Array, width: int, count: int, round_number: Any = 0) -> Any:
     """What a sampler makes of words that nothing else sees."""
-    first = jnp.asarray(round_number, jnp.uint32) * np.uint32(blocks_of(width, count))
     data = jax.random.key_data(key)
-    return sample(sampler, data, first, nonce=NOISE, width=width, count=count)
+    return sample(sampler, data, round_number, nonce=NOISE, width=width, count=count)
 
 
 def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:

@@ -188,3 +188,13 @@ def test_key_reuse_is_seen_by_jax():
         mechanism(key, jnp.float32(0))
         with pytest.raises(jax.errors.KeyReuseError):
             mechanism(key, jnp.float32(0))
+
+
+def test_a_few_samples_are_the_first_of_more(key):
+    many = jax.random.bits(key, (70,))
+    counters = jnp.arange(5, dtype=jnp.uint32)
+    lanes = jnp.broadcast_to(jax.random.key_data(key)[:, None], (8, 5))
+    stream = _chacha20.block_function(_chacha20._state(lanes, counters, 0, 0 * counters))
+    np.testing.assert_array_equal(many, stream.T.reshape(-1)[:70])
+    for count in (1, 15, 16, 17):
+        np.testing.assert_array_equal(jax.random.bits(key, (count,)), many[:count])

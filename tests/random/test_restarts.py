@@ -14,8 +14,8 @@ from dpjax.random import _alias, _chacha20, _lattice
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._selection import exponential_index, permute_and_flip_index
 
-# The most samples of one key whose words come in one part.
-BORDER = _chacha20._CHUNK * 16 // 9
+# The most samples of one key in one batch.
+BORDER = _chacha20._CHUNK // 9 * 16
 
 
 @pytest.fixture
@@ -30,11 +30,12 @@ def often(monkeypatch):
     jax.clear_caches()
 
 
-def blocks(key, counters):
+def blocks(key, counters, round_number):
     """ChaCha20 at the nonce of noise, RFC 8439 section 2.3."""
     start = np.zeros((16, len(counters)), np.uint32)
     start[:4] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
-    start[4:12], start[12], start[13] = key[:, None], counters, _chacha20.NOISE
+    start[4:12], start[12] = key[:, None], counters
+    start[13], start[14] = _chacha20.NOISE, round_number
     x = start.copy()
 
     def mix(target, source, rotated, by):
@@ -56,11 +57,9 @@ def blocks(key, counters):
 
 def words(key, width, count, round_number):
     """The words of a round, one row for each of a sample's."""
-    parts, size, each = _chacha20._parts(width, count)
-    counters = np.arange(parts * each, dtype=np.uint32) + np.uint32(round_number * parts * each)
-    stream = blocks(key, counters).reshape(16, parts, each)
-    flat = stream.transpose(1, 0, 2).reshape(parts, -1)[:, : width * size]
-    return flat.reshape(parts, width, size).transpose(1, 0, 2).reshape(width, -1)[:, :count]
+    counters = np.arange(-(-count * width // 16), dtype=np.uint32)
+    stream = blocks(key, counters, round_number).T.reshape(-1)
+    return stream[: count * width].reshape(count, width).T
 
 
 def looked_up(table, limbs):
