@@ -78,12 +78,13 @@ def steps_in_dpjax() -> dict[str, Callable[[], Any]]:
     other = dataclasses.replace(
         first, value=2.0, gamma=GAMMA, confidence=0.99, m=M, k=K, identity="other"
     )
-    scalar, wide = np.float32(0), np.zeros((7, 3), np.float32)
+    scalar, vector, matrix = (np.zeros(shape, np.float32) for shape in ((), (5,), (2, 6)))
     mechanism = dpjax.laplace(first, 1.0)
     return {
         "split": lambda: jax.random.split(key, 3),
         "release": lambda: mechanism(key, scalar).value,
-        "release of another shape": lambda: mechanism(key, wide).value,
+        "release of a vector": lambda: mechanism(key, vector).value,
+        "release of another shape": lambda: mechanism(key, matrix).value,
         "release at another epsilon, sensitivity, gamma, m and k": lambda: (
             dpjax.laplace(other, 2.0)(key, scalar).value
         ),
@@ -96,11 +97,12 @@ def steps_in_jax() -> dict[str, Callable[[], Any]]:
     import numpy as np
 
     key = jax.random.key(0)
-    scalar, wide = np.float32(0), np.zeros((7, 3), np.float32)
+    scalar, vector, matrix = (np.zeros(shape, np.float32) for shape in ((), (5,), (2, 6)))
     return {
         "split": lambda: jax.random.split(key, 3),
         "release": lambda: scalar + 1.0 * jax.random.laplace(key),
-        "release of another shape": lambda: wide + 1.0 * jax.random.laplace(key, (7, 3)),
+        "release of a vector": lambda: vector + 1.0 * jax.random.laplace(key, vector.shape),
+        "release of another shape": lambda: matrix + 1.0 * jax.random.laplace(key, matrix.shape),
         "release at another epsilon, sensitivity, gamma, m and k": lambda: (
             scalar + 2.0 * jax.random.laplace(key)
         ),
