@@ -3,6 +3,7 @@
 import importlib
 import math
 import operator
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,37 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._numerics import compute_dtype
+
+
+class _Brief(reprlib.Repr):
+    """Cut short, and of arrays dtype and shape: they may be a whole database, or a key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict, self.maxstring, self.maxother = 12, 80, 200
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        array = hasattr(x, "dtype") and hasattr(x, "shape")
+        if array and (x.shape != () or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)):
+            return _described_leaf(x)
+        return super().repr_instance(x, level)
+
+
+def shown(value: Any) -> str:
+    """A value for messages."""
+    return _Brief().repr(value)
+
+
+def described(tree: Any) -> str:
+    """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
+    text = jax.tree.map(_described_leaf, tree)
+    return text if isinstance(text, str) else shown(text)
+
+
+def _described_leaf(leaf: Any) -> str:
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return type(leaf).__name__
 
 
 def is_traced(value: Any) -> bool:
@@ -29,11 +61,11 @@ def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -
         value = value.astype(compute_dtype(value.dtype))
         return jnp.where(valid(value), value, jnp.nan)
     if isinstance(value, (bool, np.bool_, str)) or value is None or np.ndim(value) != 0:
-        raise TypeError(f"{name} must be {expected}, got {value!r}")
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be {expected}, got {value!r}") from error
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
     if not valid(number):
         raise ValueError(f"{name} must be {expected}, got {number:g}")
     return number
@@ -62,7 +94,7 @@ def integer(name: str, value: Any, *, least: int, most: int | None = None) -> in
             raise TypeError
         number = operator.index(value)
     except TypeError as error:
-        raise TypeError(f"{name} must be {expected}, got {value!r}") from error
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
     if number < least or (most is not None and number > most):
         raise ValueError(f"{name} must be {expected}, got {number}")
     return number
@@ -71,7 +103,7 @@ def integer(name: str, value: Any, *, least: int, most: int | None = None) -> in
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of a few words."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        raise ValueError(f"{name} must be one of {choices}, got {shown(value)}")
     return value
 
 
@@ -99,7 +131,7 @@ def host_only(name: str, value: Any, instead: str) -> None:
 def function(name: str, value: Any) -> Callable[..., Any]:
     """Something that can be called."""
     if not callable(value):
-        raise TypeError(f"{name} must be a function, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
     return value
 
 
@@ -107,7 +139,7 @@ def real_arrays(name: str, tree: Any) -> Any:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
-        raise ValueError(f"{name} must hold at least one array, got {tree!r}")
+        raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
     return jax.tree.unflatten(structure, [_real_array(name, leaf) for leaf in leaves])
 
 
@@ -115,11 +147,20 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
     """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
     if callable(leaf):
         raise TypeError(
-            f"{name} must be arrays, got a function; a target that returns a function on"
-            " [0, 1]^dims is released through dpjax.on_lattice and dpjax.bernstein"
+            f"{name} must be arrays, got a function, {shown(leaf)}. Of a model that holds functions"
+            " keep the arrays, as by equinox.partition(model, equinox.is_array); a target that"
+            " returns a function on [0, 1]^dims is released through dpjax.on_lattice and"
+            " dpjax.bernstein"
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):
         leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
+    dtype = getattr(leaf, "dtype", None)
+    if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
+        # Converted, missing values would decide on the dtype, and they may be private.
+        raise TypeError(
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
+            " NumPy's: fill in what is missing and convert every column, by .astype or .to_numpy"
+        )
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)

@@ -1,5 +1,6 @@
 """Traced programs with a fingerprint: what is fingerprinted is what runs."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -26,6 +27,17 @@ _IGNORED_PARAMETERS = frozenset(
 )
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
+# What JAX raises where Python asks for a number that only the compiled program will know.
+_ASKED_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_OTHER_WAYS = {
+    "target": ", or hand over code of NumPy by dpjax.targets.host",
+    "oracle": ", and draw with jax.random instead of numpy.random",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +74,7 @@ class Program:
         def with_origin(origin: Any, *args: Any) -> Any:
             return _origins.Tracing(origin, settings).call(fresh, *args)
 
-        with jax.default_matmul_precision("highest"):
+        with jax.default_matmul_precision("highest"), _needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
             _refuse_outside_code(name, jaxpr)
             if "pure_callback" in _primitives(jaxpr.jaxpr):
@@ -143,6 +155,20 @@ class Program:
 def evaluate_alone(database: Any, *, program: Program) -> Any:
     """The value of one database by itself, as releases compute it."""
     return program(database)
+
+
+@contextlib.contextmanager
+def _needs_no_values(name: str) -> Iterator[None]:
+    """Says in our terms that a function asked for numbers that are not there when it is traced."""
+    try:
+        yield
+    except _ASKED_FOR_VALUES as error:
+        asked, *_ = str(error).splitlines()
+        raise TypeError(
+            f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"
+            f" one ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, float() and"
+            f" int(), choose with jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
+        ) from error
 
 
 def digest(*parts: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
+from dpjax import _checks
 from dpjax._numerics import outward
 
 T = TypeVar("T")
@@ -89,5 +90,4 @@ class TreeSpec:
         return TreeSpec.of(self.tree()[index])
 
     def __repr__(self) -> str:
-        described = [f"{leaf.dtype.name}{list(leaf.shape)}" for leaf in self.leaves]
-        return str(jax.tree.unflatten(self.structure, described))
+        return _checks.described(self.tree())

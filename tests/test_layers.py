@@ -25,6 +25,7 @@ LEVELS = {
     "_by_value": 0,
     "_host_code": 0,
     "_programs": 0,
+    "_records": 0,
     "base": 1,
     "_summable": 2,
     "operating_points": 2,

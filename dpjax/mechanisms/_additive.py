@@ -88,15 +88,10 @@ class AdditiveMechanism(SensitivityMechanism):
         if self.noise.lattice is None or _checks.is_traced(self.epsilon):
             return
         calibration = self._calibration(value)
-        coordinates = calibration.coordinates
         if not _checks.is_traced(self.delta) and not calibration.covers(
             self.noise.lattice, self.delta, np
         ):
-            raise ValueError(
-                f"delta={float(self.delta)!r} is too close to 0 or 1 for {coordinates} coordinates"
-                f" at epsilon={float(self.epsilon):g}: the tables of the noise miss"
-                f" {self.noise.lattice.certificate.delta:.1g} of its mass in each"
-            )
+            raise ValueError(_too_much_missed(calibration, self.noise.lattice, float(self.delta)))
         check_fit(calibration, self.noise.lattice, value)
 
     def _fit(self, shape: tuple[int, ...]) -> GridFit:
@@ -277,6 +272,21 @@ def additive(
 def as_number(scalar: Any) -> Scalar:
     """A Python number, where it is known."""
     return scalar if _checks.is_traced(scalar) or jnp.ndim(scalar) > 0 else float(scalar)
+
+
+def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
+    """Which of epsilon and delta to change, where delta does not cover what the tables miss."""
+    missed = (
+        f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
+        f" {calibration.coordinates} coordinates"
+    )
+    epsilon, largest = float(calibration.epsilon), calibration.largest_epsilon(lattice, delta)
+    if 0 < largest < epsilon:
+        return (
+            f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows {largest:.3g} at"
+            f" most: {missed}, and e^epsilon times that must be small against delta"
+        )
+    return f"delta={delta!r} is too close to 0 or 1 at epsilon={epsilon:g}: {missed}"
 
 
 def check_fit(calibration: Calibration, lattice: Lattice, value: Any) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
+from dpjax._records import record_arrays
 from dpjax.base import Mechanism, Release, Sensitivity, Target
 from dpjax.random._key_ledger import KeyLedger, claimed
 from dpjax.random._keys import check_key
@@ -23,17 +24,18 @@ def privatize(
 
     Args:
         target: the function that was sampled.
-        mechanism: calibrated to its sensitivity.
+        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`.
         ledger: a `dpjax.random.KeyLedger` that claims the key of every release, whether it is open
             or not; then not jit-able.
 
     Returns:
-        A function of a typed key and a database: a pytree of arrays with leading axis n. Jit-able,
-        and vmap-able over keys.
+        A function of a typed key and a database: a pytree of arrays with leading axis n, where a
+        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys.
 
     Raises:
-        TypeError: if the target is not a function; at a release, if the key is not a typed key or
-            the database does not hold arrays of the kinds that were sampled.
+        TypeError: if the target is not a function, or the mechanism is none; at a release, if the
+            key is not a typed key or the database does not hold arrays of the kinds that were
+            sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
             or the ledger knows the key.
@@ -41,8 +43,10 @@ def privatize(
     Formal guarantees:
         Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
         sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
-        the database holds decides whether a release happens. For an analytic sensitivity the
-        claim that it bounds this target, on databases of this size, is yours.
+        the database holds decides whether a release happens; its structure, dtypes and size do, and
+        count as public, so read a file with dtypes that do not depend on what it holds. For an
+        analytic sensitivity the claim that it bounds this target, on databases of this size, is
+        yours.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -56,7 +60,7 @@ def privatize(
         (epsilon=1, delta=0)-DP, seeded key
     """
     _checks.function("target", target)
-    sensitivity = mechanism.sensitivity
+    sensitivity = _sensitivity_of(mechanism)
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
 
@@ -74,6 +78,16 @@ def privatize(
                 return mechanism(key, evaluate_alone(records, program=traced))
 
     return private
+
+
+def _sensitivity_of(mechanism: Any) -> Sensitivity:
+    sensitivity = getattr(mechanism, "sensitivity", None)
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(
+            "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
+            f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
+        )
+    return sensitivity
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
@@ -94,14 +108,8 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
 
 def _records(database: Any, sensitivity: Sensitivity) -> Any:
     """The database as the arrays that were sampled; refusals depend on its structure alone."""
-    records = _checks.real_arrays("database", database)
+    records, n = record_arrays("database", database)
     got, sampled = TreeSpec.of(records), sensitivity.records
-    sizes = {leaf.shape[:1] for leaf in got.leaves}
-    if len(sizes) != 1 or () in sizes:
-        raise ValueError(
-            f"database must be arrays with a common leading axis of n records, got {got}"
-        )
-    ((n,),) = sizes
     if sensitivity.n is not None and n != sensitivity.n:
         raise ValueError(
             f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"

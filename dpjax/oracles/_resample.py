@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._records import record_arrays
 from dpjax.base import Oracle
 
 
@@ -13,7 +13,8 @@ def resample(records: Any) -> Oracle:
     """The bootstrap oracle: draws n records uniformly, with replacement, from public ones.
 
     Args:
-        records: a pytree of arrays with a common leading axis: public records, at least 2.
+        records: a pytree of arrays with a common leading axis: public records, at least 2. A
+            DataFrame counts as the dict of its columns.
 
     Returns:
         An `Oracle`: `oracle(key, n)` draws a database of n independent records.
@@ -38,8 +39,7 @@ def resample(records: Any) -> Oracle:
         >>> oracle(dpjax.random.seeded_key(0), 5)["age"].shape
         (5,)
     """
-    public = public_records(records)
-    count = jax.tree.leaves(public)[0].shape[0]
+    public, count = record_arrays("records", records, least=2)
 
     def oracle(key: jax.Array, n: int) -> Any:
         # Uniform to within count / 2^32, from half the words that `randint` takes.
@@ -47,15 +47,3 @@ def resample(records: Any) -> Oracle:
         return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), public)
 
     return oracle
-
-
-def public_records(records: Any) -> Any:
-    """Real arrays with a common leading axis of at least 2."""
-    public = _checks.real_arrays("records", records)
-    sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(public)}
-    if len(sizes) != 1 or () in sizes or (1,) in sizes:
-        raise ValueError(
-            "records must be arrays with a common leading axis of at least 2 records, got shapes"
-            f" {jax.tree.map(jnp.shape, public)}"
-        )
-    return public

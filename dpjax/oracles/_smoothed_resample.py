@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._records import record_arrays
 from dpjax.base import Oracle
-from dpjax.oracles._resample import public_records, resample
+from dpjax.oracles._resample import resample
 
 
 def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
@@ -17,7 +18,8 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
     public records. Integers and booleans are resampled as they are.
 
     Args:
-        records: a pytree of arrays with a common leading axis: public records, at least 2.
+        records: a pytree of arrays with a common leading axis: public records, at least 2. A
+            DataFrame counts as the dict of its columns.
         bandwidth: above 0; by default p^(-1/5) for p public records, Silverman's rate.
 
     Returns:
@@ -42,8 +44,7 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
         >>> oracle(dpjax.random.seeded_key(0), 5).shape
         (5,)
     """
-    public = public_records(records)
-    count = jax.tree.leaves(public)[0].shape[0]
+    public, count = record_arrays("records", records, least=2)
     width = count**-0.2 if bandwidth is None else _checks.positive("bandwidth", bandwidth)
     draw = resample(public)
     spread = jax.tree.map(lambda leaf: width * jnp.std(leaf.astype(float), axis=0), public)

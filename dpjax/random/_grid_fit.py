@@ -142,15 +142,20 @@ class Calibration:
 
     def covers(self, lattice: Lattice, delta: Any, numpy: Any) -> Any:
         """Whether the margin that delta is calibrated with covers the mass that the tables miss."""
-        missed = self.coordinates * lattice.certificate.delta
-        if missed == 0:
+        if lattice.certificate.delta == 0:
             return True
-        # (1 + e^epsilon) missed <= min(delta, 1 - delta) 2^-25, in logarithms, and the calibration
-        # leaves 2^-24 of it; above .9 the scale does not cover e^loss, so that margin must.
-        room = math.log(missed) + 26 * math.log(2)
+        # Above .9 the scale does not cover e^loss, so the margin must.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
-        return (self.epsilon + room <= numpy.log(margin)) & (small | (delta <= 0.9))
+        enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
+        return enough & (small | (delta <= 0.9))
+
+    def largest_epsilon(self, lattice: Lattice, delta: Any, numpy: Any = np) -> Any:
+        """The most at which the margin covers what tables that miss any mass do; may be below 0."""
+        # (1 + e^epsilon) missed <= min(delta, 1 - delta) 2^-25, in logarithms, and the calibration
+        # leaves 2^-24 of it.
+        missed = self.coordinates * lattice.certificate.delta
+        return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
 def _exponent(

@@ -24,9 +24,11 @@ def secure_key() -> jax.Array:
 
     Formal guarantees:
         The key is uniform over 2^256 values, as far as the operating system's source is. What is
-        drawn from it is indistinguishable from uniform bits to whoever cannot break ChaCha20. It is
-        stored as `jax.random.key_data(key)`, a secret, and restored by `jax.random.wrap_key_data(
-        data, impl=dpjax.random.CHACHA20)`, which is for data that such a key had and no other.
+        drawn from it is indistinguishable from uniform bits to whoever cannot break ChaCha20.
+        Whoever sees its words removes the noise, and printing a key shows them, as JAX prints all
+        keys: never leave one as the last line of a cell of a notebook, nor in a log. It is stored
+        as `jax.random.key_data(key)`, a secret, and restored as in the example: JAX does not know
+        its implementation by a name, and the object is for data that such a key had and no other.
 
     Source:
         Python's `secrets` module; RFC 8439.
@@ -34,7 +36,12 @@ def secure_key() -> jax.Array:
     Example:
         >>> import jax
         >>> import dpjax
-        >>> key_sample, key_release = jax.random.split(dpjax.random.secure_key())
+        >>> key = dpjax.random.secure_key()
+        >>> key_sample, key_release = jax.random.split(key)
+        >>> stored = jax.random.key_data(key)
+        >>> restored = jax.random.wrap_key_data(stored, impl=dpjax.random.CHACHA20)
+        >>> bool(restored == key)
+        True
     """
     return _wrap(secrets.randbits(32 * KEY_WORDS), CHACHA20)
 
@@ -96,13 +103,21 @@ def check_sampling_key(key: Any) -> jax.Array:
 
 def _implementation_of(key: Any) -> Any:
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        shown = f"a raw {key.dtype} array" if isinstance(key, jax.Array) else repr(key)
         raise TypeError(
-            f"key must be a typed JAX key, got {shown}; make one by dpjax.random.secure_key()"
+            f"key must be a typed JAX key, got {_without_words(key)}; make one by"
+            " dpjax.random.secure_key(), or restore a stored one by jax.random.wrap_key_data(data,"
+            " impl=dpjax.random.CHACHA20)"
         )
     if key.shape != ():
         raise ValueError(f"key must be one key, got shape {key.shape}; use jax.vmap for a batch")
     return jax.random.key_impl(key)
+
+
+def _without_words(value: Any) -> str:
+    """What was given for a key; never its contents, which may be the words of one."""
+    if hasattr(value, "dtype"):
+        return f"a raw {value.dtype} array"
+    return repr(value) if value is None or isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def _wrap(bits: int, implementation: Any) -> jax.Array:

@@ -1,5 +1,6 @@
 """Random pairs of neighboring databases, and how far the target moves on each."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -61,7 +62,7 @@ class PairSampler:
         _checks.choice("positions", positions, POSITIONS)
         n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
         key_spec = jax.ShapeDtypeStruct((), key.dtype)
-        oracle_program = Program.trace("oracle", lambda key: oracle(key, n + 1), key_spec)
+        oracle_program = _trace_oracle(oracle, key_spec, n + 1)
         _check_oracle(oracle_program, n)
         database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
         target_program = Program.trace("target", target, database)
@@ -165,6 +166,25 @@ class PairSampler:
     def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
         position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
         return jax.random.randint(position_key, (), 0, self.n)
+
+
+def _trace_oracle(oracle: Oracle, key: jax.ShapeDtypeStruct, n: int) -> Program:
+    try:
+        return Program.trace("oracle", lambda key: oracle(key, n), key)
+    except Exception as error:
+        if _takes_the_key_second(oracle, key, n):
+            raise TypeError(
+                "oracle must take the key first, oracle(key, n), but takes the number of records"
+                " first"
+            ) from error
+        raise
+
+
+def _takes_the_key_second(oracle: Any, key: jax.ShapeDtypeStruct, n: int) -> bool:
+    with contextlib.suppress(Exception):
+        _check_oracle(Program.trace("oracle", lambda key: oracle(n, key), key), n - 1)
+        return True
+    return False
 
 
 def _two_records(oracle: Program, n: int, key: jax.Array, position: jax.Array) -> tuple[Any, Any]:

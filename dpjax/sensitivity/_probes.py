@@ -114,11 +114,12 @@ def _refuse_a_batch_of_its_own(found: _Found) -> None:
 def _refuse_an_order(found: _Found) -> None:
     if not found.is_rounding(found.permuted, found.resolution):
         raise ValueError(
-            "target depends on the order of the records: of random databases, permuting the records"
-            f" moved its value by up to {found.permuted:.3g}, and replacing the last record by up"
-            f" to {found.replaced:.3g}. Records at other positions may move it further: ask for"
-            ' positions="average" or positions="each", or, if this is rounding error or a solver\'s'
-            " tolerance, compute in float64, or let it converge further"
+            "target depends on the order of the records, or is not converged: of random databases,"
+            f" permuting the records moved its value by up to {found.permuted:.3g}, and replacing"
+            f" the last record by up to {found.replaced:.3g}. If the order is meant to count, ask"
+            ' for positions="average" or positions="each": records at other positions may move it'
+            " further. If this is a solver's tolerance or rounding error, let it converge further"
+            " (scikit-learn's tol=, say), or compute in float64"
         )
 
 

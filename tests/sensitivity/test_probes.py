@@ -119,3 +119,9 @@ def test_probes_look_at_five_over_gamma_databases(uniform):
         for gamma in (0.2, 0.05, 0.01)
     ]
     assert counts == [32, 100, 500]
+
+
+def test_a_refused_order_names_the_other_causes():
+    # A solver that stops early, most often one on the host, looks as if the order mattered.
+    with pytest.raises(ValueError, match=r"or is not converged.*solver's tolerance.*tol="):
+        _probes._refuse_an_order(_probes._Found(permuted=0.5, replaced=1.0))

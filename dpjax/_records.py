@@ -1,0 +1,48 @@
+"""Databases as they are handed over: trees of arrays with a common leading axis of records."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import _checks
+
+
+def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int]:
+    """The arrays of a database, and its number of records; a table is a dict of its columns.
+
+    Refusals depend on structure, dtypes and sizes alone.
+    """
+    tree = jax.tree.map(_columns_of_a_table, database)
+    leaves = jax.tree.leaves(tree)
+    # Before anything is converted: a list of numbers has as many leaves as numbers.
+    if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
+        raise ValueError(
+            f"{_wanted(name, least)}, got {_checks.described(tree)}; if that is a list of numbers,"
+            " pass numpy.asarray of it"
+        )
+    records = _checks.real_arrays(name, tree)
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
+    if len(sizes) != 1 or min(sizes) < least:
+        raise ValueError(f"{_wanted(name, least)}, got {_checks.described(records)}")
+    return records, sizes.pop()
+
+
+def _wanted(name: str, least: int) -> str:
+    count = "n" if least == 1 else f"at least {least}"
+    return f"{name} must be arrays with a common leading axis of {count} records"
+
+
+def _columns_of_a_table(leaf: Any) -> Any:
+    """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
+
+    Known by its attributes, so that no library of tables is imported, nor missed.
+    """
+    if isinstance(leaf, type) or not (hasattr(leaf, "columns") and hasattr(leaf, "dtypes")):
+        return leaf
+    columns = list(leaf.columns)
+    if len(set(columns)) < len(columns):
+        raise ValueError(
+            f"columns of a table must have names of their own, got {_checks.shown(columns)}"
+        )
+    return {column: leaf[column] for column in columns}
