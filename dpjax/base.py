@@ -5,13 +5,32 @@ import decimal
 import enum
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
 from dpjax import _checks
 from dpjax._pytree import TreeSpec, down, frozen_pytree, static, up
+
+__all__ = [
+    "Guarantee",
+    "Mechanism",
+    "Method",
+    "NeighboringRelation",
+    "NoiseKind",
+    "Norm",
+    "OperatingPoint",
+    "Oracle",
+    "Positions",
+    "Release",
+    "SampledEvent",
+    "Scalar",
+    "Sensitivity",
+    "Target",
+    "describe_confidence",
+    "norm_name",
+]
 
 Scalar = float | jax.Array
 """A Python number, or a JAX scalar while it is traced."""
@@ -32,9 +51,18 @@ class Oracle(Protocol):
         ...
 
 
-Norm = str | Callable[[Any], jax.Array]
-"""The name of a norm ("l1", "l2", "linf", "hamming"), or a function that takes the difference of
-two target values, a pytree of float arrays, to a scalar."""
+Norm = Literal["l1", "l2", "linf", "hamming"] | Callable[[Any], jax.Array]
+"""The name of a norm, or a function that takes the difference of two target values, a pytree of
+float arrays, to a scalar."""
+
+Positions = Literal["last", "average", "each"]
+"""Which record of a pair of databases changes, see `dpjax.sample_sensitivity`."""
+
+Method = Literal["exact", "dkw"]
+"""How an operating point is found, see `dpjax.operating_point`."""
+
+NoiseKind = Literal["exact", "float"]
+"""Integer noise, or noise in floats, for sweeps where nothing is published."""
 
 
 class NeighboringRelation(enum.Enum):
@@ -197,7 +225,7 @@ class Sensitivity:
     m: int | None = static(default=None)
     k: int | None = static(default=None)
     method: str = static(default="analytic")
-    positions: str = static(default="last")
+    positions: Positions = static(default="last")
     batch_size: int | None = static(default=None)
     zero_allowed: bool = static(default=False)
     identity: str | None = static(default=None)
@@ -309,3 +337,7 @@ def _digits(number: Any, rounding: str) -> str:
 
 def _is(value: Any, number: float) -> bool:
     return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))
+
+
+def __dir__() -> list[str]:
+    return __all__

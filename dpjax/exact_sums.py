@@ -19,6 +19,12 @@ from dpjax._limbs import Limbs
 from dpjax._pytree import frozen_pytree, static
 from dpjax.base import NeighboringRelation
 
+__all__ = [
+    "ExactSum",
+    "exact_sum",
+    "sum_sensitivity",
+]
+
 # So many halves of a limb add up to less than 2^32.
 _BLOCK = 2**16
 _LARGEST_TOTAL = 2**62
@@ -211,3 +217,7 @@ def _total_of_a_block(x: Limbs) -> Limbs:
 
     bottom, middle, high = add(x.low & np.uint32(0xFFFF)), add(x.low >> shift), add(x.high)
     return _limbs.add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+__all__ = [
+    "neighboring_pair",
+    "rotated",
+]
+
 
 def neighboring_pair(records: Any, position: jax.Array | int | None = None) -> tuple[Any, Any]:
     """Splits n + 1 records into two databases of n that differ in one position.
@@ -31,3 +36,7 @@ def neighboring_pair(records: Any, position: jax.Array | int | None = None) -> t
 def rotated(database: Any, steps: jax.Array) -> Any:
     """The same database with its records moved along by some steps, the last ones to the front."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
+
+
+def __dir__() -> list[str]:
+    return __all__

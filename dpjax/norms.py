@@ -10,6 +10,18 @@ import numpy as np
 from dpjax._numerics import compute_dtype
 from dpjax.base import Norm
 
+__all__ = [
+    "NORMS",
+    "difference",
+    "distance",
+    "grid_dtype",
+    "is_float",
+    "length",
+    "norm_function",
+    "resolution",
+    "rounding_norm",
+]
+
 
 def _flat(difference: Any) -> jax.Array:
     leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
@@ -144,3 +156,7 @@ def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
         x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
     ).astype(dtype)
     return jnp.where(x > y, magnitude, -magnitude)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,13 +3,18 @@
 import decimal
 import math
 from fractions import Fraction
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import scipy
 
 from dpjax import _checks
 from dpjax._numerics import round_up
-from dpjax.base import OperatingPoint
+from dpjax.base import Method, OperatingPoint
+
+__all__ = [
+    "MOST_PAIRS",
+    "operating_point",
+]
 
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
@@ -20,7 +25,7 @@ def operating_point(
     *,
     m: int | None = None,
     gamma: float | None = None,
-    method: str = "exact",
+    method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
 ) -> OperatingPoint:
     """The least resources that make a sampled sensitivity cover all but gamma of random pairs.
@@ -68,7 +73,7 @@ def operating_point(
         >>> print(dpjax.operating_point(gamma=0.05, method="dkw"))
         m=1305, k=1305, gamma=0.05, rho=0.004183 (dkw, marginal)
     """
-    _checks.choice("method", method, ("exact", "dkw"))
+    _checks.choice("method", method, get_args(Method))
     if m is None and gamma is None:
         raise ValueError("give m, gamma, or both: got neither")
     if m is not None:
@@ -255,3 +260,7 @@ def _dkw_gamma(m: int, rho: float) -> float:
     exact = decimal.Context(prec=50)
     root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
     return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))
+
+
+def __dir__() -> list[str]:
+    return __all__

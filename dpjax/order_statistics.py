@@ -9,6 +9,11 @@ from jax import lax
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
 
+__all__ = [
+    "order_statistic",
+    "select",
+]
+
 # A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
 # narrowed down before they are searched; an accelerator searches all of them as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
@@ -251,3 +256,7 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     rest = _patterns(distances[blocks * _BLOCK :])
     kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
     return jnp.where(inside(kept), kept, high), jnp.sum(occupied) > _MOST_KEPT
+
+
+def __dir__() -> list[str]:
+    return __all__

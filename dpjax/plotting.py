@@ -6,6 +6,10 @@ import typing
 from dpjax import _checks
 from dpjax.auditing import _result
 
+__all__ = [
+    "audit_curve",
+]
+
 # From matplotlib's color cycle, so that a style of one's own applies.
 _BOUND, _CLAIM = "C0", "C3"
 
@@ -79,3 +83,7 @@ def _axis_label(result: _result.AuditResult) -> str:
     if result.bounded == "epsilon":
         return f"epsilon at delta = {result.delta:g}"
     return f"delta at epsilon = {result.epsilon:g}"
+
+
+def __dir__() -> list[str]:
+    return __all__

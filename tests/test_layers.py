@@ -2,7 +2,9 @@
 
 import ast
 import graphlib
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ MAY_IMPORT_UP_TO = {
     # The files of level 0 share a level; an import cycle among them is caught below.
     **{name: 0 for name, level in LEVELS.items() if level == 0},
 }
-THIRD_PARTY = {"jax", "jaxlib", "numpy", "scipy"}  # SciPy comes with JAX.
+PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 OPTAX = {"targets", "learning"}
 
 
@@ -67,6 +69,11 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def topic(module):
     """The row of the table: dpjax.mechanisms._laplace -> mechanisms."""
     return module.split(".")[1]
+
+
+def distributions(requirements):
+    """The modules that requirements install, which have the names of their distributions."""
+    return {re.match(r"[\w-]+", text).group().replace("-", "_") for text in requirements}
 
 
 def imported(module):
@@ -116,12 +123,25 @@ def test_there_are_no_import_cycles():
 
 @modules
 def test_nothing_undeclared_is_imported(module):
-    allowed = THIRD_PARTY | sys.stdlib_module_names | {"dpjax"}
-    if topic(module) in OPTAX:
-        allowed |= {"optax"}
+    allowed = distributions(PROJECT["dependencies"]) | sys.stdlib_module_names | {"dpjax"}
+    if topic(module) not in OPTAX:
+        allowed -= {"optax"}
     if topic(module) == "plotting":
         allowed |= {"matplotlib"}
     assert {name.split(".")[0] for name in imported(module)} <= allowed
+
+
+def test_nothing_declared_goes_unused():
+    used = {name.split(".")[0] for module in FILES for name in imported(module)}
+    # jaxlib is JAX's other half, and its version has to fit.
+    assert distributions(PROJECT["dependencies"]) <= used | {"jaxlib"}
+
+
+def test_extras_that_messages_name_bring_what_is_missing():
+    wanted = re.findall(r'extra\("(\w+)", "(\w+)"\)', "".join(map(Path.read_text, FILES.values())))
+    assert len(wanted) >= 4
+    for module, extra in wanted:
+        assert module in distributions(PROJECT["optional-dependencies"][extra])
 
 
 @pytest.mark.parametrize("module", [m for m, path in FILES.items() if path.name == "__init__.py"])

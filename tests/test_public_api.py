@@ -1,10 +1,15 @@
 """The public surface: names, signatures and docstrings, whose examples run."""
 
+import ast
+import collections.abc
 import dataclasses
 import doctest
 import enum
+import importlib
 import inspect
+import pkgutil
 import re
+import typing
 
 import pytest
 
@@ -98,6 +103,38 @@ def test_protocols_document_the_call(name):
 @pytest.mark.parametrize("namespace", NAMESPACES, ids=lambda namespace: namespace.__name__)
 def test_namespaces_are_documented(namespace):
     assert namespace.__doc__.strip()
+
+
+MODULES = [
+    importlib.import_module(f"dpjax.{module.name}")
+    for module in pkgutil.iter_modules(dpjax.__path__)
+    if not (module.ispkg or module.name.startswith("_"))
+]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_modules_show_what_they_define_and_not_what_they_import(module):
+    body = ast.parse(inspect.getsource(module)).body
+    named = {getattr(node, "name", None) for node in body}
+    for node in body:
+        named |= {getattr(target, "id", None) for target in getattr(node, "targets", ())}
+        named |= {getattr(getattr(node, "target", None), "id", None)}
+    assert set(dir(module)) == {name for name in named if name and not name.startswith("_")}
+    assert dir(module) == sorted(module.__all__)
+
+
+@functions
+def test_words_of_which_few_are_right_are_literals(name):
+    found = inspect.signature(FUNCTIONS[name]).parameters
+    assert {key for key, parameter in found.items() if parameter.annotation is str} <= {"version"}
+
+
+def test_a_type_checker_finds_wrong_words():
+    hints = typing.get_type_hints(dpjax.sample_sensitivity)
+    assert typing.get_args(hints["positions"]) == ("last", "average", "each")
+    names, function = typing.get_args(hints["norm"])
+    assert set(typing.get_args(names)) == set(dpjax.norms.NORMS)
+    assert typing.get_origin(function) is collections.abc.Callable
 
 
 def test_nothing_is_public_twice():

@@ -10,7 +10,7 @@ from dpjax import _checks
 from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import (
     additive_log_prob,
     as_number,
@@ -234,7 +234,7 @@ def bernstein(
     degree: int,
     dims: int,
     order: int = 1,
-    noise: str = "exact",
+    noise: NoiseKind = "exact",
 ) -> BernsteinMechanism:
     """The Bernstein mechanism: releases a function on [0, 1]^dims as a polynomial.
 

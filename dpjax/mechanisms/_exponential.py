@@ -4,7 +4,7 @@ from functools import partial
 
 import jax
 
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
 from dpjax.random._selection import exponential_index, float_index
 
@@ -17,7 +17,7 @@ _EXPONENTIAL = SelectionRule(
 
 
 def exponential(
-    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: NoiseKind = "exact"
 ) -> SelectionMechanism:
     """The exponential mechanism: selects r with probability ~ exp(epsilon score_r / (2 Delta)).
 

@@ -1,7 +1,9 @@
 """The Gaussian mechanism."""
 
+from typing import Literal
+
 from dpjax import _checks
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier, classical_multiplier
 from dpjax.mechanisms._mechanism import check_noise
@@ -15,8 +17,8 @@ def gaussian(
     epsilon: Scalar,
     delta: Scalar,
     *,
-    calibration: str = "analytic",
-    noise: str = "exact",
+    calibration: Literal["analytic", "classical"] = "analytic",
+    noise: NoiseKind = "exact",
 ) -> AdditiveMechanism:
     """The Gaussian mechanism: independent normal noise of standard deviation sigma.
 

@@ -1,13 +1,13 @@
 """The Laplace mechanism."""
 
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._noise import LAPLACE
 
 
 def laplace(
-    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: NoiseKind = "exact"
 ) -> AdditiveMechanism:
     """The Laplace mechanism: independent noise of scale b = Delta / epsilon on every coordinate.
 

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from dpjax._pytree import TreeSpec
 from dpjax.base import (
     Guarantee,
     NeighboringRelation,
+    NoiseKind,
     Norm,
     Release,
     SampledEvent,
@@ -196,9 +197,9 @@ def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarante
     )
 
 
-def check_noise(noise: str) -> bool:
+def check_noise(noise: NoiseKind) -> bool:
     """Whether noise is to be exact, from the word that factories take."""
-    return _checks.choice("noise", noise, ("exact", "float")) == "exact"
+    return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
 
 
 def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scalar]:

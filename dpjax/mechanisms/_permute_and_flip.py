@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from dpjax._numerics import legendre_rule
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
 from dpjax.random._selection import float_index, permute_and_flip_index
 
@@ -39,7 +39,7 @@ _PERMUTE_AND_FLIP = SelectionRule(
 
 
 def permute_and_flip(
-    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: str = "exact"
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: NoiseKind = "exact"
 ) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 

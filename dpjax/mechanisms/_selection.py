@@ -12,7 +12,7 @@ from dpjax import _checks
 from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Scalar, Sensitivity
+from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import as_number, check_fit
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
 from dpjax.norms import grid_dtype, is_float, rounding_norm
@@ -198,7 +198,7 @@ class SelectionMechanism(SensitivityMechanism):
 
 
 def select_by(
-    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar, noise: str
+    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar, noise: NoiseKind
 ) -> SelectionMechanism:
     """Makes a selection mechanism."""
     exact = check_noise(noise)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,11 @@ from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
 from dpjax._summable import Summable
-from dpjax.base import Norm, Oracle, Target
+from dpjax.base import Norm, Oracle, Positions, Target
 from dpjax.neighbors import neighboring_pair
 from dpjax.norms import difference, distance, norm_function, resolution
 from dpjax.sensitivity._rows import rows_of, treats_rows
 from dpjax.sensitivity._sums import SumOfRecords
-
-POSITIONS = ("last", "average", "each")
 
 # Pair i uses fold_in(key, i); the last index derives the random positions.
 MOST_PAIRS = 2**32 - 1
@@ -47,19 +45,26 @@ class PairSampler:
     target: Program
     oracle: Program
     norm: Program
-    positions: str
+    positions: Positions
     sums: SumOfRecords | None = None
     two_records: Program | None = None
 
     @classmethod
     def trace(
-        cls, key: jax.Array, target: Target, oracle: Oracle, *, n: int, norm: Norm, positions: str
+        cls,
+        key: jax.Array,
+        target: Target,
+        oracle: Oracle,
+        *,
+        n: int,
+        norm: Norm,
+        positions: Positions,
     ) -> "PairSampler":
         """Traces target and oracle at n records, and refuses what cannot be sampled."""
         _checks.function("target", target)
         _checks.function("oracle", oracle)
         norm_of = norm_function(norm)
-        _checks.choice("positions", positions, POSITIONS)
+        _checks.choice("positions", positions, get_args(Positions))
         n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
         key_spec = jax.ShapeDtypeStruct((), key.dtype)
         oracle_program = _trace_oracle(oracle, key_spec, n + 1)

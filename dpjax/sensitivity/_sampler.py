@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax._programs import digest
-from dpjax.base import Norm, OperatingPoint, Oracle, Sensitivity, Target
+from dpjax.base import Method, Norm, OperatingPoint, Oracle, Positions, Sensitivity, Target
 from dpjax.operating_points import operating_point
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._chunks import chunk_size
@@ -47,9 +47,9 @@ def sample_sensitivity(
     norm: Norm,
     m: int | None = None,
     gamma: float | None = None,
-    method: str = "exact",
+    method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
-    positions: str = "last",
+    positions: Positions = "last",
     batch_size: int | None = None,
     mesh: Mesh | None = None,
     progress: bool = False,
@@ -187,7 +187,7 @@ def sample_sensitivity(
 def _operating_point(
     m: int | None,
     gamma: float | None,
-    method: str,
+    method: Method,
     confidence: float | None,
 ) -> OperatingPoint:
     point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)

@@ -6,7 +6,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from dpjax import _checks
-from dpjax.base import Norm, Oracle, Target
+from dpjax.base import Norm, Oracle, Positions, Target
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size
 from dpjax.sensitivity._devices import (
     Layout,
@@ -30,7 +30,7 @@ def sensitivity_samples(
     n: int,
     norm: Norm,
     m: int,
-    positions: str = "last",
+    positions: Positions = "last",
     batch_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal, get_args
 
 from dpjax import _checks
 from dpjax._numerics import round_up
 
+VectorNorm = Literal["l1", "l2", "linf"]
 
-def norm_up(magnitudes: Sequence[Fraction], norm: str) -> float:
+
+def norm_up(magnitudes: Sequence[Fraction], norm: VectorNorm) -> float:
     """The least float64 that is not below the norm of a vector of these magnitudes."""
-    _checks.choice("norm", norm, ("l1", "l2", "linf"))
+    _checks.choice("norm", norm, get_args(VectorNorm))
     if norm == "l1":
         return round_up(sum(magnitudes, Fraction(0)))
     if norm == "l2":

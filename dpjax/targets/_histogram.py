@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._numerics import compute_dtype
-from dpjax.targets._bounds import norm_up
+from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable, summable
 
 
@@ -58,7 +58,7 @@ def histogram(*, edges: Sequence[float]) -> Summable:
     return summable(indicator)
 
 
-def histogram_bound(*, norm: str = "l1") -> float:
+def histogram_bound(*, norm: VectorNorm = "l1") -> float:
     """The global sensitivity of `histogram`: 2 in the norm l1, sqrt(2) in l2, 1 in linf.
 
     A record that is replaced leaves one bin and enters another. Attained with 2 bins or more.

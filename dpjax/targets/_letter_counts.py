@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax.targets._bounds import norm_up
+from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable, summable
 
 _LETTERS = string.ascii_lowercase
@@ -98,7 +98,7 @@ def letter_counts() -> Summable:
     return summable(count)
 
 
-def letter_counts_bound(*, width: int, norm: str = "linf") -> float:
+def letter_counts_bound(*, width: int, norm: VectorNorm = "linf") -> float:
     """The global sensitivity of `letter_counts`: width in linf, 2 width in l1, sqrt(2) width in l2.
 
     A text has counts a, at least 0, that add up to at most width, so |a_j - b_j| <= width, and

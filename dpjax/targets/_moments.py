@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
-from dpjax.targets._bounds import norm_up
+from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
 from dpjax.targets._summable import Summable, summable
 
@@ -80,7 +80,7 @@ def bounded_mean(*, lower: float, upper: float) -> Summable:
 
 
 def bounded_mean_bound(
-    *, lower: float, upper: float, n: int, d: int = 1, norm: str = "l1"
+    *, lower: float, upper: float, n: int, d: int = 1, norm: VectorNorm = "l1"
 ) -> float:
     """The global sensitivity of `bounded_mean`: (upper - lower) / n in every coordinate.
 
@@ -165,7 +165,9 @@ def moments(*, order: int, lower: float, upper: float) -> Summable:
     return summable(powers, average=True)
 
 
-def moments_bound(*, order: int, lower: float, upper: float, n: int, norm: str = "l1") -> float:
+def moments_bound(
+    *, order: int, lower: float, upper: float, n: int, norm: VectorNorm = "l1"
+) -> float:
     """A bound on the global sensitivity of `moments`: the norm of the ranges of the powers, over n.
 
     A record moves moment j by at most 1/n times the length of {x^j : lower <= x <= upper}. Attained
