@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from dpjax.order_statistics import select
 from dpjax.sensitivity._chunks import chunk_distances
 from dpjax.sensitivity._pairs import PairSampler
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 AXIS = "pairs"
@@ -111,14 +112,14 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
     return key if len(devices) > 1 else jax.device_put(key, devices[0])
 
 
-def outside_any_mesh(function: Callable[..., T]) -> Callable[..., T]:
+def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
     """Runs a function on the host as if no `jax.set_mesh` were around it.
 
     Explicit axes of such a mesh would become part of the types of all arrays, a target's too.
     """
 
     @functools.wraps(function)
-    def alone(*args: Any, **kwargs: Any) -> T:
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         if jax.sharding.get_abstract_mesh().empty or _checks.is_staging():
             return function(*args, **kwargs)
         mesh, device = kwargs.get("mesh"), jax.local_devices()[0]

@@ -1,0 +1,43 @@
+"""Calls as users write them, for pyright in `make lint`: it must find what is wrong, and only that.
+
+Each wrong word is ignored by name, and an ignored error that is none is an error.
+"""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+import jax
+import jax.numpy as jnp
+
+import dpjax
+
+KEY = dpjax.random.secure_key()
+
+
+def oracle(key: jax.Array, n: int) -> jax.Array:
+    return jax.random.uniform(key, (n,))
+
+
+def largest(difference: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(difference))
+
+
+def right() -> dpjax.Release:
+    dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm=largest, positions="each")
+    sensitivity = dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm="l2", gamma=0.1)
+    mechanism = dpjax.gaussian(sensitivity, 1.0, 1e-5, noise="float", calibration="classical")
+    return dpjax.privatize(jnp.mean, mechanism)(KEY, jnp.ones(3))
+
+
+def wrong() -> None:
+    dpjax.operating_point(m=10, method="dwk")  # pyright: ignore[reportArgumentType]
+    dpjax.analytic_sensitivity(1.0, norm="L1")  # pyright: ignore[reportArgumentType]
+    dpjax.laplace(1.0, 1.0, noise="flt")  # pyright: ignore[reportArgumentType]
+    for sample in (dpjax.sample_sensitivity, dpjax.sensitivity_samples):
+        sample(
+            KEY,
+            jnp.mean,
+            oracle,
+            n=3,
+            m=10,
+            norm="L1",  # pyright: ignore[reportArgumentType]
+            positions="lst",  # pyright: ignore[reportArgumentType]
+        )
