@@ -89,6 +89,7 @@ def _begin(whole: jax.Array, count: jax.Array) -> _Trial:
 
     The factor 1 / K is left out at K = 1; so is all of K = 1 where gamma is 1.
     """
+    # What would be asked there is certain, and a word of randomness is what a round costs.
     factor = jnp.where(whole > 0, np.uint32(0), count)
     return _Trial(whole, jnp.where(factor == 0, np.uint32(2), np.uint32(1)), factor)
 
@@ -108,9 +109,12 @@ def _answer(
     for index, (numerator, _) in enumerate(factors, 1):
         passing = jnp.where(trial.factor == index, numerator, passing)
     passed = u < passing
+    # A factor that fails ends the trial, at this K: success is an odd one. A success of exp(-1) is
+    # followed by the next trial of the sum, a failure by none.
     success = ~passed & (trial.k % np.uint32(2) == 1)
     again = success & (trial.whole > 0)
 
+    # A factor that passes leads to the next one below, and from the last one to K + 1.
     count_now = jnp.where(trial.whole > 0, np.uint32(0), count)
     last = (trial.factor == 1) | (count_now == 0)
     k = trial.k + _bit(last)
@@ -195,6 +199,7 @@ class Laplace:
         phase = jnp.where(success & ~counting, state.phase + np.uint32(1), state.phase)
         twice = jnp.where(drawing, u, state.twice)
         v = state.v + (success & counting).astype(jnp.uint32)
+        # To keep U takes exp(-U / t), one factor; to count takes exp(-1), none.
         fresh = _begin(jnp.zeros_like(v), (phase != self.count).astype(jnp.uint32))
         following = _LaplaceState(phase, twice, v, _choose(over, fresh, trial))
 
@@ -273,6 +278,7 @@ class Gaussian:
     ) -> _GaussianState:
         """The state but for its trial, where a draw or a trial is over."""
         drawing, counting = state.phase == self.draw, state.phase == self.count
+        # The failure that ends the counting is no rejection: V is known, and the checks begin.
         counted = counting & over & ~success
         passed = (state.phase == self.check) & success
         squares = state.square > 0
@@ -308,7 +314,8 @@ class Gaussian:
 def draw(key: jax.Array, machine: Machine, count: int) -> tuple[jax.Array, ...]:
     """Runs a machine until it has drawn `count` samples, and returns their words."""
     turns = max(1, -(-count // _LANES))
-    # Whole blocks of 16 words where there are many; arrays of odd sizes are several times slower.
+    # All lanes take as many turns: one that stopped at a time instead of a number would favor short
+    # walks. Whole blocks of 16 words where there are many; odd sizes are several times slower.
     lanes = count if count < 64 else -(-count // (turns * 16)) * 16
     start = machine.start(lanes)
     words = jnp.zeros((machine.records, turns, lanes), jnp.uint32)
@@ -318,6 +325,7 @@ def draw(key: jax.Array, machine: Machine, count: int) -> tuple[jax.Array, ...]:
         round_number, turn, state, words = carry
         bits = jax.random.bits(jax.random.fold_in(key, round_number), (lanes,), jnp.uint32)
         accepted, u = _uniform(bits, machine.bound(state))
+        # All lanes advance on every word; where the word did not count, that is undone below.
         following, done, record = machine.advance(state, u)
         # Written in every round: what stays is the last. Out of bounds once a lane has all.
         at = words.at[:, turn, np.arange(lanes)]

@@ -27,6 +27,7 @@ def probes_at_once(sampler: PairSampler, count: int, size: int) -> int:
 def _fitting(each: int) -> int:
     budget = _CHUNK_BYTES.get(jax.default_backend(), _ACCELERATOR_CHUNK_BYTES)
     fitting = max(_LEAST_PAIRS, budget // max(1, each))
+    # A power of two, so that a byte more or less of an estimate seldom makes another program.
     return 2 ** (fitting.bit_length() - 1)
 
 
@@ -34,5 +35,7 @@ def chunk_distances(
     key: jax.Array, start: jax.Array, position: jax.Array, *, sampler: PairSampler, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Distances and resolutions of the pairs start, ..., start + size - 1."""
+    # Numbers of pairs, not positions in the chunk: what pair i is must not depend on the chunks. In
+    # the last chunk they run past m; the layout masks what they give.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     return jax.vmap(sampler.distance, in_axes=(None, 0, None))(key, indices, position)

@@ -8,12 +8,20 @@ from jax import lax
 
 from dpjax.targets._spd_solve import inverse_factor
 
-# How near the boundary a step may come, as a share of the way.
+# How near the boundary a step may come, as a share of the way. Nearer, what is divided by in the
+# next step would have lost its digits; farther, more steps would be needed.
 _STRIDE = 0.99
-# The complementary products aimed for, over the cap. Smaller ones would be more exact, but the
-# Hessian, which grows like cap / gap, must keep a Cholesky factor in its dtype.
+# The complementary products aimed for, over the cap, in units in the last place. They are of slope
+# and distance, so this is how far off a margin ends: by a tenth of what a float of size 1 resolves,
+# and in float64, where that is finer than any answer needs, by 1e-12, for the number of steps is
+# fixed and each takes the products only so far.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
+# But an undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that begins at the penalty,
+# 1: at a gap of 16 cap^2 units that is 1 / (128 units), which leaves its Cholesky factor seven bits
+# for longer and more records.
 _GAP_PER_CAP_IN_UNITS = 16
+# Added to the diagonal, relative: covers the rounding of the sums that it is made of, so that no
+# pivot is negative. It bends the path, not where that ends: the residuals know nothing of it.
 _JITTER_IN_UNITS = 8
 
 
@@ -85,6 +93,8 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
+        # What a plain Newton step leaves says how hard to aim for the middle (Mehrotra's rule): its
+        # cube is next to nothing where the step was good, and asks for centering where not.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -92,6 +102,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
+        # Where a factorization has broken down after all, the last sound point is the answer.
         sound = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, at), None
 
@@ -113,6 +124,7 @@ def _move(at: Point, step: Point) -> Point:
     pairs = list(zip(at[1:], step[1:], strict=True))
     shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
     length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
+    # The stride keeps everything above 0 but for rounding, and 0 would be divided by.
     tiny = jnp.finfo(at.theta.dtype).tiny
     positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
     return Point(at.theta + length * step.theta, *positive)
