@@ -163,7 +163,9 @@ def _exponent(grid: float) -> int:
     step = _number("grid", grid)
     exponent = step.numerator.bit_length() - step.denominator.bit_length()
     if step != Fraction(2) ** exponent or abs(exponent) > _LARGEST_EXPONENT:
-        raise ValueError(f"grid must be a power of two from 2^-126 to 2^126, got {grid!r}")
+        raise ValueError(
+            f"grid must be a power of two from 2^-126 to 2^126, got {_checks.shown(grid)}"
+        )
     return exponent
 
 
@@ -181,10 +183,10 @@ def _number(name: str, value: Any) -> Fraction:
     if _checks.is_traced(value):
         raise TypeError(f"{name} must be known before tracing, got {value}")
     if isinstance(value, (bool, np.bool_, str)) or value is None or np.ndim(value) != 0:
-        raise TypeError(f"{name} must be a finite number, got {value!r}")
+        raise TypeError(f"{name} must be a finite number, got {_checks.shown(value)}")
     number = int(value) if isinstance(value, (int, np.integer)) else float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
+        raise ValueError(f"{name} must be a finite number, got {_checks.shown(value)}")
     return Fraction(number)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _checks
 from dpjax._numerics import compute_dtype
 from dpjax.base import Norm
 
@@ -63,7 +64,9 @@ def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
     if callable(norm):
         return norm
     if not isinstance(norm, str) or norm not in NORMS:
-        raise ValueError(f"norm must be a function or one of {tuple(NORMS)}, got {norm!r}")
+        raise ValueError(
+            f"norm must be a function or one of {tuple(NORMS)}, got {_checks.shown(norm)}"
+        )
     return NORMS[norm]
 
 

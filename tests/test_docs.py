@@ -1,5 +1,6 @@
 """The pages name files and tests that exist."""
 
+import math
 import re
 from pathlib import Path
 
@@ -54,3 +55,22 @@ def test_names_are_found():
 def test_the_citation_is_of_this_version():
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {dpjax.__version__}\n" in citation
+
+
+def test_the_guide_says_what_few_pairs_cost():
+    """E G_(k) of m exponentials is H_m - H_(m-k), and the quantile log(1 / gamma)."""
+    guide = " ".join((ROOT / "docs" / "when-it-works.md").read_text().split())
+    for m in (90, 900, 9000):
+        k = dpjax.operating_point(m=m, gamma=0.05).k
+        overshoot = sum(1 / i for i in range(m - k + 1, m + 1)) / math.log(1 / 0.05)
+        assert re.search(rf"{overshoot:.2f} times[^,]* at m = {m:,}", guide)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_runs():
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "when-it-works.md").read_text(), flags=re.DOTALL
+    )
+    namespace = {}
+    exec(example, namespace)
+    assert 0.05 < namespace["ratio"] < 0.2

@@ -173,7 +173,7 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
 def _concrete(guarantee: Any) -> Guarantee:
     """The same guarantee with Python numbers for leaves."""
     if not isinstance(guarantee, Guarantee):
-        raise TypeError(f"guarantee must be a Guarantee, got {guarantee!r}")
+        raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
     def number(name: str, value: Any) -> Any:
         if _checks.is_traced(value):

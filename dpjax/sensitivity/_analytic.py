@@ -47,7 +47,7 @@ def analytic_sensitivity(
     if n is not None:
         n = _checks.integer("n", n, least=1)
     if not isinstance(relation, NeighboringRelation):
-        raise TypeError(f"relation must be a NeighboringRelation, got {relation!r}")
+        raise TypeError(f"relation must be a NeighboringRelation, got {_checks.shown(relation)}")
     if allow_zero:
         _checks.host_only("allow_zero", value, "a concrete bound")
     bound = (_checks.non_negative if allow_zero else _checks.positive)("value", value)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _checks
 from dpjax._numerics import compute_dtype
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable, summable
@@ -91,9 +92,9 @@ def _increasing(edges: Sequence[float]) -> np.ndarray:
     try:
         array = np.asarray(edges, float)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{wanted}, got {edges!r}") from error
+        raise TypeError(f"{wanted}, got {_checks.shown(edges)}") from error
     if array.ndim != 1 or array.size < 2 or not np.all(np.isfinite(array)):
-        raise ValueError(f"{wanted}, got {edges!r}")
+        raise ValueError(f"{wanted}, got {_checks.shown(edges)}")
     if not np.all(np.diff(array) > 0):
-        raise ValueError(f"{wanted}, got {edges!r}")
+        raise ValueError(f"{wanted}, got {_checks.shown(edges)}")
     return array

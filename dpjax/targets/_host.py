@@ -80,7 +80,7 @@ def host(
     """
     _checks.function("function", function)
     if version is not None and not (isinstance(version, str) and version):
-        raise TypeError(f'version must be a text such as "name 1.2", got {version!r}')
+        raise TypeError(f'version must be a text such as "name 1.2", got {_checks.shown(version)}')
     return host_target(lambda: HostCode(function, version), output, failure, jobs)
 
 
@@ -231,7 +231,9 @@ def _public_value(failure: Any, output: Any) -> list[np.ndarray]:
         return [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)]
     value = _attempt(lambda _: failure, output, None)
     if isinstance(value, _Failure) or not all(np.all(np.isfinite(leaf)) for leaf in value):
-        raise ValueError(f"failure must be finite and like the output, {output}, got {failure!r}")
+        raise ValueError(
+            f"failure must be finite and like the output, {output}, got {_checks.shown(failure)}"
+        )
     return value
 
 

@@ -33,11 +33,11 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
 def _finite(name: str, value: Any) -> float:
     wanted = f"{name} must be a finite number"
     if _checks.is_traced(value) or isinstance(value, (bool, np.bool_, str)) or np.ndim(value) != 0:
-        raise TypeError(f"{wanted}, got {value!r}")
+        raise TypeError(f"{wanted}, got {_checks.shown(value)}")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{wanted}, got {value!r}") from error
+        raise TypeError(f"{wanted}, got {_checks.shown(value)}") from error
     if not math.isfinite(number):
         raise ValueError(f"{wanted}, got {number:g}")
     return number

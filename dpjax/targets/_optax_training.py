@@ -147,7 +147,7 @@ def _training(
     _checks.function("loss", loss)
     start = _float_arrays(parameters)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
-        raise TypeError(f"optimizer must be one of optax's, got {optimizer!r}")
+        raise TypeError(f"optimizer must be one of optax's, got {_checks.shown(optimizer)}")
     steps = _checks.integer("steps", steps, least=1)
     update = optax.with_extra_args_support(optimizer).update
 

@@ -51,7 +51,9 @@ def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any
     """
     p = _checks.fraction("probability", probability)
     if _checks.is_traced(p):
-        raise TypeError(f"probability must be known when the target is made, got {p!r}")
+        raise TypeError(
+            f"probability must be known when the target is made, got {_checks.shown(p)}"
+        )
     low, high = check_interval(lower, upper)
 
     def select(database: Any) -> jax.Array:
