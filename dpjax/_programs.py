@@ -162,7 +162,10 @@ def _needs_no_values(name: str) -> Iterator[None]:
     """Says in our terms that a function asked for numbers that are not there when it is traced."""
     try:
         yield
-    except _ASKED_FOR_VALUES as error:
+    except (TypeError, IndexError) as error:
+        # Of a shape JAX says so in a plain TypeError.
+        if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
+            raise
         asked, *_ = str(error).splitlines()
         raise TypeError(
             f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"

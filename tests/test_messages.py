@@ -61,6 +61,7 @@ ASKS_FOR_VALUES = {
     "int": lambda x: jnp.zeros(int(jnp.sum(x))),
     "if": lambda x: 1.0 if jnp.sum(x) > 0 else 0.0,
     "index": lambda x: [1.0, 2.0][jnp.argmax(x)],
+    "shape": lambda x: jnp.zeros(jnp.argmax(x)),
     "mask": lambda x: jnp.sum(x[x > 0]),
     "jit": jax.jit(lambda x: 1.0 if jnp.sum(x) > 0 else 0.0),
 }
