@@ -92,8 +92,10 @@ def letter_counts() -> Summable:
             raise ValueError(f"records must have shape (width,), got {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=record.dtype)
-        return jnp.sum(record[None, :] == letters[:, None], axis=1, dtype=int)
+        # Narrower integers do not hold the codes that they are compared with.
+        codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
+        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=codes.dtype)
+        return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
     return summable(count)
 
