@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax.targets._bounds import norm_up
-from dpjax.targets._summable import Summable, summable
+from dpjax.targets._summable import Summable
 
 _LETTERS = string.ascii_lowercase
 
@@ -69,7 +69,8 @@ def letter_counts() -> Summable:
 
     Raises:
         TypeError: on a database, if it does not hold integers.
-        ValueError: on a database, if it does not have shape (n, width).
+        ValueError: on a database, if it does not have shape (n, width), or n times the width is
+            more than JAX's integers count to: 2^31 without x64.
 
     Formal guarantees:
         The global sensitivity under replace-one is that of `letter_counts_bound`; the counts are
@@ -97,7 +98,15 @@ def letter_counts() -> Summable:
         letters = jnp.arange(1, len(_LETTERS) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    return summable(count)
+    return _Counts(count, lambda total: total, average=False)
+
+
+class _Counts(Summable):
+    def __call__(self, database: Any) -> Any:
+        most = jnp.iinfo(jnp.result_type(int)).max
+        if database.size > most:
+            raise ValueError(f"n times the width must be at most {most}, got {database.size}")
+        return super().__call__(database)
 
 
 def letter_counts_bound(*, width: int, norm: str = "linf") -> float:

@@ -14,8 +14,9 @@ import numpy as np
 from dpjax import _checks
 from dpjax.targets._bounds import unit
 
-# A factorization of the Hessian must be a small perturbation of it.
-_LEAST_IN_UNITS = 64
+# The rounding of a Hessian and its factorization must be small against lambda, and weights of about
+# 1 / lambda far above the least float.
+_LEAST_IN_UNITS, _LARGEST = 64, 2.0**64
 
 
 def check_strength(regularization: Any) -> float:
@@ -27,12 +28,12 @@ def check_strength(regularization: Any) -> float:
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Refuses a lambda against which the rounding of a Hessian of d features is not small."""
+    """Refuses a lambda that is next to the rounding of a Hessian of d features, or enormous."""
     least = _LEAST_IN_UNITS * (d + 2) * unit(dtype)
-    if not least <= Fraction(strength) <= 1 / least:
+    if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
-            f"regularization must be from {float(least):.2g} to {float(1 / least):.2g} for {d}"
-            f" features in {dtype}, got {strength:g}: take another, or float64"
+            f"regularization must be from {float(least):.2g} to {_LARGEST:.2g} for {d} features in"
+            f" {dtype}, got {strength:g}: take another, or float64"
         )
 
 
