@@ -157,8 +157,8 @@ def kernel_density_bound(
 
     Example:
         >>> from dpjax import targets
-        >>> round(targets.kernel_density_bound(bandwidth=0.1, n=5000, dims=1), 7)
-        0.0007979
+        >>> round(targets.kernel_density_bound(bandwidth=0.1, n=5000, dims=1), 4)
+        0.0008
     """
     h = Fraction(_checks.positive("bandwidth", bandwidth))
     n = _checks.integer("n", n, least=1)

@@ -16,7 +16,7 @@ from dpjax.targets._bounds import unit
 
 # The rounding of a Hessian and its factorization must be small against lambda, and weights of about
 # 1 / lambda far above the least float.
-_LEAST_IN_UNITS, _LARGEST = 64, 2.0**64
+_LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
 
 
 def check_strength(regularization: Any) -> float:
@@ -29,7 +29,7 @@ def check_strength(regularization: Any) -> float:
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
     """Refuses a lambda that is next to the rounding of a Hessian of d features, or enormous."""
-    least = _LEAST_IN_UNITS * (d + 2) * unit(dtype)
+    least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
             f"regularization must be from {float(least):.2g} to {_LARGEST:.2g} for {d} features in"
