@@ -13,6 +13,7 @@ JOBS = (
     "kde",
     "training",
     "order_statistic",
+    "lapack",
     "releases",
     "first_answer",
     "growth",

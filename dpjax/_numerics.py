@@ -7,11 +7,12 @@ from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
-_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_LEAST = np.finfo(np.float32).tiny
 
 
 def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
@@ -33,19 +34,27 @@ def round_up(exact: Fraction) -> float:
 def outward(number: Any, toward: float) -> Any:
     """A number of the host as JAX's default float holds it: on the side of an infinity, or equal.
 
-    JAX itself rounds to nearest, half of the time inward. Other values stay as they are.
+    JAX itself rounds to nearest, half of the time inward: without x64 also the float64 arrays of
+    NumPy, and those that were made under x64. Other values stay as they are.
     """
     configuration: Any = jax.config
-    if not isinstance(number, float) or configuration.jax_enable_x64:
+    if configuration.jax_enable_x64 or not _is_known_float64(number):
         return number
-    if abs(number) > _LARGEST:
-        narrow = math.copysign(math.inf, number)
-    else:
-        narrow = float(np.float32(number))
-    if narrow < number if toward > 0 else narrow > number:
-        narrow = float(np.nextafter(np.float32(narrow), np.float32(toward)))
-    # What lies below a device may flush to 0.
-    return max(narrow, _LEAST) if toward > 0 and number > 0 else narrow
+    wide = np.asarray(number)
+    with np.errstate(all="ignore"):
+        narrow = wide.astype(np.float32)
+        inward = narrow < wide if toward > 0 else narrow > wide
+        narrow = np.where(inward, np.nextafter(narrow, np.float32(toward)), narrow)
+    if toward > 0:  # What lies below the least normal number a device may flush to 0.
+        narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
+    return float(narrow) if isinstance(number, float) else narrow
+
+
+def _is_known_float64(number: Any) -> bool:
+    if isinstance(number, float):
+        return True
+    known = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
+    return known and number.dtype == np.float64
 
 
 def sum_up(terms: Iterable[Any]) -> float:

@@ -11,17 +11,18 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from dpjax import _checks, _lapack, _origins
 from dpjax._host_code import HostCall, HostCode, fingerprint
 from dpjax._pytree import TreeSpec
 
-# Parameters of a traced operation that do not change what it computes: names, what may be kept for
-# differentiation, and functions of Python that are not run: the rules of differentiation, and that
-# of `custom_vmap`, which is no more than another way to the same value.
+# Parameters of a traced operation that do not change what it computes: names, the mesh that was set
+# around it, what may be kept for differentiation, and functions of Python that are not run: the
+# rules of differentiation, and that of `custom_vmap`, which is another way to the same value.
 _IGNORED_PARAMETERS = frozenset(
     (
-        *("name", "debug_info", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
+        *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
         *("fwd_jaxpr_thunk", "bwd", "out_trees", "rule"),
     )
 )
@@ -321,7 +322,8 @@ def _encode_text(sink: Any, text: str) -> None:
 def _encode_object(sink: Any, value: Any) -> None:
     """A parameter of an operation, by its text; what lies behind an address, by its state."""
     text = repr(value)
-    by_state = " at 0x" in text or callable(value)
+    # A mesh can be called, as a decorator.
+    by_state = " at 0x" in text or (callable(value) and not isinstance(value, Mesh))
     _encode_text(sink, fingerprint(value) if by_state else text)
 
 

@@ -18,12 +18,12 @@ def static(**options: Any) -> Any:
 
 
 def up(**options: Any) -> Any:
-    """A dataclass field whose Python number is rounded up, not to nearest, where it is a leaf."""
+    """A dataclass field whose float64 is rounded up, not to nearest, where it is a leaf."""
     return dataclasses.field(metadata={"toward": math.inf}, **options)
 
 
 def down(**options: Any) -> Any:
-    """A dataclass field whose Python number is rounded down, not to nearest, where it is a leaf."""
+    """A dataclass field whose float64 is rounded down, not to nearest, where it is a leaf."""
     return dataclasses.field(metadata={"toward": -math.inf}, **options)
 
 

@@ -19,6 +19,10 @@ __all__ = [
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
+# Where SciPy's incomplete beta, whose relative error is a few 1e-15, is not trusted to compare; and
+# up to how many pairs rational arithmetic then decides, at once.
+_UNRESOLVED = 1e-12
+_FEW_PAIRS = 1000
 
 
 def operating_point(
@@ -177,12 +181,28 @@ def _least_k(m: int, gamma: float, confidence: float) -> int:
     low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
     while high - low > 1:
         k = (low + high) // 2
-        # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-        if scipy.special.betaincc(m - k + 1, k, gamma) <= 1 - confidence:
+        if _tail_is_at_most(1 - Fraction(confidence), m, k, gamma):
             high = k
         else:
             low = k
     return high
+
+
+def _tail_is_at_most(allowed: Fraction, m: int, k: int, gamma: float) -> bool:
+    """Whether P(Binomial(m, 1 - gamma) >= k) is; where floats cannot tell and m is large, no."""
+    # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
+    tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
+    if abs(tail - bound) > _UNRESOLVED * bound:
+        return tail < bound
+    return m <= _FEW_PAIRS and _exact_tail(m, k, gamma) <= allowed
+
+
+def _exact_tail(m: int, k: int, gamma: float) -> Fraction:
+    """P(Binomial(m, 1 - gamma) >= k)."""
+    lost, whole = Fraction(gamma).as_integer_ratio()
+    kept = whole - lost
+    ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in range(k, m + 1))
+    return Fraction(ways, whole**m)
 
 
 # Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,

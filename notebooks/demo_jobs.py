@@ -124,7 +124,9 @@ def weights_job(public: Patients, private: Patients) -> Job:
         database={"x": private.features, "benign": private.benign},
         norm="l2",
         mechanism=partial(dpjax.gaussian, epsilon=EPSILON, delta=1e-5),
-        bound=targets.logistic_regression_bound(regularization=REGULARIZATION, n=n),
+        bound=targets.logistic_regression_bound(
+            regularization=REGULARIZATION, n=n, d=private.features.shape[1]
+        ),
     )
 
 

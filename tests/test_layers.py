@@ -21,6 +21,7 @@ LEVELS = {
     "_numerics": 0,
     "_limbs": 0,
     "_grid": 0,
+    "_fixed_point": 0,
     "_affine": 0,
     "_lapack": 0,
     "_origins": 0,

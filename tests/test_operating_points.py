@@ -149,6 +149,23 @@ def test_exact_k_is_the_least_by_rational_arithmetic():
                 assert point.k == enough[0], (m, gamma, confidence)
 
 
+def test_exact_k_is_feasible_where_floats_cannot_tell():
+    """Confidences next to what a k reaches: in floats, every third k was one too small."""
+    for m, gamma in ((5, 0.5), (20, 0.1), (20, 0.3), (60, 0.05)):
+        covered = coverage_probability(m, gamma)
+        for k in range(m // 2, m):
+            nearest = float(covered[k - 1])
+            for confidence in (nearest, math.nextafter(nearest, 0), math.nextafter(nearest, 1)):
+                if not 0 < confidence < 1:
+                    continue
+                k_taken = operating_point(m=m, gamma=gamma, confidence=confidence).k
+                enough = [c >= Fraction(confidence) for c in covered]
+                assert k_taken == enough.index(True) + 1, (m, gamma, confidence)
+    # Rational arithmetic would take minutes: one more is taken.
+    m, gamma, confidence = 10**5 + 1, 0.5, 0.5
+    assert operating_point(m=m, gamma=gamma, confidence=confidence).k == (m + 1) // 2 + 1
+
+
 def doubt(m, k, gamma):
     """P(Binomial(m, 1 - gamma) >= k), to at least 12 digits for any m: a sum from its top term."""
     with mpmath.workdps(40):

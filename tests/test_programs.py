@@ -332,3 +332,12 @@ def test_digests_tell_nested_values_apart():
     assert len({digest(value) for value in values}) == len(values)
     assert digest(jnp.ones(2)) == digest(np.ones(2, np.float32))
     assert len(digest("a")) == 32
+
+
+def test_a_mesh_that_is_set_does_not_matter():
+    def target(x):
+        return jax.jit(jnp.sort)(x) + jax.random.normal(jax.random.key(0), x.shape)
+
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]), ())):
+        inside = fingerprint(target)
+    assert inside == fingerprint(target)

@@ -223,7 +223,7 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     first, *others = guarantee.events
     gamma, confidence = _joint(guarantee.events)
     if guarantee.confidence is None and confidence is not None:
-        first = SampledEvent(first.gamma, None, first.identity)
+        first = _as_marginal(first)
         gamma, confidence = _joint((first, *others))
     stated, doubt, known_doubt = Fraction(float(guarantee.gamma)), Fraction(0), Fraction(0)
     if guarantee.confidence is not None:
@@ -242,9 +242,20 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
     """Two statements about one sampling, as the weaker of both."""
-    confidences = (event.confidence, other.confidence)
-    confidence = None if None in confidences else min(confidences)  # type: ignore[type-var]
+    if event.confidence is None or other.confidence is None:
+        event, other = _as_marginal(event), _as_marginal(other)
+        confidence = None
+    else:
+        confidence = min(event.confidence, other.confidence)
     return SampledEvent(max(event.gamma, other.gamma), confidence, event.identity)
+
+
+def _as_marginal(event: SampledEvent) -> SampledEvent:
+    """The same event over the samples and a pair together: doubt counts as gamma."""
+    if event.confidence is None:
+        return event
+    gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
+    return SampledEvent(min(1.0, round_up(gamma)), None, event.identity)
 
 
 def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:

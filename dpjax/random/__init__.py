@@ -7,8 +7,3 @@ from dpjax.random._keys import seeded_key as seeded_key
 from dpjax.random._noise import GAUSSIAN as GAUSSIAN
 from dpjax.random._noise import LAPLACE as LAPLACE
 from dpjax.random._noise import Noise as Noise
-from dpjax.random._rejection import bernoulli as bernoulli
-from dpjax.random._rejection import bernoulli_exp as bernoulli_exp
-from dpjax.random._rejection import discrete_gaussian as discrete_gaussian
-from dpjax.random._rejection import discrete_laplace as discrete_laplace
-from dpjax.random._rejection import geometric as geometric

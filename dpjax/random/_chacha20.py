@@ -241,15 +241,14 @@ def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
 # One compiled program for each, where operations would be dispatched, and compiled, one by one.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    size = math.prod(shape)
-    count = size * 2 if bit_width == 64 else size
+    count, width = math.prod(shape), 2 if bit_width == 64 else 1
     if count == 0:
         return jnp.zeros(shape, f"uint{bit_width}")
-    (bits,) = words(key, 0, nonce=_BITS, width=1, count=count)
+    bits = words(key, 0, nonce=_BITS, width=width, count=count)
     if bit_width == 64:
-        high, low = bits.reshape(2, *shape).astype(jnp.uint64)
+        high, low = (x.reshape(shape).astype(jnp.uint64) for x in bits)
         return high << np.uint64(32) | low
-    return bits.reshape(shape).astype(f"uint{bit_width}")
+    return bits[0].reshape(shape).astype(f"uint{bit_width}")
 
 
 def consume(key: jax.Array) -> None:

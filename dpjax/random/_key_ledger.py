@@ -36,9 +36,10 @@ class KeyLedger:
         A key is claimed once in the lifetime of the file, also by several processes. Keys derived
         from it are other keys: claimed is the one that a release is given. A release inside `jit`
         or `vmap`, whose keys are not known, is refused; but a program that was compiled ahead of
-        time (`jit(f).lower(...).compile()`) and another thread are not covered by `with`. A
-        fingerprint is a SHA-256 of 256 random bits and tells nothing about the key; that of a
-        seeded key can be searched like the key.
+        time (`jit(f).lower(...).compile()`), another thread, and compiled programs of coroutines
+        that take turns inside `with` are not covered by it. A fingerprint is a SHA-256 of 256
+        random bits and tells nothing about the key; that of a seeded key can be searched like the
+        key.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

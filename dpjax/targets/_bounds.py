@@ -1,12 +1,37 @@
-"""Norms in exact rational arithmetic, rounded up: what analytic bounds are made of."""
+"""Norms in exact rational arithmetic, rounded up: what analytic bounds are made of.
+
+A bound holds for what runs, so it takes the dtype that runs, and adds what rounding there may add.
+Float32 rounds more than float64, so that a bound for float32 holds for both.
+"""
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal, get_args
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from dpjax import _checks
-from dpjax._numerics import round_up
+from dpjax._numerics import compute_dtype, round_up
+
+
+def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
+    """The dtype that a target computes in on records of this one: float32 or float64."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype must be a dtype of floats, got {dtype!r}") from error
+    if not jnp.issubdtype(found, jnp.floating):
+        raise TypeError(f"dtype must be a dtype of floats, got {found}")
+    return compute_dtype(found)
+
+
+def unit(dtype: np.dtype) -> Fraction:
+    """eps, the distance from 1 to the next float, exactly."""
+    return Fraction(float(jnp.finfo(dtype).eps))
+
 
 VectorNorm = Literal["l1", "l2", "linf"]
 

@@ -22,11 +22,13 @@ def check_interval(lower: Any, upper: Any) -> tuple[float, float]:
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     """Floats in [lower, upper], whose ends are rounded inward to the dtype; NaN counts as lower.
 
-    Without that, float32 numbers would span more than the interval that a bound speaks of.
+    Without that, float32 numbers would span more than the interval that a bound speaks of. Nor are
+    there subnormal numbers, which some operations of XLA take for 0 and others do not.
     """
     dtype = compute_dtype(x.dtype)
     low, high = _round_inward(lower, upper, dtype)
     numbers = x.astype(dtype)
+    numbers = jnp.where(jnp.abs(numbers) < jnp.finfo(dtype).tiny, 0, numbers)
     return jnp.clip(jnp.where(jnp.isnan(numbers), low, numbers), low, high)
 
 
@@ -51,6 +53,11 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
             low = np.nextafter(low, np.asarray(math.inf, dtype))
         if float(high) > upper:
             high = np.nextafter(high, np.asarray(-math.inf, dtype))
+    tiny = jnp.finfo(dtype).tiny
+    if 0 < abs(low) < tiny:
+        low = np.asarray(tiny if low > 0 else 0, dtype)
+    if 0 < abs(high) < tiny:
+        high = np.asarray(0 if high > 0 else -tiny, dtype)
     if low > high:
         raise ValueError(
             f"lower and upper must have a {dtype} between them, got {lower!r} and {upper!r}"

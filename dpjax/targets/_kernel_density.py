@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax.targets._bounds import sqrt_up
-from dpjax.targets._summable import Summable, summable
+from dpjax._fixed_point import average, rounding_of_average
+from dpjax._numerics import compute_dtype, round_up
+from dpjax.targets._bounds import running_dtype, sqrt_up, unit
+from dpjax.targets._summable import Summable, bounded_average
 
 
 def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
@@ -31,12 +32,13 @@ def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
 
     Raises:
         TypeError: if the bandwidth is not a number.
-        ValueError: if it is not above 0; on a database, if it does not have shape (n, dims); on a
-            point, if it does not have shape (dims,).
+        ValueError: if it is not above 0; on a database, if it does not have shape (n, dims), or its
+            dtype does not hold 1/h^dims; on a point, if it does not have shape (dims,).
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is that of `kernel_density_bound`; the target
-        sums over records, so it ignores their order.
+        The global linf sensitivity under replace-one is that of `kernel_density_bound`, in floats
+        too: kernels are added up in fixed point, so the order of the records does not matter
+        either.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -55,12 +57,13 @@ def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
             raise ValueError(f"database must have shape (n, dims), got {jnp.shape(database)}")
         x = database.astype(compute_dtype(database.dtype))
         dims = x.shape[1]
+        peak = _peak(h, dims, x.dtype)
 
         def density(point: jax.Array) -> jax.Array:
             if jnp.shape(point) != (dims,):
                 raise ValueError(f"point must have shape ({dims},), got {jnp.shape(point)}")
             kernels = _kernel(point.astype(x.dtype)[None], x, h)
-            return jnp.mean(jnp.prod(kernels, axis=1)) * _peak(h, dims)
+            return average(jnp.prod(kernels, axis=1), 1.0) * peak
 
         return density
 
@@ -87,11 +90,12 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range; on a database, if it does not have shape
-            (n, dims).
+            (n, dims), or its dtype does not hold 1/h^dims.
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is that of `kernel_density_bound`; the target
-        sums over records, so it ignores their order.
+        The global linf sensitivity under replace-one is that of `kernel_density_bound`, in floats
+        too: kernels are added up in fixed point, so the order of the records does not matter
+        either.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -106,7 +110,6 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
     h = _checks.positive("bandwidth", bandwidth)
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
-    peak = _peak(h, dims)
 
     def kernels(record: Any) -> jax.Array:
         if jnp.shape(record) != (dims,):
@@ -116,56 +119,72 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
         # One vector per coordinate: XLA is four times slower on rows of one array.
         return reduce(jnp.multiply.outer, [_kernel(axis, x[i], h) for i in range(dims)])
 
-    return summable(kernels, lambda average: average * peak, average=True)
+    def finish(average: jax.Array) -> jax.Array:
+        return average * _peak(h, dims, average.dtype)
+
+    return bounded_average(kernels, finish, largest=1.0)
 
 
-def kernel_density_bound(*, bandwidth: float, n: int, dims: int) -> float:
+def kernel_density_bound(
+    *, bandwidth: float, n: int, dims: int, dtype: jax.typing.DTypeLike = "float32"
+) -> float:
     """The global linf sensitivity of kernel density estimation: (2 pi)^(-dims/2) / (n h^dims).
 
     Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), so replacing a record
     moves the estimate at a point by at most K(0) / (n h^dims); by as much if the record moves
-    from the point to infinity.
+    from the point to infinity. Rounding adds at most 9 eps K(0) / h^dims.
 
     Args:
         bandwidth: h of the estimate, above 0.
         n: number of records, at least 1.
         dims: coordinates of a record, at least 1.
+        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
 
     Returns:
         The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "linf".
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range.
+        TypeError: if a parameter is not a number, or dtype is not one of floats.
+        ValueError: if a parameter is out of range, or the dtype does not hold 1/h^dims.
 
     Formal guarantees:
-        Holds for any records, on any lattice, under replace-one, for exact kernels and averages:
-        floats also have a rounding error, which a bound leaves out and the sampler measures.
+        Holds for any records, on any lattice, under replace-one, for what the targets compute in
+        floats of this dtype: a kernel that is computed lies between 0 and 1 like an exact one, and
+        the rounding of averages is in the bound.
 
     Source:
         The three lines above.
 
     Example:
         >>> from dpjax import targets
-        >>> round(targets.kernel_density_bound(bandwidth=0.1, n=5000, dims=1), 7)
-        0.0007979
+        >>> round(targets.kernel_density_bound(bandwidth=0.1, n=5000, dims=1), 4)
+        0.0008
     """
     h = Fraction(_checks.positive("bandwidth", bandwidth))
     n = _checks.integer("n", n, least=1)
     dims = _checks.integer("dims", dims, least=1)
     less_than_pi = Fraction(math.pi)  # The float64 is the smaller one.
-    return sqrt_up(1 / ((2 * less_than_pi * h**2) ** dims * n**2))
+    running = running_dtype(dtype)
+    _peak(float(h), dims, running)
+    peak = Fraction(sqrt_up(1 / (2 * less_than_pi * h**2) ** dims))
+    # The peak is a rounded number, and so is its product with an average.
+    rounding = rounding_of_average(Fraction(1), running) + (2 + Fraction(2, n)) * unit(running)
+    return round_up(peak * (Fraction(1, n) + rounding) + Fraction(float(jnp.finfo(running).tiny)))
 
 
 def _kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
     """exp(-((t - x) / h)^2 / 2), and 0 where x is NaN: K, but for its value at 0."""
     kernel = jnp.exp(-jnp.square((t - x) / h) / 2)
-    return jnp.where(jnp.isnan(kernel), 0, kernel)
+    return jnp.clip(jnp.where(jnp.isnan(kernel), 0, kernel), 0, 1)
 
 
-def _peak(h: float, dims: int) -> float:
-    """K(0) / h^dims."""
-    try:
-        return (math.sqrt(2 * math.pi) * h) ** -dims
-    except OverflowError:
-        raise ValueError(f"bandwidth {h!r} is too small: the density has no finite peak") from None
+def _peak(h: float, dims: int, dtype: Any) -> float:
+    """K(0) / h^dims, if the dtype holds it."""
+    largest = float(jnp.finfo(dtype).max)
+    # In logarithms, which do not overflow.
+    if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
+        raise ValueError(
+            f"bandwidth must be larger, dims smaller, or the dtype wider: {dtype} does not hold the"
+            f" peak of a density, {h!r}^-{dims}; rescale the records, or take float64"
+        )
+    return (math.sqrt(2 * math.pi) * h) ** -dims

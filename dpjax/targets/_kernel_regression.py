@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax._numerics import round_up
+from dpjax._fixed_point import average, bits_of_a_digit
+from dpjax._numerics import compute_dtype, round_up
+from dpjax.targets._bounds import running_dtype, unit
 
 
 def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
@@ -79,8 +81,9 @@ def nadaraya_watson(
         ValueError: if a parameter is not above 0.
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is at most 4 / (1 + ridge n), see
-        `nadaraya_watson_bound`; the target sums over records, so it ignores their order.
+        The global linf sensitivity under replace-one is at most that of `nadaraya_watson_bound`,
+        4 / (1 + ridge n) and rounding; kernels are added up in fixed point, exactly, so the order
+        of the records does not matter either.
 
     Source:
         Nadaraya (1964); Watson (1964).
@@ -97,51 +100,63 @@ def nadaraya_watson(
     share = _checks.positive("ridge", ridge)
 
     def regress(database: Any) -> Callable[[jax.Array], jax.Array]:
-        x, y = database["x"], database["y"]
+        x = database["x"].astype(compute_dtype(database["x"].dtype))
+        y = database["y"].astype(x.dtype)
         # A record whose x is NaN or infinite weighs nothing, one whose y is NaN counts as 0.
         y = jnp.clip(jnp.where(jnp.isnan(y), 0, y), -1, 1)
 
         def curve(point: jax.Array) -> jax.Array:
-            kernel = _gaussian_kernel((point[0] - x) / h)
-            kernel = jnp.where(jnp.isnan(kernel), 0, kernel)
-            floor = share * x.shape[0] * _gaussian_kernel(jnp.zeros((), x.dtype))
-            return jnp.sum(kernel * y) / (jnp.sum(kernel) + floor)
+            kernel = jnp.exp(-jnp.square((point[0].astype(x.dtype) - x) / h) / 2)
+            kernel = jnp.clip(jnp.where(jnp.isnan(kernel), 0, kernel), 0, 1)
+            weight = jnp.maximum(average(kernel, 1.0) + share, jnp.finfo(x.dtype).tiny)
+            return average(kernel * y, 1.0) / weight
 
         return curve
 
     return regress
 
 
-def nadaraya_watson_bound(*, ridge: float, n: int) -> float:
-    """The global linf sensitivity of `nadaraya_watson`: 4 / (1 + ridge n).
+def nadaraya_watson_bound(
+    *, ridge: float, n: int, dtype: jax.typing.DTypeLike = "float32"
+) -> float:
+    """The global linf sensitivity of `nadaraya_watson`: min(2, 4 / (1 + ridge n)), and rounding.
 
-    Taking a record out moves the curve by at most 2 K(0) / (K(0) + ridge n K(0)); putting another
-    in moves it by as much again.
+    The curve lies between -1 and 1. Taking a record out moves it by at most
+    2 K(0) / (K(0) + ridge n K(0)); putting another in moves it by as much again. Rounding the two
+    averages, their sum and quotient adds at most 20 eps, where ridge and 1 / n are well above eps.
 
     Args:
         ridge: of the regression, above 0.
         n: number of records, at least 1.
+        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
 
     Returns:
         The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "linf".
 
     Raises:
-        TypeError: if a parameter is not a number.
+        TypeError: if a parameter is not a number, or dtype is not one of floats.
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for any records, on any lattice, under replace-one.
+        Holds for any records, on any lattice, under replace-one, for what `nadaraya_watson`
+        computes in floats of this dtype: a rounded response times its kernel is never larger than
+        the kernel, which is all that the argument above needs.
 
     Source:
-        The two lines above.
+        The lines above.
 
     Example:
         >>> from dpjax import targets
-        >>> round(targets.nadaraya_watson_bound(ridge=0.01, n=300), 6)
+        >>> round(targets.nadaraya_watson_bound(ridge=0.01, n=300), 4)
         1.0
     """
-    share = _checks.positive("ridge", ridge)
-    return round_up(4 / (1 + Fraction(share) * _checks.integer("n", n, least=1)))
+    share = Fraction(_checks.positive("ridge", ridge))
+    running = running_dtype(dtype)
+    n = _checks.integer("n", n, least=1)
+    # What two averages are off by is relative to them down to here, and absolute below.
+    least = Fraction(1, 2 ** bits_of_a_digit(n, running))
+    rounding = 20 * unit(running) * (1 + least / share)
+    return round_up(min(4 / (1 + share * n) + rounding, 2 + 20 * unit(running)))
 
 
 def _gaussian_kernel(u: jax.Array) -> jax.Array:

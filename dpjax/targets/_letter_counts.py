@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._summable import Summable, summable
+from dpjax.targets._summable import Summable
 
 _LETTERS = string.ascii_lowercase
 
@@ -69,7 +69,8 @@ def letter_counts() -> Summable:
 
     Raises:
         TypeError: on a database, if it does not hold integers.
-        ValueError: on a database, if it does not have shape (n, width).
+        ValueError: on a database, if it does not have shape (n, width), or n times the width is
+            more than JAX's integers count to: 2^31 without x64.
 
     Formal guarantees:
         The global sensitivity under replace-one is that of `letter_counts_bound`; the counts are
@@ -92,10 +93,20 @@ def letter_counts() -> Summable:
             raise ValueError(f"records must have shape (width,), got {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=record.dtype)
-        return jnp.sum(record[None, :] == letters[:, None], axis=1, dtype=int)
+        # Narrower integers do not hold the codes that they are compared with.
+        codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
+        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=codes.dtype)
+        return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    return summable(count)
+    return _Counts(count, lambda total: total, average=False)
+
+
+class _Counts(Summable):
+    def __call__(self, database: Any) -> Any:
+        most = jnp.iinfo(jnp.result_type(int)).max
+        if database.size > most:
+            raise ValueError(f"n times the width must be at most {most}, got {database.size}")
+        return super().__call__(database)
 
 
 def letter_counts_bound(*, width: int, norm: VectorNorm = "linf") -> float:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._numerics import compute_dtype, round_up
 from dpjax.order_statistics import order_statistic
-from dpjax.targets._bounds import sqrt_up
+from dpjax.targets._bounds import running_dtype, sqrt_up, unit
 from dpjax.targets._svm_interior_point import Point, curvature, first_point, interior_point
 
 # Features beyond this, where they are not clipped, would overflow in products.
@@ -55,9 +55,10 @@ def linear_svm(
         ValueError: if C is not above 0, or steps or the working set is below 1.
 
     Formal guarantees:
-        The exact minimizer on clipped features has the global l1 sensitivity of
-        `linear_svm_bound` under replace-one; without clipping none is finite. Sums, selections and
-        order statistics over records ignore their order, but for rounding.
+        On clipped features the global l1 sensitivity under replace-one is at most that of
+        `linear_svm_bound`, converged or not: weights and bias are brought into a set that holds
+        the exact ones. Without clipping none is finite. Sums, selections and order statistics over
+        records ignore their order, but for rounding.
 
     Source:
         Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6.
@@ -89,58 +90,62 @@ def linear_svm(
         theta = _solve(rows, positive, cap, steps, size)
         solved = (positives > 0) & (positives < n) & jnp.all(jnp.isfinite(theta))
         w = jnp.where(solved, theta[:d], 0)
-        return {"w": w, "b": _middle_bias(y - x @ w, positives)}
+        if not clip:
+            return {"w": w, "b": _middle_bias(y - x @ w, positives)}
+        longest = jnp.minimum(strength * d / 2, jnp.sqrt(strength * d)).astype(x.dtype)
+        length = jnp.maximum(jnp.sum(jnp.abs(w)), jnp.finfo(x.dtype).tiny)
+        w = w * jnp.minimum(longest / length, 1)
+        return {
+            "w": w,
+            "b": jnp.clip(_middle_bias(y - x @ w, positives), -1 - longest, 1 + longest),
+        }
 
     return fit
 
 
-def linear_svm_bound(*, c: float, d: int, n: int) -> float:
-    """A global l1 sensitivity of `linear_svm`: 2 + 2 C sqrt(d) + 4 C d / n.
+def linear_svm_bound(*, c: float, d: int, dtype: jax.typing.DTypeLike = "float32") -> float:
+    """A global l1 sensitivity of `linear_svm`: 2 + 4 L, where L = min(C d / 2, sqrt(C d)).
 
-    For C < 1/4 and d > 16 the middle term is the larger min(C d / 2, sqrt(C d)), for which the
-    argument below, unlike for the other, has a proof.
+    L bounds ||w||_1, because w is a difference of two sums over features of the same total weight
+    A <= C / 2, and ||w||^2 <= 2 A. Biases lie between the least and the largest of the y_i - w'x_i,
+    so between -1 - L and 1 + L. The target brings what its solver finds into that set, whose
+    diameter is the bound.
 
-    Given w, let b minimize. Replacing a record changes the gradient of the objective in w by at
-    most 2 C / n in each coordinate: taking a record out, and putting one in, also moves the bias
-    across at most one other record, with features in [0, 1] both. So ||w - w'||_1 <= 2 C d / n, by
-    strong convexity. Biases lie between the least and the largest of the y_i - w'x_i, so
-    |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. And ||w||_1 <= min(C d / 2, sqrt(C d)), because w is a
-    difference of two sums over features of the same total weight A <= C / 2, and ||w||^2 <= 2 A;
-    that is at most 2 C sqrt(d) if d <= 16 or C >= 1/4.
+    The exact minimizer moves by less: by 2 + L + 4 C d / n. For replacing a record changes the
+    gradient of the objective in w, minimized in b, by at most 2 C / n in each coordinate: taking a
+    record out, and putting one in, also moves the bias across at most one other record, with
+    features in [0, 1] both. So ||w - w'||_1 <= 2 C d / n, by strong convexity, and
+    |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But how exact a float solution is, nobody has proven.
 
     Args:
         c: C, above 0.
         d: number of features, at least 1.
-        n: number of records, at least 1.
+        dtype: float dtype of the features; what holds for float32 holds for float64 as well.
 
     Returns:
         The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "l1".
 
     Raises:
-        TypeError: if a parameter is not a number.
+        TypeError: if a parameter is not a number, or dtype is not one of floats.
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for the exact minimizer on features in [0, 1], as `linear_svm` clips them, under
-        replace-one, for any labels: with the bias of one class, 1 or -1, and for any other choice
-        between the least and the largest of the y_i - w'x_i. A float solution also has a solver's
-        and a rounding error, which a bound leaves out and the sampler measures.
+        Holds under replace-one for any records, for what `linear_svm` with clipped features
+        computes in floats of this dtype, converged or not.
 
     Source:
-        Rubinstein and Aldà (2017), Proposition 19, proven as above.
+        The lines above; Rubinstein and Aldà (2017), Proposition 19, has 2 + 2 C sqrt(d) + 4 C d / n
+        for the exact minimizer.
 
     Example:
         >>> from dpjax import targets
-        >>> targets.linear_svm_bound(c=3.0, d=4, n=100)
-        14.48
+        >>> round(targets.linear_svm_bound(c=3.0, d=3), 3)
+        14.0
     """
     strength = Fraction(_checks.positive("c", c))
     d = _checks.integer("d", d, least=1)
-    n = _checks.integer("n", n, least=1)
-    longest = 2 * strength * Fraction(sqrt_up(Fraction(d)))
-    if d > 16 and 4 * strength < 1:
-        longest = min(strength * d / 2, Fraction(sqrt_up(strength * d)))
-    return round_up(2 + longest + 4 * strength * d / n)
+    longest = min(strength * d / 2, Fraction(sqrt_up(strength * d)))
+    return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(running_dtype(dtype))))
 
 
 def _finite(x: jax.Array, clip: bool) -> jax.Array:

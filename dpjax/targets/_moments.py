@@ -1,5 +1,6 @@
 """Averages of records: as they are, clamped to public bounds, and of their powers."""
 
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import accumulate, repeat
@@ -10,10 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._fixed_point import rounding_of_average
 from dpjax._numerics import compute_dtype
-from dpjax.targets._bounds import VectorNorm, norm_up
+from dpjax.targets._bounds import VectorNorm, norm_up, running_dtype, unit
 from dpjax.targets._interval import check_interval, clamp
-from dpjax.targets._summable import Summable, summable
+from dpjax.targets._summable import Summable, bounded_average, summable
+
+_LARGEST = Fraction(sys.float_info.max)
 
 
 def mean() -> Summable:
@@ -63,8 +67,8 @@ def bounded_mean(*, lower: float, upper: float) -> Summable:
             of its dtype lies between them.
 
     Formal guarantees:
-        The global sensitivity under replace-one is that of `bounded_mean_bound`; the target sums
-        over records, so it ignores their order.
+        The global sensitivity under replace-one is that of `bounded_mean_bound`, in floats too:
+        records are added up in fixed point, exactly, so their order does not matter either.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -76,16 +80,24 @@ def bounded_mean(*, lower: float, upper: float) -> Summable:
         3.5
     """
     low, high = check_interval(lower, upper)
-    return summable(_of_every_leaf(lambda x: clamp(x, low, high)), average=True)
+    largest = max(abs(low), abs(high))
+    return bounded_average(_of_every_leaf(lambda x: clamp(x, low, high)), largest=largest)
 
 
 def bounded_mean_bound(
-    *, lower: float, upper: float, n: int, d: int = 1, norm: VectorNorm = "l1"
+    *,
+    lower: float,
+    upper: float,
+    n: int,
+    d: int = 1,
+    norm: VectorNorm = "l1",
+    dtype: jax.typing.DTypeLike = "float32",
 ) -> float:
     """The global sensitivity of `bounded_mean`: (upper - lower) / n in every coordinate.
 
     That is d (upper - lower) / n in the norm l1, sqrt(d) (upper - lower) / n in l2, and
-    (upper - lower) / n in linf; all are attained.
+    (upper - lower) / n in linf; all are attained. To each coordinate rounding adds at most
+    5 eps max(|lower|, |upper|), which is little while n is well below 1 / eps.
 
     Args:
         lower: of the mean.
@@ -93,29 +105,31 @@ def bounded_mean_bound(
         n: number of records, at least 1.
         d: coordinates of a record, over all its arrays, at least 1.
         norm: "l1", "l2" or "linf".
+        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
 
     Returns:
         The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with the same norm.
 
     Raises:
-        TypeError: if a parameter is not a number.
+        TypeError: if a parameter is not a number, or dtype is not one of floats.
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for any records under replace-one, for the exact average: a sum of floats also has a
-        rounding error, which a bound leaves out and the sampler measures. `dpjax.exact_sum` has
-        none.
+        Holds for any records under replace-one, for what `bounded_mean` computes in floats of this
+        dtype: the rounding of its average is in the bound.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
 
     Example:
         >>> from dpjax import targets
-        >>> targets.bounded_mean_bound(lower=0, upper=10, n=100, d=4, norm="l2")
+        >>> bound = targets.bounded_mean_bound(lower=0, upper=10, n=100, d=4, norm="l2")
+        >>> round(bound, 4)
         0.2
     """
-    low, high = check_interval(lower, upper)
-    width = (Fraction(high) - Fraction(low)) / _checks.integer("n", n, least=1)
+    low, high = map(Fraction, check_interval(lower, upper))
+    rounding = rounding_of_average(max(abs(low), abs(high)), running_dtype(dtype))
+    width = (high - low) / _checks.integer("n", n, least=1) + rounding
     return norm_up([width] * _checks.integer("d", d, least=1), norm)
 
 
@@ -137,12 +151,12 @@ def moments(*, order: int, lower: float, upper: float) -> Summable:
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if the order is below 1, a bound is not finite or they are out of order; on a
-            database, if it does not have shape (n,), or no number of its dtype lies between the
-            bounds.
+            database, if it does not have shape (n,), no number of its dtype lies between the
+            bounds, or a power of a bound is too large for it.
 
     Formal guarantees:
-        The global sensitivity under replace-one is at most `moments_bound`; the target sums over
-        records, so it ignores their order.
+        The global sensitivity under replace-one is at most `moments_bound`, in floats too: powers
+        are added up in fixed point, exactly, so the order of the records does not matter either.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of clamped statistics.
@@ -156,22 +170,34 @@ def moments(*, order: int, lower: float, upper: float) -> Summable:
     """
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
+    farthest = Fraction(max(abs(low), abs(high)))
+    # A power that no float64 holds, no dtype does.
+    largest = [float(min(farthest**j, _LARGEST)) for j in range(1, count + 1)]
 
     def powers(record: Any) -> jax.Array:
         if jnp.shape(record) != ():
             raise ValueError(f"records must be numbers, got shape {jnp.shape(record)}")
-        return jnp.stack(list(accumulate(repeat(clamp(record, low, high), count), mul)))
+        x = clamp(record, low, high)
+        _check_powers(count, farthest, x.dtype)
+        return jnp.stack(list(accumulate(repeat(x, count), mul)))
 
-    return summable(powers, average=True)
+    return bounded_average(powers, largest=largest)
 
 
 def moments_bound(
-    *, order: int, lower: float, upper: float, n: int, norm: VectorNorm = "l1"
+    *,
+    order: int,
+    lower: float,
+    upper: float,
+    n: int,
+    norm: VectorNorm = "l1",
+    dtype: jax.typing.DTypeLike = "float32",
 ) -> float:
     """A bound on the global sensitivity of `moments`: the norm of the ranges of the powers, over n.
 
     A record moves moment j by at most 1/n times the length of {x^j : lower <= x <= upper}. Attained
-    where 0 is not inside the interval, and in the norm linf wherever the widest range is.
+    where 0 is not inside the interval, and in the norm linf wherever the widest range is. To moment
+    j rounding adds at most (5 + 2 j / n) eps max(|lower|, |upper|)^j.
 
     Args:
         order: of the moments.
@@ -179,30 +205,48 @@ def moments_bound(
         upper: of the moments.
         n: number of records, at least 1.
         norm: "l1", "l2" or "linf".
+        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
 
     Returns:
         The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with the same norm.
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range.
+        TypeError: if a parameter is not a number, or dtype is not one of floats.
+        ValueError: if a parameter is out of range, or a power of a bound too large for the dtype.
 
     Formal guarantees:
-        Holds for any records under replace-one, for exact powers and averages: floats also have a
-        rounding error, which a bound leaves out and the sampler measures.
+        Holds for any records under replace-one, for what `moments` computes in floats of this
+        dtype: the rounding of its powers and averages is in the bound.
 
     Source:
         The two lines above.
 
     Example:
         >>> from dpjax import targets
-        >>> targets.moments_bound(order=2, lower=-1, upper=3, n=2)
+        >>> round(targets.moments_bound(order=2, lower=-1, upper=3, n=2), 4)
         6.5
     """
     count = _checks.integer("order", order, least=1)
     low, high = map(Fraction, check_interval(lower, upper))
     n = _checks.integer("n", n, least=1)
-    return norm_up([_range_of_power(low, high, j) / n for j in range(1, count + 1)], norm)
+    running, farthest = running_dtype(dtype), max(abs(low), abs(high))
+    _check_powers(count, farthest, running)
+    ranges = []
+    for j in range(1, count + 1):
+        rounding = 2 * j * unit(running) * farthest**j / n
+        rounding += rounding_of_average(farthest**j, running)
+        ranges.append(_range_of_power(low, high, j) / n + rounding)
+    return norm_up(ranges, norm)
+
+
+def _check_powers(order: int, farthest: Fraction, dtype: Any) -> None:
+    """Refuses powers that overflow: the moments of neighbors would differ without limit."""
+    rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
+    if rounded_up > Fraction(float(jnp.finfo(dtype).max)):
+        raise ValueError(
+            f"order must be lower, the bounds nearer to 0, or the dtype wider: {dtype} does not"
+            f" hold {float(farthest):g}^{order}; rescale the records, or take float64"
+        )
 
 
 def _range_of_power(low: Fraction, high: Fraction, j: int) -> Fraction:

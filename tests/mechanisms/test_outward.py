@@ -92,6 +92,25 @@ def test_claims_only_get_worse_on_their_way_through_jax(way):
             assert float(after.epsilon) == float(there.epsilon)  # Once is enough.
 
 
+def array_of_x64(number):
+    with jax.enable_x64(True):
+        return jnp.asarray(number, "float64")
+
+
+@pytest.mark.parametrize("array", [np.asarray, lambda x: np.full(2, x), array_of_x64])
+def test_float64_arrays_are_rounded_outward_too(array):
+    """What `jax.device_get` and `enable_x64` leave behind, in a program without x64."""
+    exact = Guarantee(0.7, 1e-50, 0.05, 1 - 1e-8)
+    for way in (through_jit, jax.device_put, WAYS["tree"]):
+        there = way(jax.tree.map(array, Guarantee(*map(array, (0.7, 1e-50, 0.05, 1 - 1e-8)))))
+        assert there.epsilon.dtype == "float32"
+        assert worse(jax.tree.map(lambda x: np.ravel(x)[0], there), exact)
+    with jax.enable_x64(True):
+        made = jax.jit(lambda epsilon: MECHANISMS["laplace"](epsilon))(0.7)
+    assert "confidence 0.999999" in repr(made.guarantee)
+    assert float(made.guarantee.confidence) <= 1 - 1e-8
+
+
 def test_what_stays_on_the_host_stays_exact():
     exact = Guarantee(0.7, 1e-5, 0.05, 0.99)
     for same in (exact, pickle.loads(pickle.dumps(exact)), dpjax.accounting.compose(exact)):

@@ -141,6 +141,9 @@ def test_64_bits(key, x64):
     bits = jax.random.bits(key, (3, 4), "uint64")
     assert bits.shape == (3, 4)
     assert len(np.unique(bits)) == 12
+    np.testing.assert_array_equal(jax.random.bits(key, (5,), "uint64"), bits.ravel()[:5])
+    words = jax.random.bits(key, (12, 2), "uint32").astype("uint64")
+    np.testing.assert_array_equal(words[:, 0] << 32 | words[:, 1], bits.ravel())
 
 
 @pytest.mark.slow

@@ -55,6 +55,14 @@ def test_other_codes_are_not_counted():
     assert wide[4] == 900
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8", "int16", "int32", "uint32"])
+def test_codes_of_any_width(dtype):
+    codes = jnp.asarray(np.array([[1, 7, 7, 0, 5]], np.uint8)).astype(dtype)
+    found = counts(codes)
+    assert found.sum() == 4
+    assert (found[0], found[4], found[6]) == (1, 1, 2)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_bound_is_attained_and_never_exceeded(norm):
     width = 5

@@ -52,14 +52,16 @@ def test_bounded_mean_bound_is_attained(norm, n, d, x64):
     target = targets.bounded_mean(lower=lower, upper=upper)
     database = jnp.full((n, d), lower)
     moved = np.asarray(target(database.at[0].set(upper)) - target(database))
-    bound = targets.bounded_mean_bound(lower=lower, upper=upper, n=n, d=d, norm=norm)
+    bound = targets.bounded_mean_bound(
+        lower=lower, upper=upper, n=n, d=d, norm=norm, dtype="float64"
+    )
     assert np.linalg.norm(moved, NORMS[norm]) == pytest.approx(bound, rel=1e-12)
 
 
 def test_bounded_mean_bound_is_rounded_up():
-    bound = targets.bounded_mean_bound(lower=0.1, upper=0.3, n=3, d=7)
+    bound = targets.bounded_mean_bound(lower=0.1, upper=0.3, n=3, d=7, dtype="float64")
     exact = 7 * (Fraction(0.3) - Fraction(0.1)) / 3
-    assert exact <= Fraction(bound) < exact * (1 + Fraction(1, 10**15))
+    assert exact <= Fraction(bound) < exact * (1 + Fraction(1, 10**14))
 
 
 def test_moments_are_the_formula():
@@ -87,7 +89,9 @@ def test_moments_bound_is_the_worst_of_all_pairs(norm, lower, upper, tight):
     powers = [np.array([x**j for j in range(1, order + 1)]) / n for x in (*grid, 0.0)]
     powers = powers if lower < 0 < upper else powers[:-1]
     worst = max(np.linalg.norm(x - y, NORMS[norm]) for x, y in itertools.combinations(powers, 2))
-    bound = targets.moments_bound(order=order, lower=lower, upper=upper, n=n, norm=norm)
+    bound = targets.moments_bound(
+        order=order, lower=lower, upper=upper, n=n, norm=norm, dtype="float64"
+    )
     assert worst <= bound * (1 + 1e-12)
     if tight or norm == "linf":
         assert worst == pytest.approx(bound, rel=1e-12)
@@ -113,6 +117,40 @@ def test_sampled_bounded_mean_is_within_its_bound(key):
     assert 0.3 * bound < sampled.value < bound
     private = dpjax.privatize(target, dpjax.gaussian(sampled, 1.0, 1e-5))
     assert private(key, np.full((20, 2), np.nan, "float32")).value.shape == (2,)
+
+
+def test_powers_that_overflow_are_refused():
+    bounds = {"order": 8, "lower": 0, "upper": 1e5}
+    for refused in (
+        lambda: targets.moments(**bounds)(jnp.ones(3)),
+        lambda: targets.moments_bound(n=10**5, **bounds),
+    ):
+        with pytest.raises(
+            ValueError, match=r"order must be lower.* float32 .*100000\^8.* float64"
+        ):
+            refused()
+    exact = Fraction(10) ** 40 / 10**5
+    assert targets.moments_bound(n=10**5, norm="linf", dtype="float64", **bounds) >= exact
+
+
+def test_large_numbers_do_not_overflow():
+    n, top = 1000, 1e38
+    target = targets.bounded_mean(lower=0, upper=top)
+    database = jnp.full(n, 3e38)
+    moved = float(target(database)) - float(target(database.at[0].set(0)))
+    bound = targets.bounded_mean_bound(lower=0, upper=top, n=n)
+    assert 0.99 * top / n < moved <= bound < 1.001 * top / n
+    assert float(targets.bounded_mean(lower=0, upper=1e300)(database)) == pytest.approx(3e38)
+
+
+def test_the_order_of_many_records_never_counts():
+    """A float32 sum of these would move by more than a record adds to it."""
+    n = 3 * 10**5
+    x = np.random.default_rng(0).uniform(size=n).astype("float32")
+    target = jax.jit(targets.bounded_mean(lower=0, upper=1))
+    value = target(jnp.asarray(x))
+    assert value == target(jnp.asarray(np.sort(x)))
+    assert float(value) == pytest.approx(x.mean(dtype=float), abs=2.5 * 2**-23)
 
 
 def test_bad_parameters_are_refused():

@@ -88,10 +88,27 @@ def test_global_bound_holds_on_random_and_adversarial_neighbors(n, strength, x64
     x[:100, -2:], y[:100, -1] = [1.0, 0.0], -1
     fit = targets.ridge_regression(regularization=strength)
     moved = jax.jit(jax.vmap(lambda x, y: neighbors(fit, x, y)))(jnp.asarray(x), jnp.asarray(y))
-    bound = targets.ridge_regression_bound(regularization=strength, n=n)
+    bound = targets.ridge_regression_bound(regularization=strength, n=n, d=2, dtype="float64")
     assert float(jnp.max(moved)) <= bound
     # The search is no formality.
     assert float(jnp.max(moved)) > 0.15 * bound
+
+
+@pytest.mark.parametrize("d", [2, 20])
+def test_collinear_features_are_solved_to_rounding(d):
+    """At the weakest lambda that float32 carries, on moments of rank one."""
+    n, strength = 50, 17 * (d + 8) * 2**-23
+    generator = np.random.default_rng(d)
+    direction = generator.normal(size=d)
+    x = np.outer(generator.choice([0.5, 1.0], n), direction / np.linalg.norm(direction))
+    x = x.astype("float32")
+    y = generator.choice([-1, 1], n).astype("float32")
+    w = np.asarray(targets.ridge_regression(regularization=strength)(on_device({"x": x, "y": y})))
+    exact = normal_equations({"x": x.astype(float), "y": y}, strength)
+    longest = 1 / (2 * strength**0.5)
+    error = 8 * (d + 8) * 2**-23 * (1 + (1 + strength) * longest) / strength
+    assert np.linalg.norm(w - exact) <= error
+    assert np.linalg.norm(w) <= longest * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("strength", [0.04, 1.0, 4.0])
@@ -104,10 +121,13 @@ def test_weights_are_as_long_as_the_bound_allows(strength, x64):
 
 
 def test_bound_is_rounded_up():
-    assert targets.ridge_regression_bound(regularization=0.25, n=100) == 0.16
-    assert targets.ridge_regression_bound(regularization=3.0, n=7) >= 2.5 / 21
+    def bound(strength, n):
+        return targets.ridge_regression_bound(regularization=strength, n=n, d=2, dtype="float64")
+
+    assert 0.16 <= bound(0.25, 100) < 0.16 + 1e-12
+    assert bound(3.0, 7) >= 2.5 / 21
     # Few records: both weights lie in a ball.
-    assert targets.ridge_regression_bound(regularization=0.25, n=1) == 2.0
+    assert 2.0 <= bound(0.25, 1) < 2 + 1e-12
 
 
 @pytest.mark.slow
@@ -119,7 +139,7 @@ def test_the_sampler_finds_less_than_the_bound(key):
 
     target = targets.ridge_regression(regularization=0.1)
     found = dpjax.sample_sensitivity(key, target, oracle, n=50, norm="l2", m=100)
-    assert 0 < found.value < targets.ridge_regression_bound(regularization=0.1, n=50)
+    assert 0 < found.value < targets.ridge_regression_bound(regularization=0.1, n=50, d=2)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -127,9 +147,9 @@ def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValueError, match="regularization"):
         targets.ridge_regression(regularization=bad)
     with pytest.raises(ValueError, match="regularization"):
-        targets.ridge_regression_bound(regularization=bad, n=10)
+        targets.ridge_regression_bound(regularization=bad, n=10, d=2)
     with pytest.raises(ValueError, match="n must be"):
-        targets.ridge_regression_bound(regularization=1.0, n=0)
+        targets.ridge_regression_bound(regularization=1.0, n=0, d=2)
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, pytest.param(40, marks=pytest.mark.slow)])
