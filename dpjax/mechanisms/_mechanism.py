@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _checks
 from dpjax._numerics import outward
@@ -102,6 +103,11 @@ class SensitivityMechanism(abc.ABC):
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))
 
+    def _compiles_in_pieces(self, value: Any) -> bool:
+        """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
+        del value
+        return False
+
     def _delta(self) -> Scalar:
         return 0.0
 
@@ -168,7 +174,7 @@ class SensitivityMechanism(abc.ABC):
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
         # A NaN in a private value is not an error to stop at.
         with claimed(key, (self, value)), jax.debug_nans(False), jax.debug_infs(False):
-            return Release(_compiled_draw(_without_origin(self), key, value), guarantee)
+            return Release(_drawn(_without_origin(self), key, value), guarantee)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
@@ -181,9 +187,19 @@ def _without_origin(mechanism: Any) -> Any:
     return dataclasses.replace(mechanism, sensitivity=bare)
 
 
+def _drawn(mechanism: Any, key: jax.Array, value: Any) -> Any:
+    traced = any(map(_checks.is_traced, jax.tree.leaves((mechanism, key, value))))
+    if not traced and mechanism._compiles_in_pieces(value):
+        # What is computed with these numbers rounds as it does in a compiled program.
+        return jax.tree.map(jnp.asarray, mechanism)._draw(key, value)
+    return _compiled_draw(mechanism, key, value)
+
+
 @jax.jit
 def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
-    return mechanism._draw(key_for_each(key, value), value)
+    # Inside of another program its numbers may be constants, and a quotient of these be rounded
+    # twice: every program computes with them as this one does alone.
+    return lax.optimization_barrier(mechanism)._draw(key_for_each(key, value), value)
 
 
 def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:
@@ -253,7 +269,7 @@ def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
 
 
 def _check_not_a_batch(mechanism: Any) -> None:
-    shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(mechanism)} - {()}
+    shapes = {np.shape(leaf) for leaf in jax.tree.leaves(mechanism)} - {()}
     if shapes:
         raise ValueError(
             f"mechanism must be a single one, got a batch of shape {shapes.pop()}: release with"
