@@ -146,8 +146,6 @@ def saturating_cast(array: Any, dtype: Any) -> jax.Array:
 
 def _saturating_cast(array: Any, dtype: Any) -> jax.Array:
     dtype = np.dtype(dtype)
-    if array.dtype == dtype and not isinstance(array, jax.Array):
-        return jnp.asarray(array)
     if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
         return jnp.asarray(array, dtype)
     numpy = jnp if isinstance(array, jax.Array) else np
