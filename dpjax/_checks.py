@@ -179,6 +179,8 @@ def saturating_cast(array: Any, dtype: Any) -> jax.Array:
     """
     if is_traced(array):
         return _saturating_cast(array, dtype)
+    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+        return array
     with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):
         return _saturating_cast(array, dtype)
 

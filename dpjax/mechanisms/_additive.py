@@ -24,6 +24,7 @@ from dpjax.random._release import (
     clamped,
     largest_release,
     largest_value,
+    shares_programs,
     usable_scale,
 )
 
@@ -59,6 +60,9 @@ class AdditiveMechanism(SensitivityMechanism):
     @property
     def _is_exact(self) -> bool:
         return self.noise.lattice is not None
+
+    def _compiles_in_pieces(self, value: Any) -> bool:
+        return self._is_exact and shares_programs(value)
 
     def _calibration(self, value: Any) -> Calibration:
         calibration = Calibration(

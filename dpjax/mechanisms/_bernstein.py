@@ -30,7 +30,7 @@ from dpjax.mechanisms._mechanism import (
 from dpjax.norms import grid_dtype
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._noise import LAPLACE, Noise
-from dpjax.random._release import add_noise, check_scale, largest_value
+from dpjax.random._release import add_noise, check_scale, largest_value, shares_programs
 
 
 @frozen_pytree
@@ -61,6 +61,9 @@ class BernsteinMechanism(SensitivityMechanism):
     @property
     def _is_exact(self) -> bool:
         return self.noise.lattice is not None
+
+    def _compiles_in_pieces(self, value: Any) -> bool:
+        return self._is_exact and shares_programs(value)
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:

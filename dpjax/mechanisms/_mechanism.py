@@ -23,8 +23,8 @@ from dpjax.base import (
     Sensitivity,
     norm_name,
 )
+from dpjax.mechanisms._prepared import prepared
 from dpjax.norms import norm_function
-from dpjax.random._key_for_each import key_for_each
 from dpjax.random._key_ledger import claimed
 from dpjax.random._keys import check_key, is_seeded
 
@@ -103,6 +103,11 @@ class SensitivityMechanism(abc.ABC):
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))
 
+    def _compiles_in_pieces(self, value: Any) -> bool:
+        """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
+        del value
+        return False
+
     def _delta(self) -> Scalar:
         return 0.0
 
@@ -160,31 +165,22 @@ class SensitivityMechanism(abc.ABC):
                 if a ledger knows the key.
         """
         check_key(key)
-        _check_not_a_batch(self)
+        mechanism = prepared(self)
         value = _checks.real_arrays("value", value)
-        _check_sampled_outputs(self.sensitivity, value)
-        self._check_value(value)
+        kind = _kind_of(value)
+        if kind not in mechanism.accepted:
+            _check_sampled_outputs(self.sensitivity, value)
+            self._check_value(value)
+            mechanism.accepted.add(kind)
         guarantee = self.guarantee
         if is_seeded(key):
             guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
         # A NaN in a private value is not an error to stop at.
         with claimed(key, (self, value)), jax.debug_nans(False), jax.debug_infs(False):
-            return Release(_compiled_draw(_without_origin(self), key, value), guarantee)
+            return Release(mechanism.draw(key, value), guarantee)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
-
-
-def _without_origin(mechanism: Any) -> Any:
-    """The mechanism without where its sensitivity comes from, which decides nothing in a draw."""
-    whole = mechanism.sensitivity
-    bare = Sensitivity(whole.value, 0.0, 1.0, whole.norm, None, zero_allowed=whole.zero_allowed)
-    return dataclasses.replace(mechanism, sensitivity=bare)
-
-
-@jax.jit
-def _compiled_draw(mechanism: Any, key: jax.Array, value: Any) -> Any:
-    return mechanism._draw(key_for_each(key, value), value)
 
 
 def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:
@@ -253,13 +249,10 @@ def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
     return notes
 
 
-def _check_not_a_batch(mechanism: Any) -> None:
-    shapes = {jnp.shape(leaf) for leaf in jax.tree.leaves(mechanism)} - {()}
-    if shapes:
-        raise ValueError(
-            f"mechanism must be a single one, got a batch of shape {shapes.pop()}: release with"
-            " jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
-        )
+def _kind_of(value: Any) -> Any:
+    """What the checks of a value look at."""
+    leaves, structure = jax.tree.flatten(value)
+    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _check_sampled_outputs(sensitivity: Sensitivity, value: Any) -> None:

@@ -80,16 +80,36 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(rows: _Rows, by: int) -> _Rows:
+def _turn(rows: _Rows, by: int, numpy: Any = jnp) -> _Rows:
     """Rotates row i by i places, which turns diagonals into columns, or back."""
-    a, b, c, d = rows
-    return a, jnp.roll(b, -by, axis=0), jnp.roll(c, -2 * by, axis=0), jnp.roll(d, -3 * by, axis=0)
+    a, *others = rows
+    b, c, d = (numpy.roll(row, -(i + 1) * by, axis=0) for i, row in enumerate(others))
+    return a, b, c, d
 
 
 def _reflect(rows: _Rows) -> _Rows:
     """Takes column j of row i from column i - j: diagonals become columns, and those diagonals."""
     a, b, c, d = (lax.rev(row, (0,)) for row in rows)
     return jnp.roll(a, 1, axis=0), jnp.roll(b, 2, axis=0), jnp.roll(c, 3, axis=0), d
+
+
+def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
+    """The first 16 words of `bits` of `fold_in`, without a program to compile."""
+    child = _block_on_host(_one_state(key_data, data, _FOLD_IN))[:KEY_WORDS]
+    return _block_on_host(_one_state(child, 0, _BITS))
+
+
+def _one_state(key_data: np.ndarray, counter: int, nonce: int) -> np.ndarray:
+    return np.concatenate([_CONSTANTS, key_data, np.array([counter, nonce, 0, 0], np.uint32)])
+
+
+def _block_on_host(state: np.ndarray) -> np.ndarray:
+    """The block function on one state, shape (16,)."""
+    rows: Any = tuple(state.reshape(4, 4))
+    for _ in range(10):
+        for turn in (1, -1):
+            rows = _turn(_quarter_rounds(rows), turn, np)
+    return np.concatenate(rows) + state
 
 
 # Words of one round for a batch of samples, and what is made of them.

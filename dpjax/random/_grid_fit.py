@@ -13,18 +13,19 @@ grid step of. Its scale in the value's units, T g / c, covers
 g is a power of two, so that x / g is exact, and c is rounded down.
 """
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _limbs
 from dpjax._grid import power_of_two
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
+from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar
 from dpjax.random._noise import Lattice
 
@@ -62,7 +63,7 @@ class GridFit(NamedTuple):
         return _limbs.shift_left(unshifted, self.shift)
 
 
-@dataclasses.dataclass(frozen=True)
+@frozen_pytree
 class Calibration:
     """What noise is calibrated to, in the units of the value.
 
@@ -81,11 +82,11 @@ class Calibration:
 
     scale: Scalar
     sensitivity: Scalar
-    epsilon: Scalar
+    epsilon: Scalar = up()
     rounding: Scalar
-    coordinates: int
-    zero_allowed: bool = False
-    grid_dtype: Any = np.float32
+    coordinates: Scalar
+    zero_allowed: bool = static(default=False)
+    grid_dtype: Any = static(default=np.float32)
 
     def fit(self, lattice: Lattice, dtype: Any) -> GridFit:
         """The grid for values of a dtype; its scale is NaN where none can carry the noise."""
@@ -125,9 +126,10 @@ class Calibration:
 
     def _numbers(self, dtype: Any) -> list[jax.Array]:
         numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        return [jnp.asarray(x).astype(dtype) for x in numbers]
+        # Programs in which they are constants must compute with them like all others.
+        return lax.optimization_barrier([jnp.asarray(x).astype(dtype) for x in numbers])
 
-    def _loss(self, lattice: Lattice) -> float:
+    def _loss(self, lattice: Lattice) -> Scalar:
         return self.coordinates * lattice.certificate.loss
 
     def _needed(

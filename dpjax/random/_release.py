@@ -4,21 +4,28 @@ Exact noise is integer noise on a grid (see `_grid_fit`); a float is made of it 
 which is post-processing. Noise in floats is for sweeps where nothing is published.
 """
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _checks, _limbs
 from dpjax._grid import WIDE_BOUND_BITS, power_of_two, round_widely
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax.random._grid_fit import Calibration, divided
+from dpjax.random._key_for_each import key_for_each
 from dpjax.random._noise import Noise
 
 # Noise in floats: covers the few roundings on the way to a draw.
 OUTWARD = 1 + 2.0**-21
+
+# Sizes of the programs that serve several shapes.
+_LEAST_PADDED, _MOST_PADDED = 2**4, 2**16
 
 # Integers are clamped here, values and releases; the least one of the dtype marks a failure.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
@@ -49,6 +56,67 @@ def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise
 
 
 def _add_exactly(
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+) -> list[jax.Array]:
+    """Padded where it can be: noise at a place does not depend on how many places there are."""
+    if any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
+        return _add_one_draw(key, leaves, calibration, noise)
+    padded = [_padded(x, size=_padded_size(x.size)) for x in leaves]
+    starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
+    released = _add_to_padded(key, padded, starts, calibration, noise=noise)
+    return [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
+
+
+def shares_programs(value: Any) -> bool:
+    """Whether noise is better added to a value by programs that serve other shapes too.
+
+    A scalar's own program is smaller. Large values would take longer padded, and float32 would lose
+    the last bits of what their size is charged; sharded ones would be gathered.
+    """
+    leaves = jax.tree.leaves(value)
+    whole = all(len(leaf.devices()) == 1 for leaf in leaves)
+    return whole and 1 < sum(leaf.size for leaf in leaves) <= _MOST_PADDED
+
+
+def _padded_size(size: int) -> int:
+    """A function of public shapes alone; what becomes of the padding is cut off."""
+    return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
+
+
+@partial(jax.jit, static_argnames="size")
+def _padded(x: jax.Array, *, size: int) -> jax.Array:
+    return jnp.pad(x.reshape(-1), (0, size - x.size))
+
+
+@partial(jax.jit, static_argnames="shape")
+def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
+    return x[: math.prod(shape)].reshape(shape)
+
+
+@partial(jax.jit, static_argnames="noise")
+def _add_to_padded(
+    key: jax.Array,
+    leaves: list[jax.Array],
+    starts: jax.Array,
+    calibration: Calibration,
+    *,
+    noise: Noise,
+) -> list[jax.Array]:
+    """Noise at the places that the leaves have without padding."""
+    assert noise.lattice is not None
+    drawn = noise.lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
+    return [
+        _add_to_array(
+            Limbs(*(lax.dynamic_slice(limb, (starts[i],), x.shape) for limb in drawn)),
+            x,
+            calibration,
+            noise,
+        )
+        for i, x in enumerate(leaves)
+    ]
+
+
+def _add_one_draw(
     key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
 ) -> list[jax.Array]:
     """One draw for all leaves, cut into pieces."""

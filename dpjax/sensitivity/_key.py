@@ -4,7 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from dpjax import _checks
+from dpjax.random._chacha20 import bits_of_child_on_host
 from dpjax.random._keys import check_sampling_key
 
 _THREEFRY = "threefry2x32"
@@ -17,10 +20,18 @@ def sampling_key(key: Any) -> jax.Array:
     Oracles that draw by rejection take 19 times as long under ChaCha20.
     """
     check_sampling_key(key)
-    return key if jax.random.key_impl(key) == _THREEFRY else _derived(key)
-
-
-@jax.jit
-def _derived(key: jax.Array) -> jax.Array:
-    words = jax.random.bits(jax.random.fold_in(key, _DOMAIN), (2,), jnp.uint32)
+    if jax.random.key_impl(key) == _THREEFRY:
+        return key
+    data: Any = jax.random.key_data(key)
+    words = _derived(key) if _checks.is_traced(data) else _derived_on_host(data)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
+
+
+def _derived(key: jax.Array) -> jax.Array:
+    return jax.random.bits(jax.random.fold_in(key, _DOMAIN), (2,), jnp.uint32)
+
+
+def _derived_on_host(data: Any) -> jax.Array:
+    """The same words, without a program to compile."""
+    words = bits_of_child_on_host(np.asarray(data), _DOMAIN)[:2]
+    return jax.device_put(words, data.sharding if data.committed else None)

@@ -66,6 +66,7 @@ def test_rfc_8439(vector, rounds, monkeypatch):
     state = np.array([*_chacha20._CONSTANTS, *words, counter, *nonces], np.uint32)
     block = np.asarray(_chacha20.block_function(jnp.asarray(state[:, None])))[:, 0]
     assert block.astype("<u4").tobytes().hex() == expected
+    assert _chacha20._block_on_host(state).astype("<u4").tobytes().hex() == expected
 
 
 def test_bits_are_the_key_stream(key):
