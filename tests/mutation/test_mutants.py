@@ -108,6 +108,7 @@ def outcomes(copy, environment):
             capture_output=True,
             text=True,
             check=False,
+            timeout=900,  # A mutant may never return.
         )
         assert report.exists(), done.stdout + done.stderr
         return dict(map(outcome, ElementTree.parse(report).iter("testcase")))
