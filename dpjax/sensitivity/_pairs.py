@@ -16,7 +16,7 @@ from dpjax._summable import Summable
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair
 from dpjax.norms import difference, distance, norm_function, resolution
-from dpjax.sensitivity._rows import rows_of, treats_rows
+from dpjax.oracles._independent import IndependentRecords
 from dpjax.sensitivity._sums import SumOfRecords
 
 POSITIONS = ("last", "average", "each")
@@ -40,7 +40,7 @@ class PairSampler:
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
         two_records: takes a key and a position to that record of the oracle and the spare one, if
-            nothing else is needed.
+            the oracle says that records are independent, and nothing else is needed.
     """
 
     target: Program
@@ -73,11 +73,12 @@ class PairSampler:
         if isinstance(target, Summable) and not target_program.calls_host:
             sums = SumOfRecords.trace(target, database)
         two_records = None
-        plain = treats_rows(oracle_program) and not oracle_program.calls_host
-        if sums is not None and sums.affine and plain:
-            rows = functools.partial(_two_records, oracle_program, n)
-            index = jax.ShapeDtypeStruct((), jnp.int32)
-            two_records = Program.trace("oracle", rows, key_spec, index)
+        only_two = sums is not None and sums.affine and not oracle_program.calls_host
+        if only_two and isinstance(oracle, IndependentRecords):
+            two = functools.partial(_two_records, oracle, n)
+            two_records = Program.trace(
+                "oracle", two, key_spec, jax.ShapeDtypeStruct((), jnp.int32)
+            )
         return cls(target_program, oracle_program, norm_program, positions, sums, two_records)
 
     @property
@@ -167,9 +168,11 @@ class PairSampler:
         return jax.random.randint(position_key, (), 0, self.n)
 
 
-def _two_records(oracle: Program, n: int, key: jax.Array, position: jax.Array) -> tuple[Any, Any]:
-    rows = rows_of(oracle, jnp.stack([position, jnp.full_like(position, n)]), key)
-    return jax.tree.map(lambda leaf: leaf[0], rows), jax.tree.map(lambda leaf: leaf[1], rows)
+def _two_records(
+    oracle: IndependentRecords, n: int, key: jax.Array, position: jax.Array
+) -> tuple[Any, Any]:
+    records = oracle.at(key, jnp.stack([position, jnp.full_like(position, n)]))
+    return jax.tree.map(lambda leaf: leaf[0], records), jax.tree.map(lambda leaf: leaf[1], records)
 
 
 def _check_norm(norm: Program) -> None:

@@ -69,7 +69,8 @@ def sample_sensitivity(
             derived, once: sampling holds no secret.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
-        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge.
+        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
+            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
             mechanism's.
