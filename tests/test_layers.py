@@ -27,7 +27,7 @@ LEVELS = {
     "_host_code": 0,
     "_programs": 0,
     "base": 1,
-    "_summable": 2,
+    "_sum_targets": 2,
     "operating_points": 2,
     "exact_sums": 2,
     "norms": 2,

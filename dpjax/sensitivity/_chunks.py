@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 # On a CPU the fastest chunk fits the cache; on an accelerator memory decides.
 _CHUNK_BYTES = {"cpu": 2 * 2**20}
@@ -12,16 +12,16 @@ _ACCELERATOR_CHUNK_BYTES = 256 * 2**20
 _LEAST_PAIRS = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 
-def chunk_size(sampler: PairSampler, m: int, batch_size: int | None) -> int:
+def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
     """Pairs in a chunk: a function of programs, shapes and backend alone, never more than m."""
     if batch_size is not None:
         return min(m, _checks.integer("batch_size", batch_size, least=1))
-    return min(m, _fitting(sampler.bytes_of_a_pair))
+    return min(m, _fitting(pair.bytes_of_a_pair))
 
 
-def probes_at_once(sampler: PairSampler, count: int, size: int) -> int:
+def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
     """Databases to evaluate the target itself on at a time."""
-    return min(count, size, _fitting(sampler.bytes_of_a_database))
+    return min(count, size, _fitting(pair.bytes_of_a_database))
 
 
 def _fitting(each: int) -> int:
@@ -31,8 +31,8 @@ def _fitting(each: int) -> int:
 
 
 def chunk_distances(
-    key: jax.Array, start: jax.Array, position: jax.Array, *, sampler: PairSampler, size: int
+    key: jax.Array, start: jax.Array, position: jax.Array, *, pair: RandomPair, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Distances and resolutions of the pairs start, ..., start + size - 1."""
     indices = start + jnp.arange(size, dtype=jnp.uint32)
-    return jax.vmap(sampler.distance, in_axes=(None, 0, None))(key, indices, position)
+    return jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position)

@@ -12,7 +12,7 @@ from dpjax._numerics import compute_dtype
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
-from dpjax._summable import Summable
+from dpjax._sum_targets import Summable
 from dpjax.base import Norm, Oracle, Target
 from dpjax.neighbors import neighboring_pair
 from dpjax.norms import difference, distance, norm_function, resolution
@@ -22,13 +22,13 @@ from dpjax.sensitivity._sums import SumOfRecords
 POSITIONS = ("last", "average", "each")
 
 # Pair i uses fold_in(key, i); the last index derives the random positions.
-MOST_PAIRS = 2**32 - 1
+MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class PairSampler:
+class RandomPair:
     """One pair of neighboring databases and the distance of the target's values on it.
 
     Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
@@ -53,7 +53,7 @@ class PairSampler:
     @classmethod
     def trace(
         cls, key: jax.Array, target: Target, oracle: Oracle, *, n: int, norm: Norm, positions: str
-    ) -> "PairSampler":
+    ) -> "RandomPair":
         """Traces target and oracle at n records, and refuses what cannot be sampled."""
         _checks.function("target", target)
         _checks.function("oracle", oracle)
@@ -119,6 +119,11 @@ class PairSampler:
     def n(self) -> int:
         """Records of a database."""
         return self.oracle.outputs.leaves[0].shape[0] - 1
+
+    @property
+    def positions_sampled(self) -> int:
+        """Positions that are sampled separately."""
+        return self.n if self.positions == "each" else 1
 
     @property
     def distance_dtype(self) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import _checks
-from dpjax._summable import Summable
+from dpjax._sum_targets import Summable
 
 
 def _unchanged(total: Any) -> Any:

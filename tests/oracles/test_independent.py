@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax.oracles import independent
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 N = 7
 
@@ -50,7 +50,7 @@ def test_the_first_of_more_are_the_same(key):
 
 def test_two_records_are_those_of_the_database_at_any_position(key):
     target = dpjax.targets.summable(lambda x: x["uniform"])
-    sampler = PairSampler.trace(
+    sampler = RandomPair.trace(
         key, target, independent(record), n=N, norm="l1", positions="average"
     )
     assert sampler.shortcut == "two records"
@@ -84,7 +84,7 @@ def test_distances_are_the_same_bits_as_from_whole_databases(key, positions):
 
 def test_a_fingerprint_is_that_of_the_program(key):
     def fingerprint(oracle):
-        sampler = PairSampler.trace(key, jnp.mean, oracle, n=3, norm="l1", positions="last")
+        sampler = RandomPair.trace(key, jnp.mean, oracle, n=3, norm="l1", positions="last")
         return sampler.oracle.fingerprint
 
     oracle = independent(jax.random.uniform)

@@ -8,8 +8,8 @@ from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax.sensitivity import _probes, _waiting
-from dpjax.sensitivity._devices import Layout
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._pairs import RandomPair
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
 
@@ -82,9 +82,7 @@ class Rests:
 
 def test_a_process_that_has_come_to_rest_is_given_up(monkeypatch, uniform):
     target = lambda d: jnp.linalg.solve(jnp.eye(2), d[:2])  # noqa: E731
-    sampler = PairSampler.trace(
-        jax.random.key(0), target, uniform, n=2, norm="l1", positions="last"
-    )
+    sampler = RandomPair.trace(jax.random.key(0), target, uniform, n=2, norm="l1", positions="last")
     monkeypatch.setattr(_waiting.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(_waiting.time, "process_time", lambda: 0.0)
     with pytest.raises(_waiting.NoAnswerError, match=r"lu, triangular_solve.*NPROC=64"):
@@ -92,7 +90,7 @@ def test_a_process_that_has_come_to_rest_is_given_up(monkeypatch, uniform):
 
 
 def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
-    sampler = PairSampler.trace(
+    sampler = RandomPair.trace(
         jax.random.key(0), jnp.max, uniform, n=2, norm="l1", positions="last"
     )
     naps, seconds = [], iter(range(10**6))
@@ -111,7 +109,7 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
 
 
 def test_probes_look_at_five_over_gamma_databases(uniform):
-    sampler = PairSampler.trace(
+    sampler = RandomPair.trace(
         jax.random.key(0), jnp.max, uniform, n=2, norm="l1", positions="last"
     )
     counts = [

@@ -8,7 +8,7 @@ import pytest
 import dpjax
 from dpjax import targets
 from dpjax.oracles import independent
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 pairs = independent(lambda key: jax.random.normal(key, (2,)))
 normal = independent(jax.random.normal)
@@ -93,7 +93,7 @@ def test_the_same_distances_as_from_two_databases(key, x64, name, positions):
 
 def sampler(key, name):
     target, oracle, norm = (AFFINE | OTHERS)[name]
-    return PairSampler.trace(key, target, oracle, n=2000, norm=norm, positions="last")
+    return RandomPair.trace(key, target, oracle, n=2000, norm=norm, positions="last")
 
 
 @pytest.mark.parametrize("name", AFFINE)
@@ -104,7 +104,7 @@ def test_only_two_records_are_drawn_where_they_are_independent_and_finish_is_aff
 
 def test_all_records_are_drawn_where_nobody_says_that_they_are_independent(key):
     target, oracle, norm = AFFINE["mean"]
-    found = PairSampler.trace(
+    found = RandomPair.trace(
         key, target, lambda key, n: oracle(key, n), n=2000, norm=norm, positions="last"
     )
     assert found.shortcut == "two sums"
@@ -176,7 +176,7 @@ def test_a_shortcut_that_disagrees_is_refused(key):
 def test_statistics_on_the_host_take_no_shortcut(key):
     halved = targets.host(lambda x: x / 2, output=jax.ShapeDtypeStruct((), jnp.float32))
     target = targets.summable(halved)
-    traced = PairSampler.trace(key, target, normal, n=3, norm="l1", positions="last")
+    traced = RandomPair.trace(key, target, normal, n=3, norm="l1", positions="last")
     assert traced.shortcut == "two databases"
 
 
@@ -224,7 +224,7 @@ def test_rounding_steps_are_not_affine(key):
 
 
 def sampler_of(key, target):
-    return PairSampler.trace(key, target, normal, n=50, norm="l1", positions="last")
+    return RandomPair.trace(key, target, normal, n=50, norm="l1", positions="last")
 
 
 @pytest.mark.parametrize("positions", ["last", pytest.param("average", marks=pytest.mark.slow)])
