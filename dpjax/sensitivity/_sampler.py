@@ -73,7 +73,8 @@ def sample_sensitivity(
             databases. "average": one drawn uniformly, and the
             guarantee is averaged over positions. "each": every position is sampled separately and
             the worst one counts; n times the work.
-        batch_size: pairs in a chunk; by default what fits the cache or the device.
+        batch_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
+            on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
             any number of them. By default the default device.

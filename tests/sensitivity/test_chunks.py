@@ -4,6 +4,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpjax
@@ -38,6 +39,18 @@ def test_a_chunk_is_never_more_than_all_pairs(size):
 def test_a_chunk_depends_on_shapes_alone(size, keys):
     assert size(10**4, n=1000, key=keys(0)) == size(10**7, n=1000, key=keys(1))
     assert size(10**7, n=4000) < size(10**7, n=1000)
+
+
+def test_chunks_for_the_host_are_even(size):
+    """Padding costs evaluations there: fewer than one for each chunk."""
+    on_host = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
+    for m, chosen in ((900, None), (901, None), (10**5, None), (100, 64), (7, 3), (1, None)):
+        chunk = size(m, n=4, target=on_host, batch_size=chosen)
+        chunks = -(-m // chunk)
+        assert chunks * chunk - m < chunks
+        assert chunk <= (chosen or max(64, -(-m // 16)))
+        assert size(m, n=4, target=on_host, batch_size=chunk) == chunk  # So a run can be repeated.
+    assert size(100, n=4, batch_size=64) == 64
 
 
 def test_what_the_target_computes_counts_too(size):
