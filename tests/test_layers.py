@@ -25,6 +25,8 @@ LEVELS = {
     "_origins": 0,
     "_by_value": 0,
     "_host_code": 0,
+    "_walks": 0,
+    "_fingerprints": 0,
     "_programs": 0,
     "base": 1,
     "_sum_targets": 2,

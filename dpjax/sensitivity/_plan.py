@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from dpjax._programs import digest
+from dpjax._fingerprints import digest
 from dpjax.base import Norm, OperatingPoint, Oracle, Target
 from dpjax.operating_points import operating_point
 from dpjax.sensitivity._chunks import chunk_size
