@@ -20,7 +20,10 @@ def oracle(key: jax.Array, n: int) -> jax.Array:
     return jax.random.normal(key, (n,))
 
 
-def sample(target: dpjax.Target, n: int, m: int) -> None:
+INDEPENDENT = dpjax.oracles.independent(jax.random.normal)
+
+
+def sample(target: dpjax.Target, n: int, m: int, oracle: dpjax.Oracle = oracle) -> None:
     """One estimate."""
     key = jax.random.key(0)
     dpjax.sample_sensitivity(
@@ -46,12 +49,18 @@ PANELS: dict[str, dict[str, tuple[range, Callable[[int], None]]]] = {
     f"pairs m, at n = {N_AT_PAIRS}": {
         "mean, dense": (range(4, 8), lambda m: sample(jnp.mean, N_AT_PAIRS, m)),
         "median": (range(3, 7), lambda m: sample(median, N_AT_PAIRS, m)),
-        "mean, summable": (range(5, 9), lambda m: sample(targets.mean(), N_AT_PAIRS, m)),
+        "mean, summable": (
+            range(5, 9),
+            lambda m: sample(targets.mean(), N_AT_PAIRS, m, INDEPENDENT),
+        ),
     },
     f"records n, at m = {M_AT_RECORDS}": {
         "mean, dense": (range(3, 7), lambda n: sample(jnp.mean, n, M_AT_RECORDS)),
         "median": (range(2, 6), lambda n: sample(median, n, M_AT_RECORDS)),
-        "mean, summable": (range(3, 7), lambda n: sample(targets.mean(), n, M_AT_RECORDS)),
+        "mean, summable": (
+            range(3, 7),
+            lambda n: sample(targets.mean(), n, M_AT_RECORDS, INDEPENDENT),
+        ),
     },
 }
 

@@ -21,12 +21,15 @@ OVERHEAD = "tracing, its fingerprints and the checks take longer than the two re
 PART = 10**5  # NumPy takes minutes for 10^7 pairs, and its time grows linearly.
 
 
+INDEPENDENT = dpjax.oracles.independent(jax.random.normal)
+
+
 def oracle(key: jax.Array, n: int) -> jax.Array:
-    """Standard normal records."""
+    """Standard normal records, all in one call: what is fastest where all of them are needed."""
     return jax.random.normal(key, (n,))
 
 
-def in_dpjax(target: dpjax.Target, m: int) -> float:
+def in_dpjax(target: dpjax.Target, oracle: dpjax.Oracle, m: int) -> float:
     """The estimate from m pairs."""
     key = jax.random.key(0)
     sampled = dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", m=m, gamma=GAMMA)
@@ -67,20 +70,23 @@ def _compare(m: int, rounds: int, *, warm: bool) -> None:
     def noted(name: str, estimate: Callable[[], float]) -> Callable[[], None]:
         return lambda: estimates.update({name: estimate()})
 
-    summable = noted("summable", lambda: in_dpjax(targets.mean(), m))
+    summable = noted("summable", lambda: in_dpjax(targets.mean(), INDEPENDENT, m))
     summable()  # Its chunks grow with m, so it is compiled for each.
     race = Race(
         {
             "summable": summable,
-            "dense": noted("dense", lambda: in_dpjax(jnp.mean, m)),
+            "dense": noted("dense", lambda: in_dpjax(jnp.mean, oracle, m)),
             "numpy": noted("numpy", lambda: in_numpy(part, threads=1)),
             "threads": noted("threads", lambda: in_numpy(part, threads=threads)),
         },
         rounds=rounds,
         warm=warm,
     )
-    # The same pairs; and the same distribution, where an estimate from 10^4 pairs varies by 1%.
-    assert abs(estimates["summable"] / estimates["dense"] - 1) < 1e-3, estimates
+    if m == 10**4:  # The same pairs.
+        whole = in_dpjax(jnp.mean, INDEPENDENT, m)
+        assert abs(estimates["summable"] / whole - 1) < 1e-3, (estimates, whole)
+    # The same distribution, where an estimate from 10^4 pairs varies by 1%.
+    assert abs(estimates["summable"] / estimates["dense"] - 1) < 0.07, estimates
     assert abs(estimates["numpy"] / estimates["dense"] - 1) < 0.07, estimates
     seconds = race.seconds
     numpy_seconds, threads_seconds = (seconds[x] * m / part for x in ("numpy", "threads"))

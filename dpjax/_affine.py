@@ -7,6 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._numerics import compute_dtype
+from dpjax._walks import bind, called, run
 
 # One operand, whose elements are moved and copied.
 _MOVES = frozenset(
@@ -21,7 +22,6 @@ _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
 # One operand of whose elements it takes some, by constant others.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
-_CALLS = frozenset(("jit", "pjit", "closed_call"))
 
 
 class NotAffineError(Exception):
@@ -54,8 +54,7 @@ def linear_part(program: jex.ClosedJaxpr, inputs: Any) -> list[Any]:
     Raises:
         NotAffineError: if an operation is not known to be affine.
     """
-    constants = [(x, False) for x in program.consts]
-    outputs = _evaluate(program.jaxpr, constants, [(x, True) for x in inputs])
+    outputs = run(program, [(x, True) for x in inputs], _apply, _constant)
     return [
         x if depends else jnp.zeros(v.aval.shape, compute_dtype(v.aval.dtype))
         for (x, depends), v in zip(outputs, program.jaxpr.outvars, strict=True)
@@ -70,26 +69,16 @@ def _in(program: jex.ClosedJaxpr) -> Any:
     return program.jaxpr.invars
 
 
-def _evaluate(jaxpr: Any, constants: list[_Known], inputs: list[_Known]) -> list[_Known]:
-    known: dict[Any, _Known] = dict(zip(jaxpr.constvars, constants, strict=True))
-    known.update(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> _Known:
-        return (atom.val, False) if isinstance(atom, jex.Literal) else known[atom]
-
-    for equation in jaxpr.eqns:
-        operands = [read(atom) for atom in equation.invars]
-        known.update(zip(equation.outvars, _apply(equation, operands), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _constant(value: Any) -> _Known:
+    return value, False
 
 
 def _apply(equation: Any, operands: list[_Known]) -> list[_Known]:
     name = equation.primitive.name
     values = [x for x, _ in operands]
     depends = [d for _, d in operands]
-    if name in _CALLS:
-        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-        return _evaluate(inner.jaxpr, [(x, False) for x in inner.consts], operands)
+    if inner := called(equation):
+        return run(inner, operands, _apply, _constant)
     if list(jex.jaxprs_in_params(equation.params)):
         raise NotAffineError(name)
     if not any(depends):
@@ -143,5 +132,4 @@ def _bind(equation: Any, values: list[Any]) -> list[Any]:
     parameters = dict(equation.params)
     if "preferred_element_type" in parameters:
         parameters["preferred_element_type"] = None
-    outputs = equation.primitive.bind(*values, **parameters)
-    return list(outputs) if equation.primitive.multiple_results else [outputs]
+    return bind(equation, parameters, values)

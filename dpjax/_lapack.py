@@ -16,6 +16,8 @@ import jax.extend.core as jex
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from dpjax._walks import JITS, bind, called, run
+
 # Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
 # batch axes; their largest operand without a batch is a matrix.
 NAMES = frozenset(
@@ -25,16 +27,6 @@ NAMES = frozenset(
         *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
     )
 )
-# Calls that compute what is inside of them: the others say how to differentiate, and a program that
-# was traced is not differentiated any more.
-_TRANSPARENT = {
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-}
 _CUSTOM_VMAP = "custom_vmap_call"
 
 
@@ -45,38 +37,22 @@ def concerns(primitives: set[str]) -> bool:
 
 def evaluate(program: Any, *operands: Any) -> list[Any]:
     """The outputs of a traced program; its LAPACK calls take one matrix each, also under `vmap`."""
-    jaxpr = getattr(program, "jaxpr", program)
-    known = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
-    known.update(zip(jaxpr.invars, operands, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else known[atom]
-
-    for equation in jaxpr.eqns:
-        outputs = _apply(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return run(program, operands, _apply)
 
 
 def _apply(equation: Any, operands: list[Any]) -> Sequence[Any]:
     name = equation.primitive.name
-    if name in _TRANSPARENT:
-        return evaluate(equation.params[_TRANSPARENT[name]], *operands)
+    if name not in JITS and (inner := called(equation)):
+        return evaluate(inner, *operands)
     if name in NAMES:
-        call = _for_each_matrix(functools.partial(_bind, equation, equation.params))
+        call = _for_each_matrix(lambda *one: bind(equation, equation.params, one))
         for _ in range(max(x.ndim for x in operands) - 2):
             call = jax.vmap(call)
         return call(*operands)
     parameters = {name: _guarded(value) for name, value in equation.params.items()}
     if name == _CUSTOM_VMAP:
         parameters["rule"] = functools.partial(_guarded_rule, parameters["rule"])
-    return _bind(equation, parameters, *operands)
-
-
-def _bind(equation: Any, parameters: dict[str, Any], *operands: Any) -> Sequence[Any]:
-    with equation.ctx.manager:
-        outputs = equation.primitive.bind(*operands, **parameters)
-    return outputs if equation.primitive.multiple_results else [outputs]
+    return bind(equation, parameters, operands)
 
 
 def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:

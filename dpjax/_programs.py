@@ -3,29 +3,18 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from dpjax import _checks, _lapack, _origins
-from dpjax._host_code import HostCall, HostCode, fingerprint
+from dpjax._fingerprints import digest
+from dpjax._host_code import HostCall
 from dpjax._pytree import TreeSpec
+from dpjax._walks import depends_on, equations, primitives, sizes_from
 
-# Parameters of a traced operation that do not change what it computes: names, the mesh that was set
-# around it, what may be kept for differentiation, and functions of Python that are not run: the
-# rules of differentiation, and that of `custom_vmap`, which is another way to the same value.
-_IGNORED_PARAMETERS = frozenset(
-    (
-        *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
-        *("fwd_jaxpr_thunk", "bwd", "out_trees", "rule"),
-    )
-)
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
 # What JAX raises where Python asks for a number that only the compiled program will know.
@@ -78,7 +67,7 @@ class Program:
         with jax.default_matmul_precision("highest"), _needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
             _refuse_outside_code(name, jaxpr)
-            if "pure_callback" in _primitives(jaxpr.jaxpr):
+            if "pure_callback" in primitives(jaxpr.jaxpr):
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
@@ -92,7 +81,7 @@ class Program:
 
     def check_unchanged(self, name: str) -> None:
         """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
-        for equation in _equations(self.jaxpr.jaxpr):
+        for equation in equations(self.jaxpr.jaxpr):
             if call := _host_call(equation):
                 call.code.check_unchanged()
         if digest(self.jaxpr, _configuration()) != self.fingerprint:
@@ -135,11 +124,11 @@ class Program:
 
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
-        return any(_depends(self.jaxpr.jaxpr, set(self._inputs)))
+        return any(depends_on(self.jaxpr.jaxpr, set(self._inputs)))
 
     def largest_array(self) -> int:
         """Bytes of the largest array that depends on an input: what one call adds to memory."""
-        return max(_sizes(self.jaxpr.jaxpr, set(self._inputs)), default=0)
+        return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
 
     @property
     def _inputs(self) -> list[Any]:
@@ -149,7 +138,7 @@ class Program:
 
     def primitives(self) -> set[str]:
         """The names of all operations, also of inner programs."""
-        return _primitives(self.jaxpr.jaxpr)
+        return primitives(self.jaxpr.jaxpr)
 
 
 @functools.partial(jax.jit, static_argnames="program")
@@ -175,32 +164,9 @@ def _needs_no_values(name: str) -> Iterator[None]:
         ) from error
 
 
-def digest(*parts: Any) -> str:
-    """A hash of nested values that is the same in every process: 128 bits, in hex."""
-    sink = hashlib.sha256()
-    _encode(sink, parts)
-    return sink.hexdigest()[:32]
-
-
-def _is_variable(atom: Any) -> bool:
-    return isinstance(atom, jex.Var)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All operations, also of inner programs."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jex.jaxprs_in_params(equation.params):
-            yield from _equations(inner)
-
-
-def _primitives(jaxpr: Any) -> set[str]:
-    return {equation.primitive.name for equation in _equations(jaxpr)}
-
-
 def _rules_for_vmap(jaxpr: Any) -> list[Any]:
     """The user's own rules for `vmap`, in order."""
-    rules = (x.params["rule"] for x in _equations(jaxpr) if x.primitive.name == "custom_vmap_call")
+    rules = (x.params["rule"] for x in equations(jaxpr) if x.primitive.name == "custom_vmap_call")
     return [getattr(rule, "rule", rule) for rule in rules]
 
 
@@ -214,10 +180,10 @@ def _host_call(equation: Any) -> HostCall | None:
 
 def _refuse_outside_code(name: str, traced: Any) -> None:
     """Refuses what could raise, print or remember where it sees a private database."""
-    equations = list(_equations(traced.jaxpr))
-    if any(equation.primitive.name == "custom_vmap_call" for equation in equations):
-        equations += _equations(_batched(traced).jaxpr)
-    for equation in equations:
+    seen = list(equations(traced.jaxpr))
+    if any(equation.primitive.name == "custom_vmap_call" for equation in seen):
+        seen += equations(_batched(traced).jaxpr)
+    for equation in seen:
         operation = equation.primitive.name
         if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
             raise ValueError(
@@ -238,128 +204,7 @@ def _batched(traced: Any) -> Any:
     return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*batch)
 
 
-def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
-    """The variables that depend on the given ones."""
-    reached = set(inputs)
-    for equation in jaxpr.eqns:
-        if not any(_is_variable(atom) and atom in reached for atom in equation.invars):
-            continue
-        inner = jex.jaxprs_in_params(equation.params)
-        called = [program for program in inner if len(program.invars) == len(equation.invars)]
-        if equation.primitive.name in ("jit", "pjit", "closed_call") and called:
-            depends = _depends(called[0], _passed(called[0], equation, reached))
-            reached.update(v for v, d in zip(equation.outvars, depends, strict=True) if d)
-        else:
-            reached.update(equation.outvars)
-    return reached
-
-
-def _depends(jaxpr: Any, inputs: set[Any]) -> list[bool]:
-    """For each output, whether it depends on the given variables."""
-    reached = _reached(jaxpr, inputs)
-    return [_is_variable(atom) and atom in reached for atom in jaxpr.outvars]
-
-
-def _passed(inner: Any, equation: Any, reached: set[Any]) -> set[Any]:
-    """The inputs of an inner program that depend on reached variables."""
-    # Operands line up with inner inputs from the back: a branch has a predicate in front.
-    pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
-    return {v for v, atom in pairs if _is_variable(atom) and atom in reached}
-
-
-def _sizes(jaxpr: Any, inputs: set[Any]) -> list[int]:
-    """Bytes of the arrays that depend on the given variables, also in inner programs."""
-    reached = _reached(jaxpr, inputs)
-    avals: list[Any] = [variable.aval for variable in reached]
-    sizes = [aval.size * getattr(aval.dtype, "itemsize", 16) for aval in avals]
-    for equation in jaxpr.eqns:
-        for inner in jex.jaxprs_in_params(equation.params):
-            sizes += _sizes(inner, _passed(inner, equation, reached))
-    return sizes
-
-
 def _configuration() -> tuple[Any, ...]:
     """The settings of JAX that change what a traced program computes."""
     names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")
     return tuple(getattr(jax.config, name) for name in names)
-
-
-def _encode(sink: Any, value: Any) -> None:
-    """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
-    if value is None or isinstance(value, (str, int, float)):
-        _encode_text(sink, repr(value))
-    elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        # One class from jax 0.11 on; before, only a closed one has constants.
-        _encode_jaxpr(sink, getattr(value, "jaxpr", value))
-        _encode(sink, tuple(getattr(value, "consts", ())))
-    elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        _encode_array(sink, value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        _encode(sink, (type(value).__qualname__, fields))
-    elif isinstance(value, dict):
-        _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
-    elif type(value).__name__ == "PRNGImpl":
-        implementation: Any = value
-        _encode_text(sink, implementation.name)
-    elif isinstance(value, (set, frozenset)):
-        _encode(sink, ("set", sorted(map(repr, value))))
-    elif isinstance(value, (tuple, list)):
-        sink.update(b"(%d" % len(value))
-        for item in value:
-            _encode(sink, item)
-    elif isinstance(value, HostCode):
-        _encode_text(sink, value.fingerprint)
-    else:
-        _encode_object(sink, value)
-
-
-def _encode_text(sink: Any, text: str) -> None:
-    data = text.encode()
-    sink.update(b"'%d:" % len(data) + data)
-
-
-def _encode_object(sink: Any, value: Any) -> None:
-    """A parameter of an operation, by its text; what lies behind an address, by its state."""
-    text = repr(value)
-    # A mesh can be called, as a decorator.
-    by_state = " at 0x" in text or (callable(value) and not isinstance(value, Mesh))
-    _encode_text(sink, fingerprint(value) if by_state else text)
-
-
-def _encode_array(sink: Any, value: Any) -> None:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        _encode(sink, ("key", str(jax.random.key_impl(value))))
-        value = jax.random.key_data(value)
-    host = np.asarray(value)
-    _encode(sink, ("array", host.dtype.name, host.shape))
-    sink.update(host.tobytes())
-
-
-@functools.lru_cache(maxsize=4096)
-def _type_name(aval: Any) -> str:
-    return str(aval)
-
-
-def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
-    """Operations, shapes and constants; variables are numbered in order of appearance."""
-    numbers: dict[Any, int] = {}
-
-    def atom(variable: Any) -> Any:
-        if isinstance(variable, jex.Literal):
-            return ("literal", _type_name(variable.aval), variable.val)
-        return (numbers.setdefault(variable, len(numbers)), _type_name(variable.aval))
-
-    def atoms(variables: Any) -> tuple[Any, ...]:
-        return tuple(atom(variable) for variable in variables)
-
-    _encode(sink, ("jaxpr", atoms(jaxpr.constvars), atoms(jaxpr.invars)))
-    for equation in jaxpr.eqns:
-        parameters = {
-            name: value
-            for name, value in equation.params.items()
-            if name not in _IGNORED_PARAMETERS
-        }
-        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters))
-        _encode(sink, atoms(equation.outvars))
-    _encode(sink, atoms(jaxpr.outvars))

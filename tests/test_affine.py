@@ -9,7 +9,16 @@ from dpjax._affine import is_affine, linear_part
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 
+
+def with_rule(function):
+    own = jax.custom_jvp(function)
+    own.defjvp(lambda primals, tangents: jax.jvp(function, primals, tangents))
+    return own
+
+
+CALLS = {"jit": jax.jit, "a derivative of its own": with_rule, "checkpoint": jax.checkpoint}
 AFFINE = {
+    **{f"under {name}": call(lambda x: MATRIX @ x + 1) for name, call in CALLS.items()},
     "itself": lambda x: x,
     "a constant": lambda x: jnp.ones(2),
     "scaled and moved": lambda x: 3 * x / 7 - jnp.arange(3.0) + 2,
@@ -22,6 +31,7 @@ AFFINE = {
     "a constant's function": lambda x: x * jnp.exp(jnp.sin(jnp.arange(3.0))),
 }
 OTHERS = {
+    **{f"a square under {name}": call(lambda x: x * x) for name, call in CALLS.items()},
     "a square": lambda x: x * x,
     "less precise": lambda x: x.astype(jnp.bfloat16),
     "a ratio": lambda x: x / (1 + jnp.sum(x)),

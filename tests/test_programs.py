@@ -10,7 +10,8 @@ from jax import lax
 from jax.experimental import checkify, io_callback
 
 from dpjax import targets
-from dpjax._programs import Program, digest
+from dpjax._fingerprints import digest
+from dpjax._programs import Program
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
 

@@ -61,6 +61,11 @@ class Checkpoint:
         """Distances and resolution of the chunks of a position that are finished."""
         return {chunk: x for (place, chunk), x in self._found.items() if place == position}
 
+    @property
+    def chunks(self) -> Iterable[tuple[int, int]]:
+        """Position and number of every chunk that is finished."""
+        return self._found
+
     def add(self, position: int, chunk: int, distances: np.ndarray, resolution: float) -> None:
         """Adds a finished chunk, and saves if the last time is long enough ago."""
         self._found[position, chunk] = (distances, resolution)

@@ -4,24 +4,37 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 # On a CPU the fastest chunk fits the cache; on an accelerator memory decides.
 _CHUNK_BYTES = {"cpu": 2 * 2**20}
 _ACCELERATOR_CHUNK_BYTES = 256 * 2**20
+# Code on the host runs for long: a chunk is what progress shows, and what a checkpoint keeps.
+_LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _LEAST_PAIRS = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 
-def chunk_size(sampler: PairSampler, m: int, batch_size: int | None) -> int:
-    """Pairs in a chunk: a function of programs, shapes and backend alone, never more than m."""
+def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
+    """Pairs in a chunk: a function of programs, m, shapes and backend alone, never more than m."""
     if batch_size is not None:
-        return min(m, _checks.integer("batch_size", batch_size, least=1))
-    return min(m, _fitting(sampler.bytes_of_a_pair))
+        most = _checks.integer("batch_size", batch_size, least=1)
+    else:
+        most = _fitting(pair.bytes_of_a_pair)
+        if pair.calls_host:
+            most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
+    return _size_of_parts(pair, m, most)
 
 
-def probes_at_once(sampler: PairSampler, count: int, size: int) -> int:
+def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
     """Databases to evaluate the target itself on at a time."""
-    return min(count, size, _fitting(sampler.bytes_of_a_database))
+    return _size_of_parts(pair, count, min(size, _fitting(pair.bytes_of_a_database)))
+
+
+def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
+    """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
+    if pair.calls_host:
+        return -(-count // -(-count // most))
+    return min(count, most)
 
 
 def _fitting(each: int) -> int:
@@ -32,10 +45,10 @@ def _fitting(each: int) -> int:
 
 
 def chunk_distances(
-    key: jax.Array, start: jax.Array, position: jax.Array, *, sampler: PairSampler, size: int
+    key: jax.Array, start: jax.Array, position: jax.Array, *, pair: RandomPair, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Distances and resolutions of the pairs start, ..., start + size - 1."""
     # Numbers of pairs, not positions in the chunk: what pair i is must not depend on the chunks. In
     # the last chunk they run past m; the layout masks what they give.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
-    return jax.vmap(sampler.distance, in_axes=(None, 0, None))(key, indices, position)
+    return jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position)

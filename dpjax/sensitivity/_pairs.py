@@ -13,21 +13,21 @@ from dpjax._numerics import compute_dtype
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
-from dpjax._summable import Summable
+from dpjax._sum_targets import Summable
 from dpjax.base import Norm, Oracle, Positions, Target
 from dpjax.neighbors import neighboring_pair
 from dpjax.norms import difference, distance, norm_function, resolution
-from dpjax.sensitivity._rows import rows_of, treats_rows
+from dpjax.oracles._independent import IndependentRecords
 from dpjax.sensitivity._sums import SumOfRecords
 
 # Pair i uses fold_in(key, i); the last index derives the random positions.
-MOST_PAIRS = 2**32 - 1
+MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class PairSampler:
+class RandomPair:
     """One pair of neighboring databases and the distance of the target's values on it.
 
     Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
@@ -39,7 +39,7 @@ class PairSampler:
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
         two_records: takes a key and a position to that record of the oracle and the spare one, if
-            nothing else is needed.
+            the oracle says that records are independent, and nothing else is needed.
     """
 
     target: Program
@@ -59,7 +59,7 @@ class PairSampler:
         n: int,
         norm: Norm,
         positions: Positions,
-    ) -> "PairSampler":
+    ) -> "RandomPair":
         """Traces target and oracle at n records, and refuses what cannot be sampled."""
         _checks.function("target", target)
         _checks.function("oracle", oracle)
@@ -79,11 +79,12 @@ class PairSampler:
         if isinstance(target, Summable) and not target_program.calls_host:
             sums = SumOfRecords.trace(target, database)
         two_records = None
-        plain = treats_rows(oracle_program) and not oracle_program.calls_host
-        if sums is not None and sums.affine and plain:
-            rows = functools.partial(_two_records, oracle_program, n)
-            index = jax.ShapeDtypeStruct((), jnp.int32)
-            two_records = Program.trace("oracle", rows, key_spec, index)
+        only_two = sums is not None and sums.affine and not oracle_program.calls_host
+        if only_two and isinstance(oracle, IndependentRecords):
+            two = functools.partial(_two_records, oracle, n)
+            two_records = Program.trace(
+                "oracle", two, key_spec, jax.ShapeDtypeStruct((), jnp.int32)
+            )
         return cls(target_program, oracle_program, norm_program, positions, sums, two_records)
 
     @property
@@ -124,6 +125,11 @@ class PairSampler:
     def n(self) -> int:
         """Records of a database."""
         return self.oracle.outputs.leaves[0].shape[0] - 1
+
+    @property
+    def positions_sampled(self) -> int:
+        """Positions that are sampled separately."""
+        return self.n if self.positions == "each" else 1
 
     @property
     def distance_dtype(self) -> Any:
@@ -192,9 +198,11 @@ def _takes_the_key_second(oracle: Any, key: jax.ShapeDtypeStruct, n: int) -> boo
     return False
 
 
-def _two_records(oracle: Program, n: int, key: jax.Array, position: jax.Array) -> tuple[Any, Any]:
-    rows = rows_of(oracle, jnp.stack([position, jnp.full_like(position, n)]), key)
-    return jax.tree.map(lambda leaf: leaf[0], rows), jax.tree.map(lambda leaf: leaf[1], rows)
+def _two_records(
+    oracle: IndependentRecords, n: int, key: jax.Array, position: jax.Array
+) -> tuple[Any, Any]:
+    records = oracle.at(key, jnp.stack([position, jnp.full_like(position, n)]))
+    return jax.tree.map(lambda leaf: leaf[0], records), jax.tree.map(lambda leaf: leaf[1], records)
 
 
 def _check_norm(norm: Program) -> None:

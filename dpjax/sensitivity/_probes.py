@@ -20,9 +20,12 @@ from dpjax._programs import evaluate_alone
 from dpjax.base import OperatingPoint
 from dpjax.neighbors import neighboring_pair, rotated
 from dpjax.norms import difference, distance, length, resolution
+from dpjax.sensitivity._blocks import spread_chunks
 from dpjax.sensitivity._chunks import probes_at_once
-from dpjax.sensitivity._devices import Device, Layout, spread_chunks, within
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._layout import Device, within
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._progress import counting
 from dpjax.sensitivity._waiting import wait_for
 
 # How far rounding errors may move a target, by a sum in another order or a batch of another size:
@@ -63,9 +66,7 @@ class _Found:
 
 
 @failures_in_short()
-def rounding_of_releases(
-    key: jax.Array, sampler: PairSampler, point: OperatingPoint, layout: Layout
-) -> float:
+def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
     """What the estimate must be raised by for rounding that the distances do not show.
 
     For records that count by position nothing but what a database alone adds: the resolution of the
@@ -79,9 +80,9 @@ def rounding_of_releases(
             Or if a database alone has another value than in a batch.
         RuntimeError: if the shortcut for sums computes something else.
     """
-    is_sum = sampler.sums is not None
-    find = partial(_find, key, sampler=sampler, layout=layout, count=_probes(sampler, point))
-    found = find(permute=is_sum or sampler.positions == "last", replace=is_sum, alone=True)
+    is_sum = plan.pair.sums is not None
+    find = partial(_find, plan, count=_probes(plan.pair, plan.point), progress=progress)
+    found = find(permute=is_sum or plan.pair.positions == "last", replace=is_sum, alone=True)
     moved = max(found.permuted, found.alone)
     if not (is_sum or found.is_rounding(moved, found.resolution)):
         more = find(permute=False, replace=True, alone=False)
@@ -123,95 +124,91 @@ def _refuse_an_order(found: _Found) -> None:
         )
 
 
-def _probes(sampler: PairSampler, point: OperatingPoint) -> int:
+def _probes(pair: RandomPair, point: OperatingPoint) -> int:
     """Databases to look at."""
-    if not (sampler.sums or sampler.positions == "last" or _has_a_foreign_rule(sampler)):
+    if not (pair.sums or pair.positions == "last" or _has_a_foreign_rule(pair)):
         return min(point.m, _LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
-    return min(point.m, wanted, point.m if sampler.sums is None else _MOST_SUM_PROBES)
+    return min(point.m, wanted, point.m if pair.sums is None else _MOST_SUM_PROBES)
 
 
-def _has_a_foreign_rule(sampler: PairSampler) -> bool:
-    return _FOREIGN_RULE in sampler.target.primitives()
+def _has_a_foreign_rule(pair: RandomPair) -> bool:
+    return _FOREIGN_RULE in pair.target.primitives()
 
 
 def _find(
-    key: jax.Array,
-    *,
-    sampler: PairSampler,
-    layout: Layout,
-    count: int,
-    permute: bool,
-    replace: bool,
-    alone: bool,
+    plan: Plan, *, count: int, permute: bool, replace: bool, alone: bool, progress: bool
 ) -> _Found:
     """Chunk by chunk on the devices of this host; chunks do not depend on how many there are."""
-    size = probes_at_once(sampler, count, layout.size)
+    pair, layout = plan.pair, plan.layout
+    size = probes_at_once(pair, count, layout.size)
     devices = tuple(layout.local.values())
-    left_alone = (count if _has_a_foreign_rule(sampler) else _LEAST_ALONE) if alone else 0
+    left_alone = (count if _has_a_foreign_rule(pair) else _LEAST_ALONE) if alone else 0
     found = []
-    for start in range(0, count, size * len(devices)):
-        starts = start + size * np.arange(len(devices), dtype=np.uint32)
-        with within(layout.local_mesh()):
-            numbers, databases, values = _compiled_probes(
-                key,
-                # What is left over is filled up with the last database.
-                np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1),
-                sampler=sampler,
-                permute=permute,
-                replace=replace,
-                devices=devices,
-            )
-        wait_for(numbers["resolution"], sampler, layout)
-        found.append({name: float(np.asarray(x).max()) for name, x in numbers.items()})
-        if start < left_alone:
-            most = left_alone - start
-            found[-1]["alone"] = _moved_alone(sampler, databases, values, most)
+    with counting("probes", count, shown=progress) as done:
+        for start in range(0, count, size * len(devices)):
+            starts = start + size * np.arange(len(devices), dtype=np.uint32)
+            with within(layout.local_mesh()):
+                numbers, databases, values = _compiled_probes(
+                    plan.key,
+                    # What is left over is filled up with the last database.
+                    np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1),
+                    pair=pair,
+                    permute=permute,
+                    replace=replace,
+                    devices=devices,
+                )
+            wait_for(numbers["resolution"], pair, layout)
+            found.append({name: float(np.asarray(x).max()) for name, x in numbers.items()})
+            if start < left_alone:
+                most = left_alone - start
+                found[-1]["alone"] = _moved_alone(pair, databases, values, most)
+            done(min(count - start, size * len(devices)))
     names = {name for numbers in found for name in numbers}
     return _Found(**{name: max(numbers.get(name, 0.0) for numbers in found) for name in names})
 
 
-@partial(jax.jit, static_argnames=("sampler", "permute", "replace", "devices"))
+@partial(jax.jit, static_argnames=("pair", "permute", "replace", "devices"))
 def _compiled_probes(
     key: jax.Array,
     indices: jax.Array,
     *,
-    sampler: PairSampler,
+    pair: RandomPair,
     permute: bool,
     replace: bool,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Any, Any]:
     """What there is to see on a chunk for every device, its databases, and their values."""
-    probe = partial(_probe, sampler, permute=permute, replace=replace)
+    probe = partial(_probe, pair, permute=permute, replace=replace)
     return spread_chunks(jax.vmap(partial(probe, key)), indices, devices)
 
 
 def _probe(
-    sampler: PairSampler, key: jax.Array, index: jax.Array, *, permute: bool, replace: bool
+    pair: RandomPair, key: jax.Array, index: jax.Array, *, permute: bool, replace: bool
 ) -> tuple[dict[str, jax.Array], Any, Any]:
-    database, neighbor = neighboring_pair(sampler.records_of(key, index))
-    value = sampler.target(database, origin=sampled(Role.DATABASE, index))
-    numbers = {"resolution": resolution(sampler.norm, value)}
+    database, neighbor = neighboring_pair(pair.records_of(key, index))
+    value = pair.target(database, origin=sampled(Role.DATABASE, index))
+    numbers = {"resolution": resolution(pair.norm, value)}
     if permute:
         # By a rotation: rotations take every position to every other, so a target that ignores
         # them treats all positions alike, which is what sampling the last one stands on.
-        other = rotated(database, 1 + index % max(sampler.n - 1, 1))
-        other = sampler.target(other, origin=sampled(Role.PERMUTED, index))
+        other = rotated(database, 1 + index % max(pair.n - 1, 1))
+        other = pair.target(other, origin=sampled(Role.PERMUTED, index))
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
-        moved = distance(sampler.norm, value, other)
+        moved = distance(pair.norm, value, other)
         # What is not finite shows in the distances.
         numbers["permuted"] = jnp.where(jnp.all(jnp.stack(finite)), moved, 0)
     if replace:
-        other = sampler.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-        moved = distance(sampler.norm, value, other)
-        shortcut = moved if sampler.sums is None else sampler.distance_by_sums(key, index)
+        other = pair.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        moved = distance(pair.norm, value, other)
+        shortcut = moved if pair.sums is None else pair.distance_by_sums(key, index)
         numbers["replaced"] = jnp.where(jnp.isfinite(moved), moved, 0)
         numbers["disagreement"] = jnp.where(moved == shortcut, 0, jnp.abs(moved - shortcut))
-    numbers = {name: x.astype(sampler.distance_dtype) for name, x in numbers.items()}
+    numbers = {name: x.astype(pair.distance_dtype) for name, x in numbers.items()}
     return numbers, database, value
 
 
-def _moved_alone(sampler: PairSampler, databases: Any, values: Any, most: int) -> float:
+def _moved_alone(pair: RandomPair, databases: Any, values: Any, most: int) -> float:
     """How far values in a batch are from those of the same databases alone, as in a release."""
     databases, values = (
         jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:])[:most], tree)
@@ -219,14 +216,14 @@ def _moved_alone(sampler: PairSampler, databases: Any, values: Any, most: int) -
     )
     leaves, structure = jax.tree.flatten(databases)
     alone = [
-        evaluate_alone(jax.tree.unflatten(structure, database), program=sampler.target)
+        evaluate_alone(jax.tree.unflatten(structure, database), program=pair.target)
         for database in zip(*leaves, strict=True)
     ]
     together = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *alone)
     equal = jax.tree.map(_equal, values, together)
     if all(np.all(x) for x in jax.tree.leaves(equal)):
         return 0.0
-    moved = _compiled_distances(values, together, equal, norm=sampler.norm)
+    moved = _compiled_distances(values, together, equal, norm=pair.norm)
     return float(np.asarray(moved).max())
 
 

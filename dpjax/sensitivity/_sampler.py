@@ -3,8 +3,10 @@
 Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
 """
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from typing import Literal
 
 import jax
@@ -12,27 +14,15 @@ from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
-from dpjax._programs import digest
-from dpjax.base import Method, Norm, OperatingPoint, Oracle, Positions, Sensitivity, Target
-from dpjax.operating_points import operating_point
+from dpjax.base import Method, Norm, Oracle, Positions, Sensitivity, Target
+from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._chunks import chunk_size
-from dpjax.sensitivity._compiler import compilation
-from dpjax.sensitivity._devices import (
-    Layout,
-    check_same_on_all_hosts,
-    devices_of,
-    kth_distance,
-    outside_any_mesh,
-    placed,
-)
 from dpjax.sensitivity._key import sampling_key
-from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
+from dpjax.sensitivity._layout import outside_any_mesh
+from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probes import rounding_of_releases
-from dpjax.sensitivity._run import sample_block
 
-# Given gamma alone, the least m would take the largest distance seen, which costs utility.
-_PAIRS_OVER_LEAST = 10
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
 
@@ -69,7 +59,8 @@ def sample_sensitivity(
             derived, once: sampling holds no secret.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
-        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge.
+        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
+            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
             mechanism's.
@@ -82,11 +73,13 @@ def sample_sensitivity(
             databases. "average": one drawn uniformly, and the
             guarantee is averaged over positions. "each": every position is sampled separately and
             the worst one counts; n times the work.
-        batch_size: pairs in a chunk; by default what fits the cache or the device.
+        batch_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
+            on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
             any number of them. By default the default device.
-        progress: shows a progress bar with rate and time left (needs tqdm).
+        progress: shows progress bars with rate and time left, of the probes of the target and of
+            the pairs (needs tqdm).
         checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
             when the run ends or is interrupted; the same call goes on from there. With several
             processes each adds a suffix of its own.
@@ -138,82 +131,77 @@ def sample_sensitivity(
     _checks.host_only(
         "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
     )
-    sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # For the worst of n positions to be covered, every one of them must be: a union bound.
-    doubts = sampler.n if positions == "each" else 1
-    if not sampler.is_concrete:
-        raise TypeError(
-            "target, oracle or norm closes over a traced value, but sample_sensitivity runs on the"
-            " host: use dpjax.sensitivity_samples inside jit and vmap"
-        )
-    point = _operating_point(
-        m, gamma, method, None if stated is None else 1 - (1 - stated) / doubts
+    plan = Plan.make(
+        key,
+        target,
+        oracle,
+        n=n,
+        norm=norm,
+        positions=positions,
+        m=m,
+        gamma=gamma,
+        method=method,
+        confidence=confidence,
+        batch_size=batch_size,
+        mesh=mesh,
     )
-    size = chunk_size(sampler, point.m, batch_size)
-    layout = Layout(devices_of(mesh, sampler), point.m, size)
-    if layout.spans_hosts:
-        check_same_on_all_hosts(digest(_run(key, sampler, layout)))
-    store = None if checkpoint is None else Checkpoint(checkpoint, _run(key, sampler, layout))
-
-    key = placed(key, layout)
-    rounding = rounding_of_releases(key, sampler, point, layout)
-    estimate, resolution = 0.0, 0.0
-    for position in range(sampler.n if positions == "each" else 1):
-        block = sample_block(
-            key, sampler, layout, position=position, checkpoint=store, progress=progress
-        )
-        selected, coarsest = kth_distance(block, point.k, layout=layout)
-        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
+    store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
+    with _saying_what_is_kept(plan, store):
+        rounding = rounding_of_releases(plan, progress=progress)
+        estimate, resolution = _worst_of_all_positions(plan, store, progress)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     return Sensitivity(
         value=sum_up((estimate, max(resolution, rounding))) if estimate > 0 else 0.0,
-        gamma=point.gamma,
-        confidence=stated,
+        gamma=plan.point.gamma,
+        confidence=plan.confidence,
         norm=norm,
-        n=sampler.n,
-        m=point.m,
-        k=point.k,
-        method=point.method,
+        n=plan.pair.n,
+        m=plan.point.m,
+        k=plan.point.k,
+        method=plan.point.method,
         positions=positions,
-        batch_size=size,
+        batch_size=plan.layout.size,
         zero_allowed=estimate == 0,
-        identity=_identity(key, sampler, point),
-        target=sampler.target.fingerprint,
-        records=sampler.records,
-        outputs=sampler.target.outputs,
+        identity=plan.identity,
+        target=plan.pair.target.fingerprint,
+        records=plan.pair.records,
+        outputs=plan.pair.target.outputs,
     )
 
 
-def _operating_point(
-    m: int | None,
-    gamma: float | None,
-    method: Method,
-    confidence: float | None,
-) -> OperatingPoint:
-    point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
-    if m is None:
-        m = min(_PAIRS_OVER_LEAST * point.m, MOST_PAIRS)
-        point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
-    if point.m > MOST_PAIRS:
-        raise ValueError(f"m must be at most {MOST_PAIRS} to be sampled, got {point.m}")
-    return point
+@contextlib.contextmanager
+def _saying_what_is_kept(plan: Plan, store: Checkpoint | None) -> Iterator[None]:
+    """Where Ctrl-C ends a run: what it leaves, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        if store is None:
+            note = "no pair is kept: given checkpoint=PATH, the same call goes on where it was"
+        else:
+            done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
+            total = plan.pair.positions_sampled * plan.point.m
+            note = f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
+        interruption.add_note(note)
+        raise
 
 
-def _run(key: jax.Array, sampler: PairSampler, layout: Layout) -> dict[str, str | int]:
-    """Everything that decides the bits of the distances."""
-    return {
-        "key": digest(jax.random.key_data(key)),
-        "target": sampler.target.fingerprint,
-        "oracle": sampler.oracle.fingerprint,
-        "norm": sampler.norm.fingerprint,
-        "positions": sampler.positions,
-        "shortcut": sampler.shortcut,
-        "n": sampler.n,
-        "m": layout.m,
-        "chunk size": layout.size,
-        **compilation(layout.devices),
-    }
+def _worst_of_all_positions(
+    plan: Plan, store: Checkpoint | None, progress: bool
+) -> tuple[float, float]:
+    """The largest k-th distance of a position, and the coarsest resolution of all."""
+    estimate, resolution = 0.0, 0.0
+    for position in range(plan.pair.positions_sampled):
+        block = sample_block(
+            plan.key,
+            plan.pair,
+            plan.layout,
+            position=position,
+            checkpoint=store,
+            progress=progress,
+        )
+        selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
+        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
+    return estimate, resolution
 
 
 def _refuse_unusable(
@@ -236,14 +224,3 @@ def _refuse_unusable(
             " enable float64, or let the target compute the difference directly; to accept it, pass"
             " allow_cancellation=True"
         )
-
-
-def _identity(key: jax.Array, sampler: PairSampler, point: OperatingPoint) -> str:
-    return digest(
-        jax.random.key_data(key),
-        sampler.target.fingerprint,
-        sampler.oracle.fingerprint,
-        sampler.norm.fingerprint,
-        sampler.positions,
-        point,
-    )

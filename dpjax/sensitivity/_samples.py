@@ -7,18 +7,12 @@ from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax.base import Norm, Oracle, Positions, Target
+from dpjax.sensitivity._blocks import all_distances, spread_chunks
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size
-from dpjax.sensitivity._devices import (
-    Layout,
-    all_distances,
-    devices_of,
-    outside_any_mesh,
-    placed,
-    spread_chunks,
-)
 from dpjax.sensitivity._key import sampling_key
-from dpjax.sensitivity._pairs import MOST_PAIRS, PairSampler
-from dpjax.sensitivity._run import sample_block
+from dpjax.sensitivity._layout import Layout, devices_of, outside_any_mesh, placed
+from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
 
 @outside_any_mesh
@@ -89,36 +83,36 @@ def sensitivity_samples(
         ((500,), True)
     """
     key = sampling_key(key)
-    m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
-    sampler = PairSampler.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    layout = Layout(devices_of(mesh, sampler), m, chunk_size(sampler, m, batch_size))
-    if not (_checks.is_traced(key) or _checks.is_staging()) and sampler.is_concrete:
-        return _on_the_host(key, sampler, layout)
-    return _in_a_program(key, sampler, layout)
+    m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
+    pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+    layout = Layout(devices_of(mesh, pair), m, chunk_size(pair, m, batch_size))
+    if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
+        return _on_the_host(key, pair, layout)
+    return _in_a_program(key, pair, layout)
 
 
-def _on_the_host(key: jax.Array, sampler: PairSampler, layout: Layout) -> jax.Array:
+def _on_the_host(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
     here = placed(key, layout)
 
     def at(position: int) -> jax.Array:
-        block = sample_block(here, sampler, layout, position=position)
+        block = sample_block(here, pair, layout, position=position)
         return all_distances(block, layout=layout)
 
-    if sampler.positions == "each":
-        return jnp.stack([at(position) for position in range(sampler.n)])
+    if pair.positions == "each":
+        return jnp.stack([at(position) for position in range(pair.n)])
     return at(0)
 
 
-def _in_a_program(key: jax.Array, sampler: PairSampler, layout: Layout) -> jax.Array:
+def _in_a_program(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array:
     starts = jnp.arange(layout.chunks, dtype=jnp.uint32) * jnp.uint32(layout.size)
 
     def at(position: jax.Array) -> jax.Array:
         def chunk(start: jax.Array) -> jax.Array:
-            return chunk_distances(key, start, position, sampler=sampler, size=layout.size)[0]
+            return chunk_distances(key, start, position, pair=pair, size=layout.size)[0]
 
         return spread_chunks(chunk, starts, layout.devices).reshape(-1)[: layout.m]
 
-    if sampler.positions == "each":
-        return lax.map(at, jnp.arange(sampler.n, dtype=jnp.uint32))
+    if pair.positions == "each":
+        return lax.map(at, jnp.arange(pair.n, dtype=jnp.uint32))
     return at(jnp.zeros((), jnp.uint32))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax._affine import is_affine, linear_part
 from dpjax._programs import Program
-from dpjax._summable import Summable
+from dpjax._sum_targets import Summable
 from dpjax.base import Norm
 from dpjax.norms import difference, distance, is_float, length, resolution
 

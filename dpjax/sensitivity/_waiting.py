@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from dpjax import _lapack
-from dpjax.sensitivity._devices import Layout
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._pairs import RandomPair
 
 _LONGEST_NAP = 0.05
 # A program that computes uses its cores, also beside others; one that hangs uses none. Counted in
@@ -20,7 +20,7 @@ class NoAnswerError(RuntimeError):
     """A program will never be done."""
 
 
-def wait_for(array: Any, sampler: PairSampler, layout: Layout) -> None:
+def wait_for(array: Any, pair: RandomPair, layout: Layout) -> None:
     """Waits for an array that the sampler computes, or gives up where a CPU has come to rest.
 
     The last line of defense: nothing is known to hang, see `dpjax._lapack`. Code on the host may
@@ -31,7 +31,7 @@ def wait_for(array: Any, sampler: PairSampler, layout: Layout) -> None:
     """
     device = layout.devices[0]
     platform = jax.default_backend() if device is None else device.platform
-    if platform != "cpu" or sampler.calls_host:
+    if platform != "cpu" or pair.calls_host:
         array.block_until_ready()
         return
     nap, naps, spent = 1e-4, 0, time.process_time()
@@ -42,13 +42,13 @@ def wait_for(array: Any, sampler: PairSampler, layout: Layout) -> None:
         if naps % _PATIENCE == 0:
             before, spent = spent, time.process_time()
             if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                raise NoAnswerError(_message(sampler))
+                raise NoAnswerError(_message(pair))
     array.block_until_ready()  # Raises what the computation raised.
 
 
-def _message(sampler: PairSampler) -> str:
+def _message(pair: RandomPair) -> str:
     primitives = set().union(
-        *(program.primitives() for program in (sampler.target, sampler.oracle, sampler.norm))
+        *(program.primitives() for program in (pair.target, pair.oracle, pair.norm))
     )
     suspects = sorted(primitives & (_lapack.NAMES | {"fft"}))
     return (

@@ -26,8 +26,7 @@ def host(
 
     JAX hands whole chunks of databases to the host, where joblib spreads them over processes; or
     over a cluster, where the sampler is called inside `joblib.parallel_config` with the backend of
-    Dask or Ray. The last chunk is padded and evaluated whole, so let the sampler's `batch_size`
-    divide m. The target can be part of JAX code, under `jit` and `vmap`.
+    Dask or Ray. The target can be part of JAX code, under `jit` and `vmap`.
 
     Args:
         function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a

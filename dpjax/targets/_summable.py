@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import _checks
-from dpjax._summable import Summable
+from dpjax._sum_targets import Summable
 
 
 def _unchanged(total: Any) -> Any:
@@ -31,8 +31,8 @@ def summable(
 
     Neighbors share n - 1 records, and the sampler makes use of it. Where `finish` is affine, as its
     traced operations show, it computes f(D) - f(D') from the two records that differ, without
-    cancellation, and draws just these two wherever the oracle's operations treat records alike, as
-    those of `jax.random` do but for rejection samplers; elsewhere it computes the shared sum once.
+    cancellation, and draws just these two where the oracle says that records are independent
+    (`dpjax.oracles.independent`); elsewhere it computes the shared sum once.
 
     Args:
         statistic: takes one record, the database's pytree without the leading axis, to a pytree of

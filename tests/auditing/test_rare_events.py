@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from scipy import stats
 
-from dpjax.auditing import audit, audit_curve
+from dpjax.auditing import _audit, audit, audit_curve
 from dpjax.auditing._audit import _parts
 
 # Where nothing hangs on it, mechanisms are not compiled: that would take the longest.
@@ -84,3 +84,21 @@ def test_the_error_is_shared():
     for count in (1, 2, 3):
         assert sum(_parts(count)) == pytest.approx(1, abs=1e-15)
         assert min(_parts(count)) > 0
+
+
+def test_limits_have_no_more_than_the_error(key, rounded, monkeypatch):
+    """Two for each of two events."""
+    taken = []
+
+    def recorded(limit):
+        def with_error(hits, trials, error):
+            taken.append(error)
+            return limit(hits, trials, error)
+
+        return with_error
+
+    for name in ("clopper_pearson_lower", "clopper_pearson_upper"):
+        monkeypatch.setattr(_audit, name, recorded(getattr(_audit, name)))
+    audit(key, rounded(jax.random.laplace), samples=2_000, confidence=0.9, **REAL)
+    assert len(taken) == 4
+    assert sum(taken) == pytest.approx(0.1, rel=1e-12)

@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import Sensitivity
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 N = 10
 
@@ -32,7 +32,7 @@ def database(n=N):
 
 def without_sampling(key, target, oracle, n):
     """What `sample_sensitivity` returns, but for the numbers: traced, not sampled."""
-    sampler = PairSampler.trace(key, target, oracle, n=n, norm="l1", positions="last")
+    sampler = RandomPair.trace(key, target, oracle, n=n, norm="l1", positions="last")
     made = Sensitivity(0.1, 0.05, 0.99, "l1", n, m=90, k=90, method="exact", identity="fixed")
     return dataclasses.replace(
         made,

@@ -188,6 +188,13 @@ def test_same_bits_everywhere(draw, key):
     np.testing.assert_array_equal(wide, alone)
 
 
+@pytest.mark.parametrize("draw", [_lattice.exponential, _lattice.laplace, _lattice.gaussian])
+def test_jax_sees_two_draws_from_one_key(draw, key):
+    twice = jax.jit(lambda key: (draw(key, ()), draw(key, ())))
+    with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
+        twice(key)
+
+
 def test_lanes_share_nothing(key):
     drawn = integers(_lattice.laplace(key, (50_000,)))
     assert len(np.unique(drawn)) == drawn.size

@@ -210,6 +210,31 @@ def test_scale_covers_rounding_at_any_epsilon(log_epsilon, log_coordinates, sens
             assert covered(made, lattice, scale) - 1 < charge
 
 
+@pytest.mark.parametrize(
+    ("lattice", "coordinates"), [(LAPLACE.lattice, 2**30), (GAUSSIAN.lattice, 2**25)]
+)
+def test_scale_covers_the_tables(lattice, coordinates):
+    """Where they cost a sixteenth of epsilon; above, all that shows is what rounding costs."""
+    made = Calibration(2.0**16, 1.0, 2.0**-16, 1.0, coordinates)
+    assert 1 / 15 <= covered(made, lattice, 2.0**16) - 1 < 1 / 14
+
+
+@given(st.floats(-90, -1), st.integers(0, 30), st.floats(0.01, 20))
+@examples
+def test_delta_covers_what_the_tables_miss(log_delta, log_coordinates, epsilon):
+    """2^-24 of delta and of 1 - delta is left for it; above .9 for what the scale cannot cover."""
+    made = Calibration(1.0, 1.0, epsilon, 1.0, 2**log_coordinates)
+    certificate = GAUSSIAN.lattice.certificate
+    missed = made.coordinates * (1 + Fraction(math.exp(epsilon))) * Fraction(certificate.delta)
+    for delta in (2.0**log_delta, 1 - 2.0 ** (log_delta / 3)):
+        uncovered = made.coordinates * Fraction(certificate.loss) if delta > 0.9 else 0
+        left = min(Fraction(delta), 1 - Fraction(delta)) / 2**24
+        if made.covers(GAUSSIAN.lattice, delta, np):
+            assert missed + uncovered <= left
+        else:
+            assert 8 * (missed + uncovered) > left
+
+
 @given(st.floats(0, 41))
 @examples
 def test_noise_on_integers_is_as_large_as_stated(log_scale):

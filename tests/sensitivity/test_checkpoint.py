@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity import _checkpoint, _compiler, _run
+from dpjax.sensitivity import _checkpoint, _compiler, _loop
 from dpjax.sensitivity._compiler import compilation
 
 M, SIZE = 100, 30
@@ -46,13 +46,13 @@ def sample(key, uniform, tmp_path):
 def computed(monkeypatch):
     """The chunks that are computed, in order."""
     chunks = []
-    compute = _run.compute_chunks
+    compute = _loop.compute_chunks
 
     def logged(block, key, position, steps, **settings):
         chunks.extend((position, chunk) for chunk in steps if chunk is not None)
         return compute(block, key, position, steps, **settings)
 
-    monkeypatch.setattr(_run, "compute_chunks", logged)
+    monkeypatch.setattr(_loop, "compute_chunks", logged)
     return chunks
 
 
@@ -75,8 +75,8 @@ def test_every_position_is_kept(sample, computed):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch, error):
-    logged = _run.compute_chunks
+def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch, tmp_path, error):
+    logged = _loop.compute_chunks
 
     def interrupted(*arguments, **settings):
         if len(computed) == 2:
@@ -84,20 +84,34 @@ def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch
         return logged(*arguments, **settings)
 
     with monkeypatch.context() as context:
-        context.setattr(_run, "compute_chunks", interrupted)
-        with pytest.raises(error):
+        context.setattr(_loop, "compute_chunks", interrupted)
+        with pytest.raises(error) as ended:
             sample()
+    said = f"60 of {M} pairs are kept in {tmp_path / 'run'}: the same call goes on there"
+    assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
     assert computed == [(0, 0), (0, 1)]
     resumed = sample()
     assert computed == [(0, chunk) for chunk in range(4)]
     assert resumed.value == sample(checkpoint=None).value
 
 
-def test_progress_counts_what_was_found(sample, capsys):
+def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkeypatch):
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_loop, "compute_chunks", interrupted)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        sample(checkpoint=None)
+    assert "no pair is kept: given checkpoint=PATH" in ended.value.__notes__[0]
+
+
+def test_progress_counts_probes_and_what_was_found(sample, capsys):
     sample()
     capsys.readouterr()
-    sample(progress=True)
-    assert "100/100" in capsys.readouterr().err
+    sample(progress=True, gamma=0.1)
+    shown = capsys.readouterr().err
+    assert re.search(r"50\.0/50\.0 .* probes/s", shown)
+    assert re.search(r"100/100 .* pairs/s", shown)
 
 
 OTHERS = {
@@ -262,16 +276,16 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environm
 RUN = """
 import sys
 import jax, jax.numpy as jnp, dpjax
-from dpjax.sensitivity import _checkpoint, _compiler, _run
+from dpjax.sensitivity import _checkpoint, _compiler, _loop
 from dpjax.sensitivity._compiler import compilation
 path, log = sys.argv[1:]
-compute = _run.compute_chunks
+compute = _loop.compute_chunks
 def logged(block, key, position, chunks, **settings):
     out = compute(block, key, position, chunks, **settings)
     with open(log, "a") as file:
         file.write("".join(f"{chunk} " for chunk in chunks))
     return out
-_run.compute_chunks = logged
+_loop.compute_chunks = logged
 value = dpjax.sample_sensitivity(
     jax.random.key(0), lambda x: jnp.mean(jnp.sort(x)), lambda key, n: jax.random.normal(key, (n,)),
     n=1000, norm="l1", m=6_000, gamma=0.05, batch_size=200, checkpoint=path,

@@ -4,12 +4,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpjax
+from dpjax.sensitivity._blocks import _compiled_step
 from dpjax.sensitivity._chunks import chunk_size
-from dpjax.sensitivity._devices import _compiled_step
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.sensitivity._pairs import RandomPair
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def size(key, uniform):
     """The chunk size for a mean of n records."""
 
     def size(m, *, n, target=jnp.mean, batch_size=None, key=key):
-        sampler = PairSampler.trace(key, target, uniform, n=n, norm="l1", positions="last")
+        sampler = RandomPair.trace(key, target, uniform, n=n, norm="l1", positions="last")
         return chunk_size(sampler, m, batch_size)
 
     return size
@@ -38,6 +39,18 @@ def test_a_chunk_is_never_more_than_all_pairs(size):
 def test_a_chunk_depends_on_shapes_alone(size, keys):
     assert size(10**4, n=1000, key=keys(0)) == size(10**7, n=1000, key=keys(1))
     assert size(10**7, n=4000) < size(10**7, n=1000)
+
+
+def test_chunks_for_the_host_are_even(size):
+    """Padding costs evaluations there: fewer than one for each chunk."""
+    on_host = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
+    for m, chosen in ((900, None), (901, None), (10**5, None), (100, 64), (7, 3), (1, None)):
+        chunk = size(m, n=4, target=on_host, batch_size=chosen)
+        chunks = -(-m // chunk)
+        assert chunks * chunk - m < chunks
+        assert chunk <= (chosen or max(64, -(-m // 16)))
+        assert size(m, n=4, target=on_host, batch_size=chunk) == chunk  # So a run can be repeated.
+    assert size(100, n=4, batch_size=64) == 64
 
 
 def test_what_the_target_computes_counts_too(size):
@@ -79,7 +92,7 @@ def test_progress_is_shown_and_changes_nothing(sample, capsys):
     assert sample(progress=True).value == sample(progress=False).value
     shown = capsys.readouterr().err
     assert "100/100" in shown
-    assert shown.count("100%") == 1
+    assert shown.count("100%") == 2  # The probes, and the pairs.
 
 
 def test_progress_without_tqdm_says_what_to_install(sample, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._devices import Layout
+from dpjax.sensitivity._layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,8 +81,8 @@ def test_selection_never_gathers_the_distances(run_python):
         SETUP
         + """
 import functools, re
-from dpjax.sensitivity import _devices
-from dpjax.sensitivity._devices import Layout, _compiled_selection, _over_all_hosts, empty_block
+from dpjax.sensitivity._blocks import _compiled_selection, empty_block
+from dpjax.sensitivity._layout import Layout
 layout = Layout(tuple(jax.devices()), 10**5, 64)
 block = empty_block(layout, {}, np.float32)
 text = _compiled_selection.lower(block, np.uint32(5), mesh=layout.mesh()).compile().as_text()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._pairs import PairSampler
-from dpjax.sensitivity._sampler import _identity
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._plan import Plan
 
 
 @pytest.fixture
@@ -490,8 +491,9 @@ def drawn_up_to(largest):
 def identity(key, *, m=100, gamma=0.1, confidence=0.99, **changed):
     base = {"target": jnp.mean, "oracle": drawn_up_to(1.0), "positions": "last"}
     settings = {**base, "n": 5, "norm": "l1", **changed}
-    sampler = PairSampler.trace(key, settings.pop("target"), settings.pop("oracle"), **settings)
-    return _identity(key, sampler, dpjax.operating_point(m=m, gamma=gamma, confidence=confidence))
+    pair = RandomPair.trace(key, settings.pop("target"), settings.pop("oracle"), **settings)
+    point = dpjax.operating_point(m=m, gamma=gamma, confidence=confidence)
+    return Plan(key, pair, point, confidence, Layout((None,), point.m, 10)).identity
 
 
 def test_equal_settings_have_equal_identities(sample, key, uniform):
@@ -572,12 +574,13 @@ def target(database):
 def norm(difference):
     return jnp.sum(jax.nn.relu(difference["fit"]))
 
-from dpjax.sensitivity._pairs import PairSampler
-from dpjax.sensitivity._sampler import _identity
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._plan import Plan
 key = dpjax.random.seeded_key(0)
-sampler = PairSampler.trace(key, target, oracle, n=5, norm=norm, positions="last")
-point = dpjax.operating_point(m=100)
-print(sampler.target.fingerprint, sampler.oracle.fingerprint, _identity(key, sampler, point))
+pair = RandomPair.trace(key, target, oracle, n=5, norm=norm, positions="last")
+plan = Plan(key, pair, dpjax.operating_point(m=100), 0.99, Layout((None,), 100, 10))
+print(pair.target.fingerprint, pair.oracle.fingerprint, plan.identity)
 """
 
 

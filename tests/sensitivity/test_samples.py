@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._devices import Layout, kth_distance
-from dpjax.sensitivity._pairs import PairSampler
-from dpjax.sensitivity._run import sample_block
+from dpjax.sensitivity._blocks import kth_distance
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._pairs import RandomPair
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_the_last_chunk_is_padded(samples):
 @pytest.mark.parametrize("k", [1, 250, 500])
 def test_the_sampler_selects_among_the_same_bits(samples, key, k):
     distances = samples(jnp.mean, normal, n=20, m=500, batch_size=64)
-    sampler = PairSampler.trace(key, jnp.mean, normal, n=20, norm="l1", positions="last")
+    sampler = RandomPair.trace(key, jnp.mean, normal, n=20, norm="l1", positions="last")
     layout = Layout((None,), 500, 64)
     selected, _ = kth_distance(sample_block(key, sampler, layout), k, layout=layout)
     assert selected == np.sort(distances)[k - 1]

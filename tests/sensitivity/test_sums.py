@@ -7,12 +7,11 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax.sensitivity import _row_rules
-from dpjax.sensitivity._pairs import PairSampler
+from dpjax.oracles import independent
+from dpjax.sensitivity._pairs import RandomPair
 
-
-def pairs(key, n):
-    return jax.random.normal(key, (n, 2))
+pairs = independent(lambda key: jax.random.normal(key, (2,)))
+normal = independent(jax.random.normal)
 
 
 def least_squares(sums):
@@ -24,17 +23,17 @@ AFFINE = {
     "mean": (targets.mean(), pairs, "l1"),
     "moments": (
         targets.moments(order=3, lower=-1.0, upper=1.0),
-        lambda key, n: jax.random.normal(key, (n,)),
+        normal,
         "l2",
     ),
     "histogram": (
         targets.histogram(edges=[-1.0, 0.0, 1.0]),
-        lambda key, n: jax.random.normal(key, (n,)),
+        normal,
         "l1",
     ),
     "density": (
         targets.kernel_density_on_lattice(bandwidth=0.2, degree=3, dims=2),
-        lambda key, n: jax.random.uniform(key, (n, 2)),
+        independent(lambda key: jax.random.uniform(key, (2,))),
         "linf",
     ),
     "of one's own": (
@@ -94,13 +93,21 @@ def test_the_same_distances_as_from_two_databases(key, x64, name, positions):
 
 def sampler(key, name):
     target, oracle, norm = (AFFINE | OTHERS)[name]
-    return PairSampler.trace(key, target, oracle, n=2000, norm=norm, positions="last")
+    return RandomPair.trace(key, target, oracle, n=2000, norm=norm, positions="last")
 
 
 @pytest.mark.parametrize("name", AFFINE)
-def test_only_two_records_are_drawn_where_finish_is_affine(key, name):
+def test_only_two_records_are_drawn_where_they_are_independent_and_finish_is_affine(key, name):
     assert sampler(key, name).shortcut == "two records"
     assert sampler(key, name).bytes_of_a_pair < 1000
+
+
+def test_all_records_are_drawn_where_nobody_says_that_they_are_independent(key):
+    target, oracle, norm = AFFINE["mean"]
+    found = RandomPair.trace(
+        key, target, lambda key, n: oracle(key, n), n=2000, norm=norm, positions="last"
+    )
+    assert found.shortcut == "two sums"
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -123,9 +130,7 @@ def test_the_estimate_is_that_of_two_databases(key):
 def test_nothing_cancels(key):
     """Far from 0, floats of two databases are all rounding; two records tell the difference."""
 
-    def far(key, n):
-        return 1e4 + jax.random.uniform(key, (n,))
-
+    far = independent(lambda key: 1e4 + jax.random.uniform(key))
     settings = {"n": 10_000, "norm": "l1", "m": 200, "gamma": 0.1}
     with pytest.raises(ValueError, match="mostly rounding error"):
         dpjax.sample_sensitivity(key, jnp.mean, far, **settings)
@@ -146,9 +151,7 @@ def test_both_roundings_and_the_disagreement_are_added(key):
     """Of sums of 64ths next to 2^20: exact by the shortcut, and in steps of 1/8 by the target."""
     target = targets.summable(lambda x: jnp.floor(64 * x) / 64, lambda total: total + 2.0**20)
 
-    def oracle(key, n):
-        return 8 * jax.random.uniform(key, (n,))
-
+    oracle = independent(lambda key: 8 * jax.random.uniform(key))
     settings = {"n": 4, "norm": "l1", "m": 90}
     exact, rounded = (
         np.asarray(dpjax.sensitivity_samples(key, f, oracle, **settings))
@@ -162,23 +165,18 @@ def test_both_roundings_and_the_disagreement_are_added(key):
     assert added == pytest.approx(2 / 8 + disagreement, rel=1e-4)
 
 
-def test_a_shortcut_that_disagrees_is_refused(key, monkeypatch):
-    """The probes of the target itself would find an operation that is taken for another."""
-    monkeypatch.setitem(_row_rules.RULES, "sort", _row_rules._rowwise)
-
-    def ordered(key, n):
-        return jnp.sort(jax.random.uniform(key, (n,)))
-
+def test_a_shortcut_that_disagrees_is_refused(key):
+    """The probes of the target itself find a record that is no pure function of its key."""
+    scales = iter(range(1, 100))
+    oracle = independent(lambda key: next(scales) * jax.random.uniform(key))
     with pytest.raises(RuntimeError, match="the shortcut for sums over records disagrees"):
-        dpjax.sample_sensitivity(key, targets.mean(), ordered, n=30, norm="l1", m=100)
+        dpjax.sample_sensitivity(key, targets.mean(), oracle, n=30, norm="l1", m=100)
 
 
 def test_statistics_on_the_host_take_no_shortcut(key):
     halved = targets.host(lambda x: x / 2, output=jax.ShapeDtypeStruct((), jnp.float32))
     target = targets.summable(halved)
-    traced = PairSampler.trace(
-        key, target, lambda key, n: jax.random.uniform(key, (n,)), n=3, norm="l1", positions="last"
-    )
+    traced = RandomPair.trace(key, target, normal, n=3, norm="l1", positions="last")
     assert traced.shortcut == "two databases"
 
 
@@ -191,10 +189,6 @@ def refused_or_the_same(key, target, oracle, **settings):
     except RuntimeError:
         return
     assert found.value == pytest.approx(dense.value, rel=1e-3)
-
-
-def normal(key, n):
-    return jax.random.normal(key, (n,))
 
 
 def test_booleans_of_opposite_signs(key):
@@ -230,16 +224,14 @@ def test_rounding_steps_are_not_affine(key):
 
 
 def sampler_of(key, target):
-    return PairSampler.trace(key, target, normal, n=50, norm="l1", positions="last")
+    return RandomPair.trace(key, target, normal, n=50, norm="l1", positions="last")
 
 
 @pytest.mark.parametrize("positions", ["last", pytest.param("average", marks=pytest.mark.slow)])
 def test_rounding_that_finish_enlarges_is_refused_or_covered(key, positions):
     variance = OTHERS["variance"][0]
 
-    def far(key, n):
-        return 1000 + jax.random.normal(key, (n,))
-
+    far = independent(lambda key: 1000 + jax.random.normal(key))
     settings = {"norm": "l1", "n": 1000, "m": 500, "gamma": 0.05, "positions": positions}
     dense = dpjax.sensitivity_samples(
         key, lambda x: variance(x), far, **{k: settings[k] for k in ("norm", "n", "m", "positions")}
@@ -252,9 +244,10 @@ def test_rounding_that_finish_enlarges_is_refused_or_covered(key, positions):
 
 
 def test_sums_that_overflow_are_refused(key):
-    def tall(key, n):
-        return jax.random.uniform(key, (n,), minval=60.0, maxval=71.0).astype(jnp.float16)
+    def record(key):
+        return jax.random.uniform(key, minval=60.0, maxval=71.0).astype(jnp.float16)
 
+    tall = independent(record)
     target = targets.summable(lambda x: x, average=True)
     with pytest.raises((RuntimeError, ValueError), match=r"disagrees|infinite"):
         dpjax.sample_sensitivity(key, target, tall, n=1000, norm="l1", m=100)

@@ -1,0 +1,102 @@
+"""The host's part in sampling: it hands chunks to devices, and keeps what they finish."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._origins import failures_in_short
+from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
+from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._layout import Layout
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._progress import counting
+from dpjax.sensitivity._waiting import NoAnswerError, wait_for
+
+# The device must never wait for the host.
+_STEPS_IN_FLIGHT = 2
+
+
+@failures_in_short()
+def sample_block(
+    key: jax.Array,
+    pair: RandomPair,
+    layout: Layout,
+    *,
+    position: int = 0,
+    checkpoint: Checkpoint | None = None,
+    progress: bool = False,
+) -> Block:
+    """The distances of the pairs that this host's devices have, chunk by chunk."""
+    found = {} if checkpoint is None else checkpoint.found(position)
+    steps = _steps(layout, found)
+    total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
+    missing = sum(layout.pairs_in(chunk) for chunks in steps for chunk in chunks)
+    with counting("pairs", total, done=total - missing, shown=progress) as count:
+        block = empty_block(layout, found, pair.distance_dtype)
+        finish = partial(_finish, partial(wait_for, pair=pair, layout=layout), checkpoint, count)
+        in_flight: deque[_Step] = deque()
+        try:
+            for chunks in steps:
+                block, distances, resolutions = compute_chunks(
+                    block, key, position, chunks, layout=layout, pair=pair
+                )
+                pairs = sum(map(layout.pairs_in, chunks))
+                in_flight.append(_Step(position, chunks, pairs, distances, resolutions))
+                if len(in_flight) > _STEPS_IN_FLIGHT:
+                    finish(in_flight.popleft())
+            while in_flight:
+                finish(in_flight.popleft())
+            return block
+        except NoAnswerError:
+            in_flight.clear()  # What is in flight will never be finished.
+            raise
+        finally:
+            # Also where Ctrl-C or an error ended the loop: what is finished is kept.
+            try:
+                while in_flight:
+                    finish(in_flight.popleft())
+            finally:
+                if checkpoint is not None:
+                    checkpoint.save()
+
+
+def _steps(layout: Layout, found: dict[int, Any]) -> list[list[int | None]]:
+    """For each step the chunk of every device of this host, None where it has none left."""
+    missing = [[c for c in layout.chunks_of(d) if c not in found] for d in layout.local]
+    longest = max(len(chunks) for chunks in missing)
+    return [
+        [chunks[step] if step < len(chunks) else None for chunks in missing]
+        for step in range(longest)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """A chunk on every device of this host, on its way."""
+
+    position: int
+    chunks: list[int | None]
+    pairs: int
+    distances: jax.Array
+    resolutions: jax.Array
+
+
+def _finish(
+    wait: Callable[[Any], None],
+    checkpoint: Checkpoint | None,
+    count: Callable[[int], Any],
+    step: _Step,
+) -> None:
+    """Waits for a step, and keeps its chunks."""
+    wait(step.resolutions)
+    if checkpoint is not None:
+        distances, resolutions = np.asarray(step.distances), np.asarray(step.resolutions)
+        for chunk, row, resolution in zip(step.chunks, distances, resolutions, strict=True):
+            if chunk is not None:
+                checkpoint.add(step.position, chunk, row, float(resolution))
+    count(step.pairs)

@@ -1,0 +1,126 @@
+"""The plan of a sampling: what is run, and how it is told from other samplings."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from dpjax._fingerprints import digest
+from dpjax.base import Method, Norm, OperatingPoint, Oracle, Positions, Target
+from dpjax.operating_points import operating_point
+from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._compiler import compilation
+from dpjax.sensitivity._layout import Layout, devices_of, placed
+from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+
+# Given gamma alone, the least m would take the largest distance seen, which costs utility.
+_PAIRS_OVER_LEAST = 10
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a sampling is, before anything is drawn.
+
+    Attributes:
+        key: of threefry, where this host's devices can use it.
+        pair: what is drawn, and how far the target moves on it.
+        point: how many pairs of each position, and which order statistic of their distances.
+        confidence: what is stated, of all positions at once; None for the marginal statement.
+        layout: which device computes which pairs.
+    """
+
+    key: jax.Array
+    pair: RandomPair
+    point: OperatingPoint
+    confidence: float | None
+    layout: Layout
+
+    @classmethod
+    def make(
+        cls,
+        key: jax.Array,
+        target: Target,
+        oracle: Oracle,
+        *,
+        n: int,
+        norm: Norm,
+        positions: Positions,
+        m: int | None,
+        gamma: float | None,
+        method: Method,
+        confidence: Any,
+        batch_size: int | None,
+        mesh: Mesh | None,
+    ) -> "Plan":
+        """Traces the programs, and refuses what cannot be run, on any host of the run."""
+        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+        stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
+        if not pair.is_concrete:
+            raise TypeError(
+                "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
+                " the host: use dpjax.sensitivity_samples inside jit and vmap"
+            )
+        # For the worst of n positions to be covered, every one of them must be: a union bound.
+        of_each = None if stated is None else 1 - (1 - stated) / pair.positions_sampled
+        point = _sampled_point(m, gamma, method, of_each)
+        layout = Layout(devices_of(mesh, pair), point.m, chunk_size(pair, point.m, batch_size))
+        plan = cls(placed(key, layout), pair, point, stated, layout)
+        if layout.spans_hosts:
+            _check_same_on_all_hosts(digest(plan.run))
+        return plan
+
+    @functools.cached_property
+    def run(self) -> dict[str, str | int]:
+        """Everything that decides the bits of the distances: what a checkpoint must agree on."""
+        return {
+            "key": digest(jax.random.key_data(self.key)),
+            "target": self.pair.target.fingerprint,
+            "oracle": self.pair.oracle.fingerprint,
+            "norm": self.pair.norm.fingerprint,
+            "positions": self.pair.positions,
+            "shortcut": self.pair.shortcut,
+            "n": self.pair.n,
+            "m": self.layout.m,
+            "chunk size": self.layout.size,
+            **compilation(self.layout.devices),
+        }
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Equal for samplings that are one event: that draw the same pairs and select alike."""
+        return digest(
+            jax.random.key_data(self.key),
+            self.pair.target.fingerprint,
+            self.pair.oracle.fingerprint,
+            self.pair.norm.fingerprint,
+            self.pair.positions,
+            self.point,
+        )
+
+
+def _sampled_point(
+    m: int | None, gamma: float | None, method: Method, confidence: float | None
+) -> OperatingPoint:
+    point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+    if m is None:
+        m = min(_PAIRS_OVER_LEAST * point.m, MOST_SAMPLED_PAIRS)
+        point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+    if point.m > MOST_SAMPLED_PAIRS:
+        raise ValueError(f"m must be at most {MOST_SAMPLED_PAIRS} to be sampled, got {point.m}")
+    return point
+
+
+def _check_same_on_all_hosts(fingerprint: str) -> None:
+    """Refuses where the processes of a run were not called alike, for none would notice."""
+    mine = np.frombuffer(bytes.fromhex(fingerprint), np.uint8)
+    theirs = np.asarray(multihost_utils.process_allgather(mine))
+    if (theirs != mine).any():
+        raise ValueError(
+            "processes must make the same call, with one key, target, oracle and size, and compile"
+            " it alike, for one model of processor or device, with one XLA_FLAGS and one version of"
+            " JAX: at least two of them differ. Make the key from one seed, or broadcast it"
+        )
