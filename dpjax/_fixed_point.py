@@ -45,9 +45,10 @@ def average(terms: jax.Array, largest: Any) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(digits):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Rounding must not take the average of largest floats beyond them.
-    limit = np.ldexp(largest, -exponent).astype(dtype)
-    return _shifted(jnp.clip(result / n, -limit, limit), exponent)
+    # Rounding must not take the average of largest floats beyond them. Doubled, because XLA may
+    # multiply the two powers of a shift first, and 2^128 is no float32.
+    limit = np.ldexp(largest, 1 - exponent).astype(dtype)
+    return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
