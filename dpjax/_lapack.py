@@ -49,10 +49,24 @@ def _apply(equation: Any, operands: list[Any]) -> Sequence[Any]:
         for _ in range(max(x.ndim for x in operands) - 2):
             call = jax.vmap(call)
         return call(*operands)
+    if name == "shard_map":
+        return _shard_map(equation.params)(*operands)
     parameters = {name: _guarded(value) for name, value in equation.params.items()}
     if name == _CUSTOM_VMAP:
         parameters["rule"] = functools.partial(_guarded_rule, parameters["rule"])
     return bind(equation, parameters, operands)
+
+
+def _shard_map(parameters: dict[str, Any]) -> Callable[..., Sequence[Any]]:
+    """Made anew: its program can be traced only where the axes of its mesh are known."""
+    return jax.shard_map(
+        functools.partial(evaluate, parameters["jaxpr"]),
+        mesh=parameters["mesh"],
+        in_specs=parameters["in_specs"],
+        out_specs=list(parameters["out_specs"]),
+        axis_names=parameters["newly_manual_axes"],
+        check_vma=parameters["check_vma"],
+    )
 
 
 def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -75,7 +89,10 @@ def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequen
             return lax.map(at, lax.iota("int32", size))
 
         together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
-        outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
+        if size == 0:  # Nothing to cut, and nothing to loop over.
+            outputs = together(*operands)
+        else:
+            outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
         return outputs, [True] * len(outputs)
 
     # `custom_vmap` has no reverse mode; the derivative of the call itself has.

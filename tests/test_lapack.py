@@ -58,6 +58,13 @@ TARGETS = {
     "derivative": lambda d: jax.grad(jax.checkpoint(lambda a: jnp.linalg.slogdet(a)[1]))(gram(d)),
     "jit": lambda d: jax.jit(jnp.linalg.inv)(gram(d)),
     "rule": lambda d: inverse_by_a_rule(gram(d)),
+    "sharded": lambda d: jax.shard_map(
+        jnp.linalg.inv,
+        mesh=jax.make_mesh((1,), ("x",)),
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+        check_vma=False,
+    )(gram(d)),
     "shared": lambda d: jsl.solve_triangular(jnp.asarray(2 * EYE), d[0]),
 }
 targets = pytest.mark.parametrize("name", TARGETS)
@@ -97,6 +104,12 @@ def test_the_values_are_those_of_the_target(name):
     np.testing.assert_allclose(
         jax.jit(jax.vmap(program))(databases), expected, rtol=2e-4, atol=2e-5
     )
+
+
+def test_there_may_be_no_matrix():
+    none = lambda d: jnp.sum(jnp.linalg.inv(d[:0, :, None] * d[:0, None]))  # noqa: E731
+    program = Program.trace("target", none, RECORDS)
+    assert jax.vmap(program)(records((5,))).tolist() == [0.0] * 5
 
 
 def test_other_backends_keep_the_batch():
