@@ -205,7 +205,17 @@ def _two_records(
     return jax.tree.map(lambda leaf: leaf[0], records), jax.tree.map(lambda leaf: leaf[1], records)
 
 
+def _refuse_a_rule(name: str, program: Program) -> None:
+    """Refuses what would be sampled and never released: there is nothing to compare it with."""
+    if "custom_vmap_call" in program.primitives():
+        raise ValueError(
+            f"{name} must not have a rule for jax.vmap of its own (custom_vmap): the sampler would"
+            " run the rule, and nothing the function itself; leave the rule to JAX"
+        )
+
+
 def _check_norm(norm: Program) -> None:
+    _refuse_a_rule("norm", norm)
     if norm.calls_host:
         raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
     if [leaf.shape for leaf in norm.outputs.leaves] != [()]:
@@ -213,6 +223,7 @@ def _check_norm(norm: Program) -> None:
 
 
 def _check_oracle(oracle: Program, n: int) -> None:
+    _refuse_a_rule("oracle", oracle)
     for leaf in oracle.outputs.leaves:
         if leaf.shape[:1] != (n + 1,):
             raise ValueError(

@@ -141,9 +141,11 @@ def _find(
 ) -> _Found:
     """Chunk by chunk on the devices of this host; chunks do not depend on how many there are."""
     pair, layout = plan.pair, plan.layout
-    size = probes_at_once(pair, count, layout.size)
+    foreign = _has_a_foreign_rule(pair)
+    # A foreign rule may depend on how many there are: it is seen at what chunks have.
+    size = layout.size if foreign else probes_at_once(pair, count, layout.size)
     devices = tuple(layout.local.values())
-    left_alone = (count if _has_a_foreign_rule(pair) else _LEAST_ALONE) if alone else 0
+    left_alone = (count if foreign else _LEAST_ALONE) if alone else 0
     found = []
     with counting("probes", count, shown=progress) as done:
         for start in range(0, count, size * len(devices)):

@@ -45,6 +45,28 @@ def test_a_rule_that_errs_on_few_databases_is_refused(key, uniform):
         dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
 
 
+def test_a_rule_is_run_on_as_many_databases_as_in_a_chunk(key, uniform):
+    target = custom_vmap(lambda database: jnp.sum(database))
+
+    @target.def_vmap
+    def rule(axis_size, mapped, databases):
+        sums = jnp.sum(databases, axis=1)
+        return sums / 10 if axis_size == 256 else sums, True
+
+    with pytest.raises(ValueError, match="something else for many databases at once"):
+        dpjax.sample_sensitivity(key, target, uniform, batch_size=256, **SETTINGS)
+
+
+def test_rules_that_nothing_is_compared_with_are_refused(key, uniform):
+    """A norm and an oracle are run by the sampler alone, in batches."""
+    norm = with_rule(lambda x: jnp.sum(jnp.abs(x)), lambda x: jnp.sum(jnp.abs(x)) / 10)
+    with pytest.raises(ValueError, match="norm must not have a rule for jax"):
+        dpjax.sample_sensitivity(key, jnp.sum, uniform, **SETTINGS | {"norm": norm})
+    oracle = with_rule(lambda key: uniform(key, 21), lambda key: uniform(key, 21) / 10)
+    with pytest.raises(ValueError, match="oracle must not have a rule for jax"):
+        dpjax.sample_sensitivity(key, jnp.sum, lambda key, n: oracle(key), **SETTINGS)
+
+
 def test_a_rule_that_agrees_is_accepted(key, uniform):
     plain = dpjax.sample_sensitivity(key, jnp.sum, uniform, **SETTINGS)
     own = dpjax.sample_sensitivity(key, with_rule(jnp.sum, jnp.sum), uniform, **SETTINGS)
