@@ -8,6 +8,7 @@ single matrix is never cut, so it never waits, however many there are and whatev
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ NAMES = frozenset(
     )
 )
 _CUSTOM_VMAP = "custom_vmap_call"
+_GUARDED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def concerns(primitives: set[str]) -> bool:
@@ -112,10 +114,13 @@ def _guarded(value: Any) -> Any:
 
 
 def _guarded_program(program: Any) -> Any:
-    jaxpr = getattr(program, "jaxpr", program)
-    specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
-    guarded = jax.make_jaxpr(functools.partial(evaluate, program))(*specs)
-    return guarded if isinstance(program, jex.ClosedJaxpr) else guarded.jaxpr
+    """One for each program, so that what is called again is neither traced nor compiled again."""
+    if program not in _GUARDED:
+        jaxpr = getattr(program, "jaxpr", program)
+        specs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
+        guarded = jax.make_jaxpr(functools.partial(evaluate, program))(*specs)
+        _GUARDED[program] = guarded if isinstance(program, jex.ClosedJaxpr) else guarded.jaxpr
+    return _GUARDED[program]
 
 
 def _guarded_rule(

@@ -112,6 +112,20 @@ def test_there_may_be_no_matrix():
     assert jax.vmap(program)(records((5,))).tolist() == [0.0] * 5
 
 
+def test_a_function_that_is_called_again_is_compiled_once():
+    def solves(count):
+        def target(d):
+            x = d[0]
+            for _ in range(count):
+                x = jnp.linalg.solve(gram(d), x)
+            return x
+
+        program = Program.trace("target", target, RECORDS)
+        return len(axes_of_calls(jax.vmap(program), records((3,))))
+
+    assert solves(5) == solves(1) > 0
+
+
 def test_other_backends_keep_the_batch():
     program = Program.trace("target", TARGETS["cholesky"], RECORDS)
     traced = jax.jit(jax.vmap(program)).trace(records((3,)))
