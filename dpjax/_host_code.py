@@ -9,6 +9,7 @@ The fingerprint is of what is pickled, taken apart as pickle does it. What pickl
 (a lock, a generator, a weak reference) or takes apart wrongly (an open file, a pointer) is refused.
 """
 
+import functools
 import hashlib
 import importlib
 import io
@@ -17,6 +18,7 @@ import platform
 import sys
 import types
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, NoReturn
 
 import numpy as np
@@ -105,7 +107,15 @@ def _encoded(value: Any) -> "_Encoder":
 def _version(package: str) -> str:
     if package == "python":
         return platform.python_version()
-    return str(getattr(importlib.import_module(package), "__version__", ""))
+    version = getattr(importlib.import_module(package), "__version__", None)
+    return _installed_as(package) if version is None else str(version)
+
+
+@functools.cache
+def _installed_as(package: str) -> str:
+    """What was installed, for a package that does not say its version itself."""
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
 class _Encoder:

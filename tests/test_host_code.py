@@ -461,6 +461,21 @@ def test_a_version_stands_for_a_function():
     assert one.run is function
 
 
+def test_packages_without_a_version_of_their_own_count_by_what_was_installed(tmp_path, monkeypatch):
+    found = []
+    for version in ("1.0", "2.0"):
+        folder = tmp_path / version / "site-packages"
+        (folder / "unversioned-1.dist-info").mkdir(parents=True)
+        (folder / f"unversioned_{version[0]}.py").write_text("def double(x):\n    return 2 * x\n")
+        info = folder / "unversioned-1.dist-info"
+        info.joinpath("METADATA").write_text(f"Name: unversioned\nVersion: {version}\n")
+        info.joinpath("top_level.txt").write_text(f"unversioned_{version[0]}\n")
+        monkeypatch.syspath_prepend(str(folder))
+        double = importlib.import_module(f"unversioned_{version[0]}").double
+        found.append(HostCode(double).run._packages[f"unversioned_{version[0]}"])
+    assert found == ["unversioned 1.0", "unversioned 2.0"]
+
+
 def test_installed_packages_count_by_their_versions(monkeypatch):
     code = HostCode(np.median)
     assert code.run([3.0, 1.0, 2.0]) == 2.0
