@@ -69,9 +69,9 @@ class _Found:
 def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
     """What the estimate must be raised by for rounding that the distances do not show.
 
-    For records that count by position nothing but what a database alone adds: the resolution of the
-    values covers the rest. Else how far permuting the records moves the target, at most; for a sum,
-    the rounding of two values and how far the shortcut is from the target.
+    Both values of a pair may be off, so it is twice how far evaluating a database alone moves the
+    target, at most, or permuting its records, unless they count by position; for a sum, twice the
+    resolution at least, and how far the shortcut is from the target.
 
     Raises:
         ValueError: if permuting moves the target by more than rounding errors: replacing the last
@@ -90,7 +90,7 @@ def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
     _refuse_a_batch_of_its_own(found)
     if not is_sum:
         _refuse_an_order(found)
-        return moved
+        return 2 * moved
     rounding = 2 * max(moved, found.resolution)
     if not found.is_rounding(found.disagreement, rounding):
         raise RuntimeError(

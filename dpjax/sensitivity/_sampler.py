@@ -51,8 +51,8 @@ def sample_sensitivity(
 
     Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
     distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic: a unit in the last
-    place of the largest f(D), or what permuting the records or evaluating it without a batch, as
-    the release does, moves it, whichever is largest.
+    place of the largest f(D), or twice what permuting the records or evaluating it without a batch,
+    as the release does, moves it, whichever is largest.
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
@@ -94,9 +94,9 @@ def sample_sensitivity(
             does not return real arrays.
         ValueError: if a parameter is out of range or infeasible; if the oracle ignores its key or
             the number of records that it is asked for; if the target depends on the order of the
-            records, or has another value in a batch than alone; if the estimate is infinite, 0, or
-            lost in rounding error; if the checkpoint is of another run, truncated or corrupted; if
-            processes make different calls.
+            records, or has another value in a batch than alone; if oracle or norm has a rule for
+            `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
+            checkpoint is of another run, truncated or corrupted; if processes make different calls.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair

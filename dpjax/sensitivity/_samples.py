@@ -54,7 +54,8 @@ def sensitivity_samples(
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
         ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
-            the number of records that it is asked for.
+            the number of records that it is asked for, or oracle or norm has a rule for `vmap` of
+            its own.
 
     Formal guarantees:
         The m pairs are independent draws, so an order statistic of the distances is what
