@@ -18,14 +18,17 @@ from dpjax._numerics import compute_dtype, round_up
 
 
 def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
-    """The dtype that a target computes in on records of this one: float32 or float64."""
+    """The dtype that a target computes in on records of this one: float32 or float64.
+
+    Where JAX has no float64, records of NumPy's float64 become float32.
+    """
     try:
         found = np.dtype(dtype)
     except TypeError as error:
         raise TypeError(f"dtype must be a dtype of floats, got {dtype!r}") from error
     if not jnp.issubdtype(found, jnp.floating):
         raise TypeError(f"dtype must be a dtype of floats, got {found}")
-    return compute_dtype(found)
+    return compute_dtype(jax.dtypes.canonicalize_dtype(found))
 
 
 def unit(dtype: np.dtype) -> Fraction:

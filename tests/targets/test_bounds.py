@@ -1,10 +1,12 @@
-"""Norms of rationals, rounded up and by no more than needed."""
+"""Norms of rationals, rounded up and by no more than needed, for the dtype that runs."""
 
 import math
 from fractions import Fraction
 
+import jax
 import pytest
 
+from dpjax import targets
 from dpjax.targets._bounds import norm_up, sqrt_up
 
 EXACT = [
@@ -39,3 +41,10 @@ def test_norms():
     assert third <= Fraction(norm_up([third] * 2, "linf"))
     with pytest.raises(ValueError, match="hamming"):
         norm_up([third], "hamming")
+
+
+def test_float64_records_run_in_float32_where_jax_has_no_float64():
+    narrow = targets.bounded_mean_bound(lower=0, upper=1, n=10**6)
+    assert targets.bounded_mean_bound(lower=0, upper=1, n=10**6, dtype="float64") == narrow
+    with jax.enable_x64(True):
+        assert targets.bounded_mean_bound(lower=0, upper=1, n=10**6, dtype="float64") < narrow

@@ -74,6 +74,7 @@ def test_float64_is_kept(x64):
 
 
 @every_dims
+@pytest.mark.usefixtures("x64")
 def test_bound_is_attained(dims):
     n, h = 3, 0.07
     exact = (2 * np.pi) ** (-dims / 2) / (n * h**dims)
@@ -86,6 +87,7 @@ def test_bound_is_attained(dims):
         assert np.max(np.abs(near - away)) == pytest.approx(bound, rel=1e-5)
 
 
+@pytest.mark.usefixtures("x64")
 def test_bound_is_rounded_up():
     # K(0) = 0.3989422804014326779399460599343818684758...
     bound = targets.kernel_density_bound(bandwidth=1.0, n=1, dims=1, dtype="float64")

@@ -103,6 +103,7 @@ def test_nadaraya_watson_bound_holds_on_adversarial_pairs(n, ridge):
     assert worst >= 0.49 * bound
 
 
+@pytest.mark.usefixtures("x64")
 def test_nadaraya_watson_bound():
     assert targets.nadaraya_watson_bound(ridge=0.01, n=300, dtype="float64") == pytest.approx(1.0)
     assert targets.nadaraya_watson_bound(ridge=0.01, n=3, dtype="float64") == pytest.approx(2.0)

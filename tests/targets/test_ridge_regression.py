@@ -120,6 +120,7 @@ def test_weights_are_as_long_as_the_bound_allows(strength, x64):
     assert float(fit({"x": x, "y": jnp.ones(3)})[0]) == pytest.approx(longest)
 
 
+@pytest.mark.usefixtures("x64")
 def test_bound_is_rounded_up():
     def bound(strength, n):
         return targets.ridge_regression_bound(regularization=strength, n=n, d=2, dtype="float64")
