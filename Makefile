@@ -8,7 +8,7 @@ BIN := .venv/bin
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla
 demo: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 demo: .venv/demo
-	$(BIN)/python notebooks/demo.py
+	$(BIN)/python demo/demo.py
 
 # Nine tenths of the time is compilation; test-slow compiles as users do.
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=1

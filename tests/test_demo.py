@@ -9,8 +9,8 @@ from dpjax.base import Guarantee
 
 RUN = """
 import runpy, sys
-sys.path.insert(0, "notebooks")
-runpy.run_path("notebooks/demo.py", run_name="__main__")
+sys.path.insert(0, "demo")
+runpy.run_path("demo/demo.py", run_name="__main__")
 """
 
 
