@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow bench bench-table lint clean
+.PHONY: demo test test-slow bench bench-table docs lint package clean
 
 # A second run finds its programs compiled.
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla
@@ -24,15 +24,29 @@ bench: .venv/bench
 bench-table:
 	$(PYTHON) bench/table.py
 
+# Of what is in the repository alone: no network, and every warning is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/docs
+	$(BIN)/mkdocs build --quiet
+
 lint: .venv/lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# What would be published, installed and used where nothing else is.
+package: .venv/package
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check build/dist/*.whl
+	build/empty/bin/python tests/installed_example.py
+
 clean:
 	rm -rf .venv build
 
-.venv/demo .venv/test .venv/lint .venv/bench: pyproject.toml
+.venv/demo .venv/test .venv/docs .venv/lint .venv/bench .venv/package: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(notdir $@)]'
 	touch $@

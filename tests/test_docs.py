@@ -4,13 +4,15 @@ import math
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 import dpjax
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE]
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 # Whose names a page may leave the folder out of.
 FOLDERS = (ROOT, ROOT / "dpjax")
 
@@ -66,11 +68,37 @@ def test_the_guide_says_what_few_pairs_cost():
         assert re.search(rf"{overshoot:.2f} times[^,]* at m = {m:,}", guide)
 
 
+def examples(page):
+    """All code in Python of a page, which runs from top to bottom."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
+
+
+# Whose code takes more than one machine, or is the README's.
+NOT_RUN = ("scale.md", "index.md")
+
+
 @pytest.mark.slow
-def test_the_example_of_the_guide_runs():
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "when-it-works.md").read_text(), flags=re.DOTALL
-    )
-    namespace = {}
-    exec(example, namespace)
-    assert 0.05 < namespace["ratio"] < 0.2
+@pytest.mark.parametrize(
+    "page",
+    [page for page in SITE if examples(page) and page.name not in NOT_RUN],
+    ids=lambda page: page.stem,
+)
+def test_the_code_of_a_page_runs(page):
+    namespace = {"__name__": page.stem}
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        exec(compile(examples(page), page.name, "exec"), namespace)
+    if page.stem == "when-it-works":
+        assert 0.05 < namespace["ratio"] < 0.2
+
+
+def test_the_start_page_has_the_example_of_the_readme():
+    """Which is run by tests/test_readme.py."""
+    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert examples(ROOT / "docs" / "index.md") == first[1]
+
+
+def test_the_site_leads_to_every_page():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [str(page.relative_to(ROOT / "docs")) for page in SITE]
+    missing = [x for x in pages if not re.search(rf": {re.escape(x)}$", navigation, re.MULTILINE)]
+    assert not missing

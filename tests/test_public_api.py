@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import re
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,12 @@ def test_examples_run(name):
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert results.failed == 0, "".join(report)
     assert results.attempted > 0
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    pages = (Path(__file__).parents[1] / "docs" / "api").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    assert sorted(re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE)) == sorted(PUBLIC)
 
 
 @classes
