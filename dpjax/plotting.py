@@ -4,10 +4,12 @@ import collections.abc
 import typing
 
 from dpjax import _checks
+from dpjax.accounting import _ledger
 from dpjax.auditing import _result
 
 __all__ = [
     "audit_curve",
+    "ledger_history",
 ]
 
 # From matplotlib's color cycle, so that a style of one's own applies.
@@ -70,6 +72,50 @@ def audit_curve(
     ax.set_xscale("log")
     ax.set_xlabel("samples of each value")
     ax.set_ylabel(_axis_label(first))
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return ax
+
+
+def ledger_history(ledger: _ledger.Ledger, ax: typing.Any = None) -> typing.Any:
+    """Plots what releases have spent of a ledger's epsilon, release by release, and its budget.
+
+    Args:
+        ledger: a `dpjax.Ledger`.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        LedgerError: if the file cannot be trusted.
+
+    Formal guarantees:
+        Those of `ledger.spent`; the plot shows nothing that `ledger.history()` does not.
+
+    Source:
+        None.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import dpjax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = dpjax.Ledger(pathlib.Path(folder) / "ledger.db", epsilon=1.0)
+        ...     ledger.charge(dpjax.Guarantee(0.25))
+        ...     axes = dpjax.plotting.ledger_history(ledger)
+        >>> axes.get_ylabel()
+        'epsilon spent'
+    """
+    if ax is None:
+        ax = _checks.extra("matplotlib.pyplot", "demo").figure(layout="constrained").subplots()
+    spent = [0.0, *(float(row["spent_epsilon"]) for row in ledger.history())]
+    budget = float(ledger.budget[0])
+    ax.step(range(len(spent)), spent, where="post", color=_BOUND, marker="o", label="spent")
+    ax.axhline(budget, color=_CLAIM, linestyle="--", label=f"budget, {budget:g}")
+    ax.set_ylim(-0.04 * budget, 1.1 * budget)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_xlabel("releases paid for")
+    ax.set_ylabel("epsilon spent")
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
 
