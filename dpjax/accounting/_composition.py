@@ -3,6 +3,7 @@
 import hashlib
 import math
 import uuid
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import round_up, sum_up
-from dpjax.base import Guarantee, SampledEvent
+from dpjax.base import Guarantee, Release, SampledEvent
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:
@@ -168,6 +169,39 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
         under_p.notes,
         under_p.group_size,
     )
+
+
+def post_process(release: Release, function: Callable[[Any], Any]) -> Release:
+    """What a function makes of a release, under the same guarantee.
+
+    Args:
+        release: of a mechanism.
+        function: of its value, and of public things; not of the private database.
+
+    Returns:
+        A `Release`.
+
+    Raises:
+        TypeError: if the release is none, or the function not a function.
+
+    Formal guarantees:
+        Those of the release: nothing that is computed from a release alone loses privacy. That the
+        function knows nothing else that is private is yours to keep.
+
+    Source:
+        Dwork and Roth (2014), Proposition 2.1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> counts = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.array([3, 0, 5]))
+        >>> positive = dpjax.accounting.post_process(counts, lambda x: jnp.maximum(x, 0))
+        >>> positive.guarantee
+        (epsilon=1, delta=0)-DP, seeded key
+    """
+    if not isinstance(release, Release):
+        raise TypeError(f"release must be a Release, got {_checks.shown(release)}")
+    return Release(_checks.function("function", function)(release.value), release.guarantee)
 
 
 def concrete(guarantee: Any) -> Guarantee:

@@ -104,6 +104,17 @@ class SensitivityMechanism(abc.ABC):
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))
 
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """What one release with ideal noise costs: rho and delta of approximate zCDP, rounded up.
+
+        Of a mechanism that promises (epsilon, delta): epsilon^2 / 2 and delta (Bun and Steinke
+        2016, Proposition 3.3 and Lemma 8.8). gamma is not in it.
+        """
+        if self.sensitivity.zero_allowed or not self._is_exact:
+            return math.inf, 1.0
+        return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
+
     def _compiles_in_pieces(self, value: Any) -> bool:
         """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
         del value
