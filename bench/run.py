@@ -17,6 +17,7 @@ JOBS = (
     "releases",
     "first_answer",
     "growth",
+    "ledger",
 )
 
 

@@ -75,7 +75,8 @@ class PrivacyFilter(_Adaptive):
         samplings hold, whatever order, mechanism and moment to stop is chosen by the releases
         before; the gammas of the samplings add, see `filter.guarantee`. Targets, sizes and oracles
         of *sampled* sensitivities must have been fixed in advance. Refusals depend on the
-        guarantees alone.
+        guarantees alone. Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016),
+        those in zCDP to Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
     """
 
     def __init__(

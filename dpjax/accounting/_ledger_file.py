@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -256,7 +257,7 @@ class LedgerFile:
     def _corrupted(self, what: str) -> LedgerError:
         return LedgerError(f"{self.path} is corrupted: {what} is not what was written")
 
-    def _raise_mark(self, number: int) -> None:
+    def _raise_mark(self, number: float) -> None:
         """Makes the mark cover an entry; it only ever rises, for its writers are alone."""
         with self._writing():
             mark = self._mark.read()
@@ -264,6 +265,14 @@ class LedgerFile:
                 self._mark.write(Mark(self.entries[-1].number, self.entries[-1].digest))
 
     # The connection.
+
+    def close(self) -> None:
+        """Closes the file; the last process moves what is in the log to it."""
+        self._connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection") and self._process == os.getpid():
+            self.close()
 
     def _connected(self) -> sqlite3.Connection:
         if self._identity() != self._opened:
@@ -292,7 +301,7 @@ class LedgerFile:
             self._connection.execute(f"PRAGMA {setting}")
         self._make_or_refuse(marked)
         self._write_ahead()
-        self._raise_mark(0)
+        self._raise_mark(math.inf)  # Which also shows that it can be written.
         if not marked:
             sync_folder(self.path.parent)
 

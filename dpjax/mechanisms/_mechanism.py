@@ -109,7 +109,7 @@ class SensitivityMechanism(abc.ABC):
         """What one release with ideal noise costs: rho and delta of approximate zCDP, rounded up.
 
         Of a mechanism that promises (epsilon, delta): epsilon^2 / 2 and delta (Bun and Steinke
-        2016, Proposition 3.3 and Lemma 8.8). gamma is not in it.
+        2016, Proposition 1.4 and section 8). gamma is not in it.
         """
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0

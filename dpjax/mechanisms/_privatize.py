@@ -35,9 +35,9 @@ def privatize(
         DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys.
 
     Raises:
-        TypeError: if the target is not a function, or the mechanism is none; at a release, if the
-            key is not a typed key or the database does not hold arrays of the kinds that were
-            sampled.
+        TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
+            if the key is not a typed key or the database does not hold arrays of the kinds that
+            were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
             or the ledger knows the key.
@@ -65,6 +65,11 @@ def privatize(
         (epsilon=1, delta=0)-DP, seeded key
     """
     _checks.function("target", target)
+    if ledger is not None and not isinstance(ledger, OpenLedger):
+        raise TypeError(
+            "ledger must be a dpjax.Ledger or a dpjax.random.KeyLedger, got"
+            f" {type(ledger).__name__}: {_checks.shown(ledger)}"
+        )
     sensitivity = _sensitivity_of(mechanism)
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)

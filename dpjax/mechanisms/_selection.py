@@ -73,7 +73,7 @@ class SelectionMechanism(SensitivityMechanism):
     def zcdp(self) -> tuple[float, float]:
         """Of the exponential mechanism, whose range is bounded: epsilon^2 / 8 and 0.
 
-        Dong, Durfee and Rogers (2020); Cesar and Rogers (2021), Lemma 3.4.
+        Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho), delta

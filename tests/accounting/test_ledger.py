@@ -253,11 +253,12 @@ def test_requests_that_differ_in_anything_pay(path, keys):
         (scaled(1.0), dpjax.laplace(sampled("a"), 0.1), RECORDS, ledger),
         (scaled(1.0), dpjax.laplace(sampled("b"), 0.1), RECORDS, ledger),
     ]
-    for i, (target, mechanism, records, one) in enumerate(asked):
-        dpjax.privatize(target, mechanism, ledger=one)(keys(i), records)
+    made = [(dpjax.privatize(f, mechanism, ledger=one), x) for f, mechanism, x, one in asked]
+    for i, (private, records) in enumerate(made):
+        private(keys(i), records)
         assert paid(ledger) == i + 1
-    for i, (target, mechanism, records, one) in enumerate(asked):
-        dpjax.privatize(target, mechanism, ledger=one)(keys(i), records)
+    for i, (private, records) in enumerate(made):
+        private(keys(i), records)
     assert paid(ledger) == len(asked)
     assert len({row["request"] for row in ledger.history()}) == len(asked)
 
@@ -367,6 +368,11 @@ def test_what_may_release_many_times_is_refused(ledger, keys):
             with pytest.raises(TypeError, match="host"):
                 release()
     assert paid(ledger) == 0
+
+
+def test_what_is_no_ledger_is_told():
+    with pytest.raises(TypeError, match=r"ledger must be a dpjax\.Ledger"):
+        dpjax.privatize(jnp.mean, LAPLACE, ledger="ledger.db")
 
 
 def test_a_file_that_cannot_be_trusted_releases_nothing(ledger, path, keys, monkeypatch):
