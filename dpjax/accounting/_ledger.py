@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,18 @@ from dpjax import _checks
 from dpjax._numerics import round_up
 from dpjax.accounting._composition import compose, concrete
 from dpjax.accounting._ledger_errors import BudgetExceededError
-from dpjax.accounting._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, LedgerFile, decimals
+from dpjax.accounting._ledger_file import (
+    DELTA_DIGITS,
+    EPSILON_DIGITS,
+    LedgerFile,
+    decimal,
+    decimals,
+)
 from dpjax.base import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax.random._keys import check_key
 from dpjax.random._open_ledgers import Account, Request, fingerprint, refuse_traced
+
+_MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
 
 
 class Ledger(Account):
@@ -270,19 +278,16 @@ def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise TypeError(f"{name} must be a number, got {_checks.shown(value)}")
     try:
-        exact = Fraction(str(float(value) if isinstance(value, float) else value))
-    except ValueError as error:
-        raise ValueError(f"{name} must be a finite number, got {value}") from error
-    return rounded(exact * 10**digits)
+        exact = Decimal(str(float(value)) if isinstance(value, float) else value)
+    except InvalidOperation as error:
+        raise ValueError(f"{name} must be a number, got {_checks.shown(value)}") from error
+    if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
+        raise ValueError(f"{name} must be a finite number of usual size, got {value}")
+    return rounded(Fraction(exact) * 10**digits)
 
 
 def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
-    return _as_decimal(epsilon, EPSILON_DIGITS), _as_decimal(delta, DELTA_DIGITS)
-
-
-def _as_decimal(units: int, digits: int) -> Decimal:
-    """Exactly, as far as 10^-digits go."""
-    return Decimal(f"{units}e-{digits}").normalize()
+    return Decimal(decimal(epsilon, EPSILON_DIGITS)), Decimal(decimal(delta, DELTA_DIGITS))
 
 
 def _as_float(units: int, digits: int) -> float:

@@ -19,7 +19,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -354,11 +353,15 @@ class LedgerFile:
 
 def decimals(amount: tuple[int, ...]) -> str:
     """An amount of budget, for messages: exactly."""
-    epsilon, delta = (
-        f"{Decimal(units).scaleb(-digits).normalize():f}"
-        for units, digits in zip(amount, (EPSILON_DIGITS, DELTA_DIGITS), strict=True)
-    )
+    epsilon, delta = map(decimal, amount, (EPSILON_DIGITS, DELTA_DIGITS))
     return f"epsilon {epsilon}" + (f" and delta {delta}" if amount[1] else "")
+
+
+def decimal(units: int, digits: int) -> str:
+    """A multiple of 10^-digits, with all of its digits."""
+    text = f"{units:0{digits + 1}d}"
+    fraction = text[-digits:].rstrip("0")
+    return text[:-digits] + ("." + fraction if fraction else "")
 
 
 def _link(last: str, text: str) -> str:

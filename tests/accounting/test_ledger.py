@@ -75,7 +75,12 @@ def test_noise_covers_the_decimal_that_is_charged(epsilon):
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "expected"),
-    [(0.1, 1e-5, ("0.1", "0.00001")), ("3", Decimal("0.5"), ("3", "0.5")), (1, 0, ("1", "0"))],
+    [
+        (0.1, 1e-5, ("0.1", "0.00001")),
+        ("3", Decimal("0.5"), ("3", "0.5")),
+        (1, 0, ("1", "0")),
+        ("12345678901234567890.123456789012", 0, ("12345678901234567890.123456789012", "0")),
+    ],
 )
 def test_budgets_are_decimals(epsilon, delta, expected, path):
     ledger = dpjax.Ledger(path, epsilon=epsilon, delta=delta)
@@ -91,6 +96,8 @@ def test_budgets_are_decimals(epsilon, delta, expected, path):
         ({"epsilon": float("nan")}, ValueError),
         ({"epsilon": float("inf")}, ValueError),
         ({"epsilon": "much"}, ValueError),
+        ({"epsilon": "1e1000000000"}, ValueError),
+        ({"epsilon": Decimal("1e-1000000000")}, ValueError),
         ({"epsilon": None}, TypeError),
         ({"epsilon": True}, TypeError),
         ({"epsilon": 1, "delta": 1}, ValueError),
