@@ -1,5 +1,6 @@
 """Oracles: public models of plausible databases."""
 
+from dpjax.oracles._independent import IndependentRecords as IndependentRecords
 from dpjax.oracles._independent import independent as independent
 from dpjax.oracles._resample import resample as resample
 from dpjax.oracles._smoothed_resample import smoothed_resample as smoothed_resample
