@@ -2,5 +2,6 @@
 
 from dpjax.oracles._independent import IndependentRecords as IndependentRecords
 from dpjax.oracles._independent import independent as independent
+from dpjax.oracles._mixture import mixture as mixture
 from dpjax.oracles._resample import resample as resample
 from dpjax.oracles._smoothed_resample import smoothed_resample as smoothed_resample
