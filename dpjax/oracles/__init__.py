@@ -1,5 +1,6 @@
 """Oracles: public models of plausible databases."""
 
+from dpjax.oracles._class_gaussians import class_gaussians as class_gaussians
 from dpjax.oracles._independent import IndependentRecords as IndependentRecords
 from dpjax.oracles._independent import independent as independent
 from dpjax.oracles._mixture import mixture as mixture
