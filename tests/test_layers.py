@@ -31,6 +31,7 @@ LEVELS = {
     "_fingerprints": 0,
     "_programs": 0,
     "_records": 0,
+    "_letters": 0,
     "base": 1,
     "_sum_targets": 2,
     "operating_points": 2,

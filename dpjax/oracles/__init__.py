@@ -7,3 +7,4 @@ from dpjax.oracles._independent import independent as independent
 from dpjax.oracles._mixture import mixture as mixture
 from dpjax.oracles._resample import resample as resample
 from dpjax.oracles._smoothed_resample import smoothed_resample as smoothed_resample
+from dpjax.oracles._words import words as words
