@@ -43,6 +43,8 @@ CLASSES = {
 LONG = ("check_conformance", "audit_curve", "linear_svm")
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 classes = pytest.mark.parametrize("name", CLASSES)
+# Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
+FREE_TEXTS = {"version", "unit", "x", "repeat"}
 FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
 
 
@@ -133,7 +135,7 @@ def test_modules_show_what_they_define_and_not_what_they_import(module):
 @functions
 def test_words_of_which_few_are_right_are_literals(name):
     found = inspect.signature(FUNCTIONS[name]).parameters
-    assert {key for key, parameter in found.items() if parameter.annotation is str} <= {"version"}
+    assert {key for key, parameter in found.items() if parameter.annotation is str} <= FREE_TEXTS
 
 
 def test_a_type_checker_finds_wrong_words():
