@@ -72,6 +72,8 @@ def words_of(weights: np.ndarray) -> np.ndarray:
 
 def weighted_choice(name: str, weights: Any, count: int) -> WeightedChoice:
     """A choice by public weights, which need not add up to 1; refuses what it could not draw."""
+    if _checks.is_traced(weights):
+        raise TypeError(f"{name} must be known when an oracle is made, got traced {weights.dtype}")
     try:
         array = np.asarray(weights, np.float64)
     except (TypeError, ValueError) as error:

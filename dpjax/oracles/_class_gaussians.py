@@ -80,7 +80,7 @@ def class_gaussians(
         records; its `log_prob` is a density in x and a probability in y.
 
     Raises:
-        TypeError: if the records are no real arrays, or x no floats.
+        TypeError: if the records are no real arrays, x no floats, or either is traced.
         ValueError: if they have not these shapes, a number is NaN or infinite, a class has fewer
             than 2 records, or shrinkage or floor is out of range.
 
@@ -130,6 +130,8 @@ def _labeled(records: Any) -> tuple[jax.Array, jax.Array]:
         raise ValueError(
             f'records must be {{"x": (p, d), "y": (p,)}}, got {_checks.described(arrays)}'
         )
+    for part in (x, y):
+        _checks.host_only("class_gaussians", part, "its oracle, made outside")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f'"x" must be floats, got dtype {x.dtype}: integers would become Gaussians')
     if not (np.isfinite(np.asarray(x)).all() and np.isfinite(np.asarray(y)).all()):

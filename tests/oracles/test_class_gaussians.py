@@ -82,9 +82,10 @@ def test_few_or_constant_records_still_have_a_density():
     least = 0.01 * x[:, 1].std(ddof=1)
     assert float(oracle.deviations[0, 1]) == pytest.approx(least, rel=1e-5)
     np.testing.assert_array_equal(oracle.deviations[:, 3], 0)
-    assert np.isfinite(oracle.log_prob({"x": x[0], "y": np.asarray(0)}))
+    log_prob = jax.jit(oracle.log_prob)
+    assert np.isfinite(log_prob({"x": x[0], "y": np.asarray(0)}))
     x[0, 3] = 0.2
-    assert np.isneginf(oracle.log_prob({"x": x[0], "y": np.asarray(0)}))
+    assert np.isneginf(log_prob({"x": x[0], "y": np.asarray(0)}))
 
 
 def test_units_do_not_matter():
@@ -108,6 +109,11 @@ def test_units_do_not_matter():
 def test_bad_records_are_refused(change, error, message):
     with pytest.raises(error, match=message):
         class_gaussians({**PUBLIC, **change})
+
+
+def test_fitting_in_a_traced_program_is_refused():
+    with pytest.raises(TypeError, match="class_gaussians runs on the host"):
+        jax.jit(lambda x: class_gaussians({**PUBLIC, "x": x}).means)(PUBLIC["x"])
 
 
 def test_bad_parameters_are_refused():

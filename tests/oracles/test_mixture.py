@@ -64,7 +64,7 @@ def test_components_may_be_of_any_kind(key):
 
 def test_discrete_components_add_up():
     oracle = mixture([resample(np.array([1, 2])), resample(np.array([2, 3]))], [0.25, 0.75])
-    found = np.exp(jax.vmap(oracle.log_prob)(np.arange(5)))
+    found = np.exp(jax.jit(jax.vmap(oracle.log_prob))(np.arange(5)))
     np.testing.assert_allclose(found, [0, 0.125, 0.5, 0.375, 0], atol=1e-6)
 
 
@@ -88,6 +88,11 @@ def test_a_component_without_a_density_says_so():
 def test_bad_weights_are_refused(weights, error, message):
     with pytest.raises(error, match=message):
         mixture([jax.random.normal, jax.random.uniform], weights)
+
+
+def test_traced_weights_are_refused():
+    with pytest.raises(TypeError, match="weights must be known"):
+        jax.jit(lambda weights: mixture([jax.random.normal] * 2, weights).choice)(np.ones(2))
 
 
 def test_bad_components_are_refused():

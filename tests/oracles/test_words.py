@@ -35,7 +35,7 @@ def test_words_come_as_often_as_the_table_says(key):
 def test_probabilities_are_of_codes_and_add_up_to_one():
     oracle = words(TABLE, width=2)
     codes = targets.encode_text(["sm", "ng", "oh", "xy"], width=2)
-    found = np.exp(jax.vmap(oracle.log_prob)(codes))
+    found = np.exp(jax.jit(jax.vmap(oracle.log_prob))(codes))
     np.testing.assert_allclose(found, [0.4, 0.4, 0.2, 0], atol=1e-6)
 
 
