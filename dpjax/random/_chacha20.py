@@ -114,7 +114,7 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
 
 # Words of one round for a batch of samples, and what is made of them.
 Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
-Sampler = Callable[[Draw, jax.Array], Any]
+WordSampler = Callable[[Draw, jax.Array], Any]
 
 
 def words(
@@ -143,7 +143,13 @@ def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def sample(
-    sampler: Sampler, key_data: jax.Array, round_number: Any, *, nonce: int, width: int, count: int
+    sampler: WordSampler,
+    key_data: jax.Array,
+    round_number: Any,
+    *,
+    nonce: int,
+    width: int,
+    count: int,
 ) -> Any:
     """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
 
@@ -172,7 +178,7 @@ def _part(width: int, count: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _chunked(sampler: Sampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
+def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
     size, blocks = _part(width, count)
     parts = -(-count // size)
     if parts * blocks >= 2**28:
