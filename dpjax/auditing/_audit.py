@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from dpjax import _checks
-from dpjax.auditing._bounds import Question, clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._claims import StatedGrid, claim_of
-from dpjax.auditing._draws import Plan, Sampler
+from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._draws import SamplePlan, Sampler
 from dpjax.auditing._events import Choice, Experiment, choose
 from dpjax.auditing._result import AuditResult
 from dpjax.auditing._scores import Evidence, propose
@@ -237,7 +237,7 @@ def _worst(
 
 
 def _learn(
-    key: jax.Array, sampler: Sampler, pair: Pair, plan: Plan, experiment: Experiment
+    key: jax.Array, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
 ) -> list[Choice]:
     """The events to test: proposed by one sample, chosen by another."""
     keys = jax.random.split(key, 4)

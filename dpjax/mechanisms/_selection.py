@@ -17,7 +17,7 @@ from dpjax.mechanisms._mechanism import begin, check_noise
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL, Lattice
-from dpjax.random._selection import clamped_scores, largest_gap, score_gaps
+from dpjax.random._selected_index import clamped_scores, largest_gap, score_gaps
 
 
 @dataclasses.dataclass(frozen=True)

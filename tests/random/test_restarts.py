@@ -12,7 +12,7 @@ import pytest
 
 from dpjax.random import _alias, _chacha20, _lattice
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._selection import exponential_index, permute_and_flip_index
+from dpjax.random._selected_index import exponential_index, permute_and_flip_index
 
 # The most samples of one key in one batch.
 BORDER = _chacha20._CHUNK // 9 * 16
