@@ -22,6 +22,9 @@ from dpjax.random._noise import LAPLACE, Noise
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
+    What `effective_scale`, `grid_for`, `range` and `error_quantile` say of a shape, whatever it is,
+    holds where the value is one lattice. With `like` they know how many there are.
+
     Attributes:
         sensitivity: of the lattice values, norm "linf".
         epsilon: of the guarantee.

@@ -28,7 +28,9 @@ class CoordinatewiseMechanism(LatticeMechanism):
     """Adds noise to arrays that are made of the value, and releases what is made of the noisy ones.
 
     A subclass gives its `_calibration`. A linear map before the noise is `_before_noise`, its
-    inverse `_after_noise`: sensitivity, norm and grid are then those of the mapped arrays.
+    inverse `_after_noise`, and `_noisy` maps an output again. Sensitivity, norm, grid, scale, range
+    and density are then those of the mapped arrays. An audit takes `grids` for that of the outputs
+    and `clamped` for a value: a subclass whose map moves values overrides both.
 
     Attributes:
         sensitivity: of the arrays that get noise.

@@ -89,7 +89,8 @@ class LatticeMechanism(SensitivityMechanism):
         """What a caller asks about: shapes and dtypes of the arrays, and their calibration."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
-            value = self._example(shape or (), jax.dtypes.canonicalize_dtype(dtype))
+            shape = () if shape is None else shape
+            value = self._example(shape, jax.dtypes.canonicalize_dtype(dtype))
         elif shape is not None or dtype is not None:
             raise ValueError("give either like, which has a shape and a dtype, or these")
         else:
@@ -140,9 +141,9 @@ class LatticeMechanism(SensitivityMechanism):
                 `jax.ShapeDtypeStruct`s.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`: all get noise of one
-            scale, but every dtype has a lattice of its own to find it on. NaN where no grid can
-            carry the noise.
+            A scalar in the units of the value, one for every array of `like`: the nominal scale is
+            one, but what a grid step divides the noise by is rounded for every dtype. NaN where no
+            grid can carry the noise.
         """
         arrays, calibration = self._asked(shape, like)
         return jax.tree.map(lambda leaf: self._effective_scale(leaf, calibration), arrays)
