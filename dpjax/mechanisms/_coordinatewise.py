@@ -18,6 +18,7 @@ from dpjax.random._release import (
     largest_release,
     largest_value,
     shares_programs,
+    usable_scale,
 )
 
 # Of an interval, in scales: narrower ones have the density times the width for a probability.
@@ -122,7 +123,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
 
         def of_array(y: Any, x: jax.Array) -> jax.Array:
             center = clamped(x, largest_value(x.dtype, calibration, self.noise))
-            scale = self._scale_drawn(x, calibration)
+            scale = usable_scale(self._scale_drawn(x, calibration), x.dtype)
             return _log_prob(y, center, scale, self.noise, largest_release(x.dtype))
 
         return sum_over_leaves(of_array, self._noisy(output), arrays)
@@ -152,9 +153,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         arrays, calibration = self._asked(shape, like)
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
         quantile = self.noise.tail_quantile(_tail_of_one(probability, together))
-        return jax.tree.map(
-            lambda leaf: self._effective_scale(leaf, calibration) * quantile, arrays
-        )
+        return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration) * quantile, arrays)
 
 
 def _tail_of_one(probability: float, together: int) -> float:

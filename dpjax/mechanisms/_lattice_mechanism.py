@@ -14,7 +14,7 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, count
 from dpjax.norms import is_float
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import Lattice
-from dpjax.random._release import check_scale, usable_scale
+from dpjax.random._release import check_scale
 
 
 class LatticeMechanism(SensitivityMechanism):
@@ -65,8 +65,7 @@ class LatticeMechanism(SensitivityMechanism):
         self._check_structure(value)
         arrays = jax.eval_shape(self._before_noise, value)
         calibration = self._calibration(arrays)
-        zero_allowed = calibration.zero_allowed
-        check_scale(self._scale_name, calibration.scale, arrays, zero_allowed=zero_allowed)
+        check_scale(self._scale_name, calibration, arrays)
         if self._is_exact and not _checks.is_traced(self.epsilon):
             self._check_fit(arrays, calibration)
 
@@ -92,7 +91,9 @@ class LatticeMechanism(SensitivityMechanism):
             shape = () if shape is None else shape
             value = self._example(shape, jax.dtypes.canonicalize_dtype(dtype))
         elif shape is not None or dtype is not None:
-            raise ValueError("give either like, which has a shape and a dtype, or these")
+            raise ValueError(
+                f"like has shapes and dtypes of its own: leave out shape={shape}, dtype={dtype}"
+            )
         else:
             value = _checks.real_shapes("like", like)
             self._check_structure(value)
@@ -116,15 +117,16 @@ class LatticeMechanism(SensitivityMechanism):
             rounded, for noise in floats and where there is none.
         """
         arrays, calibration = self._asked(shape, like)
-        return jax.tree.map(lambda leaf: self._spacing(leaf, calibration), arrays)
 
-    def _spacing(self, leaf: Any, calibration: Calibration) -> Scalar:
-        if self._lattice is None or calibration.zero_allowed:
-            return 0.0
-        if not is_float(leaf):
-            return 1.0
-        exponent = calibration.fit(self._lattice, leaf.dtype).exponent
-        return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
+        def spacing(leaf: Any) -> Scalar:
+            if self._lattice is None or calibration.zero_allowed:
+                return 0.0
+            if not is_float(leaf):
+                return 1.0
+            exponent = calibration.fit(self._lattice, leaf.dtype).exponent
+            return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
+
+        return jax.tree.map(spacing, arrays)
 
     def effective_scale(self, shape: tuple[int, ...] | None = None, *, like: Any = None) -> Any:
         """The scale really drawn; for selections, how far a score must fall for a factor e.
@@ -146,17 +148,12 @@ class LatticeMechanism(SensitivityMechanism):
             grid can carry the noise.
         """
         arrays, calibration = self._asked(shape, like)
-        return jax.tree.map(lambda leaf: self._effective_scale(leaf, calibration), arrays)
+        return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration), arrays)
 
-    def _effective_scale(self, leaf: Any, calibration: Calibration) -> Scalar:
+    def _scale_drawn(self, leaf: Any, calibration: Calibration) -> Scalar:
         if self._lattice is None or calibration.zero_allowed:
             return calibration.scale
-        return as_number(self._scale_drawn(leaf, calibration))
-
-    def _scale_drawn(self, leaf: Any, calibration: Calibration) -> jax.Array:
-        if self._lattice is None:
-            return usable_scale(calibration.scale, leaf.dtype)
-        return calibration.fit(self._lattice, leaf.dtype).scale
+        return as_number(calibration.fit(self._lattice, leaf.dtype).scale)
 
 
 def as_number(scalar: Any) -> Scalar:

@@ -17,6 +17,7 @@ from dpjax.mechanisms._mechanism import begin, check_noise
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL, Lattice
+from dpjax.random._release import usable_scale
 from dpjax.random._selected_index import clamped_scores, largest_gap, score_gaps
 
 
@@ -132,9 +133,8 @@ class SelectionMechanism(LatticeMechanism):
         self._check_value(scores)
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
-        log_pmf = self.rule.log_pmf(
-            -gaps / self._scale_drawn(scores, calibration).astype(gaps.dtype)
-        )
+        scale = usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
+        log_pmf = self.rule.log_pmf(-gaps / scale)
         index = jnp.asarray(output)
         possible = (index >= 0) & (index < scores.size)
         return jnp.where(possible, log_pmf[jnp.clip(index, 0, scores.size - 1)], -jnp.inf)
@@ -167,7 +167,7 @@ class SelectionMechanism(LatticeMechanism):
         scores, calibration = self._asked(shape, like)
         tail = 1 - _checks.fraction("probability", probability)
         responses = scores.size if simultaneous else 1
-        return self._effective_scale(scores, calibration) * math.log(responses / tail)
+        return self._scale_drawn(scores, calibration) * math.log(responses / tail)
 
 
 def select_by(

@@ -161,11 +161,11 @@ def test_error_bars_of_all_arrays_hold_at_once():
 def test_shapes_and_like_are_not_both_given(mechanism):
     scores = jnp.zeros(3)
     for ask in (mechanism.effective_scale, mechanism.grid_for, mechanism.range):
-        with pytest.raises(ValueError, match="either like"):
+        with pytest.raises(ValueError, match="like has shapes and dtypes of its own"):
             ask((3,), like=scores)
-    with pytest.raises(ValueError, match="either like"):
+    with pytest.raises(ValueError, match="like has shapes and dtypes of its own"):
         mechanism.error_quantile(0.9, shape=(3,), like=scores)
-    with pytest.raises(ValueError, match="either like"):
+    with pytest.raises(ValueError, match="like has shapes and dtypes of its own"):
         mechanism.range(dtype="float32", like=scores)
 
 
