@@ -129,7 +129,7 @@ def _releases(case: _Case) -> None:
 
 
 def _depends_on_the_key(case: _Case) -> None:
-    outputs = jax.tree.map(lambda x: x[:64], _outputs_of(case, case.make(), case.draws))
+    outputs = jax.tree.map(lambda x: x[:64], _draws(case, case.make(), case.draws))
     varied = [np.any(np.asarray(x) != np.asarray(x)[:1]) for x in jax.tree.leaves(outputs)]
     _require(all(varied), "every array of a release must depend on the key")
 
@@ -213,12 +213,12 @@ def _sanitizes(case: _Case) -> None:
     """
     mechanism = case.make()
     for name, value in _strange_values(case.value):
-        drawn = _outputs_of(dataclasses.replace(case, value=value), mechanism, _STRANGE_DRAWS)
+        drawn = _draws(dataclasses.replace(case, value=value), mechanism, _STRANGE_DRAWS)
         finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(drawn))
         _require(finite, f"a value of {name} must become finite")
         plain = dataclasses.replace(case, value=jax.jit(as_clamped)(mechanism, value))
         _require(
-            _same(drawn, _outputs_of(plain, mechanism, _STRANGE_DRAWS)),
+            _same(drawn, _draws(plain, mechanism, _STRANGE_DRAWS)),
             f"a value of {name} must be released like what it becomes (by `clamped`, or else 0 for"
             " NaN and the largest float): something else tells that it was there",
         )
@@ -238,7 +238,7 @@ def _keeps_its_guarantee(case: _Case) -> None:
 def _matches_its_log_prob(case: _Case) -> None:
     """Draws have the stated density, and the loss on the neighbor keeps (epsilon, delta)."""
     mechanism = case.make()
-    outputs = _outputs_of(case, mechanism, case.draws)
+    outputs = _draws(case, mechanism, case.draws)
     here = np.asarray(_log_probs(mechanism, outputs, case.value), float)
     there = np.asarray(_log_probs(mechanism, outputs, case.neighbor), float)
     _require(np.all(np.isfinite(here)), "log_prob must be finite on what was drawn")
@@ -275,7 +275,7 @@ _CHECKS: tuple[Callable[[_Case], None], ...] = (
 )
 
 
-def _outputs_of(case: _Case, mechanism: Mechanism, count: int) -> Any:
+def _draws(case: _Case, mechanism: Mechanism, count: int) -> Any:
     return _released_values(mechanism, jax.random.split(case.key, count), case.value)
 
 
