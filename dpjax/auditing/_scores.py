@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dpjax.auditing import _features as features
+from dpjax.auditing._batched_outputs import Sampler
 from dpjax.auditing._features import Code, Coordinate
-from dpjax.auditing._outputs import Sampler
 
 # Numbers of an output that are looked at one by one.
 _COORDINATES = 8
