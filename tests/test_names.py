@@ -6,14 +6,18 @@ from pathlib import Path
 import dpjax
 
 PACKAGE = Path(dpjax.__file__).parent
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"]
+# A plot has the name of what it shows.
+MODULES = [
+    path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name != "__init__.py" and path.parent.name != "plotting"
+]
 
 # Names that several modules define, and why.
 SHARED = {
     "__all__": "the public names of a module",
     "__dir__": "hides what a module imports",
     "T": "a type variable, which stands for anything",
-    "audit_curve": "dpjax.plotting draws what dpjax.auditing computes",
 }
 
 
