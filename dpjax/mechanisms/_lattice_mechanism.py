@@ -63,6 +63,7 @@ class LatticeMechanism(SensitivityMechanism):
 
     def _check_value(self, value: Any) -> None:
         self._check_structure(value)
+        # Of shapes and dtypes alone: nothing that a value holds may decide what is refused.
         arrays = jax.eval_shape(self._before_noise, value)
         calibration = self._calibration(arrays)
         check_scale(self._scale_name, calibration, arrays)
