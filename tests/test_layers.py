@@ -26,6 +26,7 @@ LEVELS = {
     "_lapack": 0,
     "_origins": 0,
     "_by_value": 0,
+    "_durable": 0,
     "_host_code": 0,
     "_walks": 0,
     "_fingerprints": 0,
