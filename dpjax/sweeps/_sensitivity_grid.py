@@ -13,7 +13,8 @@ from dpjax.base import Method
 from dpjax.operating_points import operating_point
 
 _MARGINAL = "marginal"
-_DIMENSIONS = ("method", "confidence", "gamma")
+# Datasets select by sel(name=value), where "method" means something else.
+_DIMENSIONS = ("operating_method", "confidence", "gamma")
 
 
 def sensitivity_grid(
@@ -48,13 +49,14 @@ def sensitivity_grid(
             samples and pair together, which is the only one that "dkw" makes.
 
     Returns:
-        An `xarray.Dataset` (needs the extra "sweep") over method, confidence (a string, "marginal"
-        for None) and gamma: `sensitivity`, the estimate; `k`, the order statistic, 0 where m is
-        too small for the point or the method does not make the statement, and the estimate is NaN;
-        `confidence_taken`, at which k was found, 1 - (1 - C)/J, NaN where marginal. They are for
-        study and have none of the checks of `dpjax.sample_sensitivity`: it gives what may be
-        released, with the same key, m, gamma and `confidence=confidence_taken`. Its guarantee says
-        that confidence, which one point has by itself; after a choice among J what holds is C.
+        An `xarray.Dataset` (needs the extra "sweep") over operating_method, confidence (a string,
+        "marginal" for None) and gamma: `sensitivity`, the estimate; `k`, the order statistic, 0
+        where m is too small for the point or the method does not make the statement, and the
+        estimate is NaN; `confidence_taken`, at which k was found, 1 - (1 - C)/J, NaN where
+        marginal. They are for study and have none of the checks of `dpjax.sample_sensitivity`: it
+        gives what may be released, with the same key, m, gamma and `confidence=confidence_taken`.
+        Its guarantee says that confidence, which one point has by itself; after a choice among J
+        what holds is C.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
@@ -111,7 +113,7 @@ def sensitivity_grid(
             "confidence_taken": ("confidence", known),
         },
         {
-            "method": np.array(methods, dtype=object),
+            "operating_method": np.array(methods, dtype=object),
             "confidence": np.array(labels, dtype=object),
             "gamma": np.array(gammas, dtype=float),
         },
