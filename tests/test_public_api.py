@@ -170,6 +170,7 @@ SIGNATURES = {
     "approximate_bernstein": "function * degree dims order",
     "privatize": "target mechanism",
     "order_statistic": "distances k",
+    "sweep": "key function * traced static repeats path progress",
     "random.secure_key": "",
     "random.seeded_key": "seed",
 }
@@ -191,6 +192,7 @@ DEFAULTS = {
     "bernstein": {"order": 1},
     "randomized_response": {"categories": 2},
     "approximate_bernstein": {"order": 1},
+    "sweep": {"traced": {}, "static": {}, "repeats": 1, "path": None, "progress": False},
 }
 
 
@@ -253,5 +255,6 @@ def test_importing_allocates_no_arrays(run_python):
 def test_importing_imports_nothing_that_only_some_programs_use(run_python):
     found = run_python("import sys, dpjax; print(*sys.modules)").split()
     unused = {"scipy.special", "scipy.stats", "jax.scipy.stats", "optax", "matplotlib", "tqdm"}
+    unused |= {"xarray", "pandas"}
     assert "dpjax.targets" in found
     assert unused.isdisjoint(found)
