@@ -138,14 +138,9 @@ def sweep(
     there = np.zeros(shape, bool)
     with contextlib.nullcontext() if path is None else Store(path).opened() as store:
         sizes = [batch_size or _batch_size(part, store) for part in parts]
+        shared = {"key": digest(key), "traced": _described(traced_axes), **compiled}
         runs = {
-            part.fingerprint: {
-                "key": digest(key),
-                "traced": _described(traced_axes),
-                "function": part.program.fingerprint,
-                "batch size": size,
-                **compiled,
-            }
+            part.fingerprint: _run_of(part, size, shared)
             for part, size in zip(parts, sizes, strict=True)
         }
         if store is not None:
@@ -178,6 +173,11 @@ def sweep(
         "cells_found": found,
     }
     return dataset(axes, repeats, outputs, values, units=units, attributes=attributes)
+
+
+def _run_of(part: Part, size: int, shared: dict[str, Any]) -> dict[str, Any]:
+    """Everything that decides the bits of a part: what its chunks on disk must agree on."""
+    return {**shared, "function": part.program.fingerprint, "batch size": size}
 
 
 def _keep(

@@ -302,6 +302,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, en
         process.send_signal(signal.SIGKILL)
         ended, _ = process.communicate()
         killed += not ended
+        duration *= 0.8 if ended else 1.0  # The first run had to compile.
         if ended or killed == kills or random.uniform() < 0.2:
             bits, computed, found = start(folder).communicate(timeout=300)[0].split()
             assert bits == expected
