@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dpjax import _checks
-from dpjax.sweeps._canonical import as_seen, fingerprint, name_of
+from dpjax.sweeps._canonical import as_seen, fingerprint_of_value, name_of
 from dpjax.sweeps._outputs import name_of_path
 
 REPEAT = "repeat"
@@ -71,7 +71,9 @@ def _traced(name: str, values: Any) -> Axis:
         )
     (size,) = sizes
     seen = jax.tree.unflatten(structure, [as_seen(name, leaf) for leaf in leaves])
-    fingerprints = [fingerprint(name, jax.tree.map(lambda x, i=i: x[i], seen)) for i in range(size)]
+    fingerprints = [
+        fingerprint_of_value(name, jax.tree.map(lambda x, i=i: x[i], seen)) for i in range(size)
+    ]
     _refuse_equals(name, fingerprints, list(range(size)))
     return Axis(name, seen, _coordinates(name, values, size), fingerprints)
 
@@ -115,7 +117,7 @@ def _static(name: str, values: Any) -> Axis:
         )
     if not labels:
         raise ValueError(f"{name} must have at least one value")
-    fingerprints = [fingerprint(name, label) for label in labels]
+    fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, values, {name: _array_of_labels(labels)}, fingerprints)

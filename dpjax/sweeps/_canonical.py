@@ -12,7 +12,7 @@ from dpjax import _checks
 from dpjax._fingerprints import digest
 
 
-def fingerprint(name: str, value: Any) -> bytes:
+def fingerprint_of_value(name: str, value: Any) -> bytes:
     """128 bits for a parameter and its value; alike for values that a function sees alike.
 
     A number counts as JAX holds it, whatever its dtype: 1, 1.0 and float32's 1 are one value, and

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._programs import Program
 from dpjax.sensitivity._chunks import fitting
 from dpjax.sweeps._axes import Axis
-from dpjax.sweeps._keys import fingerprint_of_cell, words_of_cells
+from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
 from dpjax.sweeps._outputs import Output, outputs_of
 
 # As few as keep an interruption from taking much, if they are not too small to be fast.

@@ -19,10 +19,10 @@ from dpjax.sensitivity._compiler import compilation
 from dpjax.sensitivity._layout import devices_of, outside_any_mesh
 from dpjax.sensitivity._progress import counting, saying_what_is_kept
 from dpjax.sweeps._axes import Axis, axes_of
+from dpjax.sweeps._cell_keys import MOST_REPEATS
+from dpjax.sweeps._compute import compute
 from dpjax.sweeps._dataset import check_names, dataset
-from dpjax.sweeps._keys import MOST_REPEATS
 from dpjax.sweeps._parts import Part, parts_of
-from dpjax.sweeps._run import compute
 from dpjax.sweeps._store import Store
 
 

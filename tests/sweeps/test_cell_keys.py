@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sweeps._canonical import fingerprint
-from dpjax.sweeps._keys import cell_keys, fingerprint_of_cell, words_of_cells
+from dpjax.sweeps._canonical import fingerprint_of_value
+from dpjax.sweeps._cell_keys import cell_keys, fingerprint_of_cell, words_of_cells
 
 
 class Kind(enum.Enum):
@@ -44,17 +44,17 @@ DISTINCT = [
 
 @pytest.mark.parametrize("values", ALIKE, ids=repr)
 def test_what_a_function_sees_alike_is_one_coordinate(values):
-    assert len({fingerprint("x", value) for value in values}) == 1
+    assert len({fingerprint_of_value("x", value) for value in values}) == 1
 
 
 def test_all_else_is_distinct():
-    found = {fingerprint(name, value) for name in ("x", "y", "") for value in DISTINCT}
+    found = {fingerprint_of_value(name, value) for name in ("x", "y", "") for value in DISTINCT}
     assert len(found) == 3 * len(DISTINCT)
 
 
 def test_float64_is_seen_where_there_is_float64(x64):
-    assert fingerprint("x", 0.1) != fingerprint("x", np.float32(0.1))
-    assert fingerprint("x", 0.5) == fingerprint("x", np.float32(0.5))
+    assert fingerprint_of_value("x", 0.1) != fingerprint_of_value("x", np.float32(0.1))
+    assert fingerprint_of_value("x", 0.5) == fingerprint_of_value("x", np.float32(0.5))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_float64_is_seen_where_there_is_float64(x64):
 )
 def test_what_is_no_coordinate_is_refused(value, error, message):
     with pytest.raises(error, match=message):
-        fingerprint("x", value)
+        fingerprint_of_value("x", value)
 
 
 KEYS = {
@@ -83,7 +83,7 @@ KEYS = {
 def test_keys_keep_their_kind_and_never_meet(kind):
     key = KEYS[kind]()
     grid = [
-        fingerprint_of_cell([fingerprint("a", a), fingerprint("b", b)])
+        fingerprint_of_cell([fingerprint_of_value("a", a), fingerprint_of_value("b", b)])
         for a, b in itertools.product(range(40), range(40))
     ]
     keys = cell_keys(key, words_of_cells(grid, np.arange(10)))
@@ -96,7 +96,7 @@ def test_keys_keep_their_kind_and_never_meet(kind):
 
 
 def test_fingerprints_of_a_big_grid_never_meet():
-    axes = [[fingerprint(name, i / 7) for i in range(60)] for name in "abc"]
+    axes = [[fingerprint_of_value(name, i / 7) for i in range(60)] for name in "abc"]
     cells = [fingerprint_of_cell(cell) for cell in itertools.product(*axes)]
     assert len(set(cells)) == 60**3
 

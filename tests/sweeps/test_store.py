@@ -15,7 +15,7 @@ import xarray
 import dpjax
 from dpjax import _durable
 from dpjax.sensitivity import _compiler
-from dpjax.sweeps import _run
+from dpjax.sweeps import _compute
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
 
@@ -44,13 +44,13 @@ def swept(key, draw, tmp_path):
 def computed(monkeypatch):
     """The cells that are computed, in order, without those that fill up a chunk."""
     cells = []
-    compute = _run._compiled_chunk
+    compute = _compute._compiled_chunk
 
     def logged(key, words, values, **settings):
         cells.extend(row for row in map(tuple, words.tolist()) if row not in cells)
         return compute(key, words, values, **settings)
 
-    monkeypatch.setattr(_run, "_compiled_chunk", logged)
+    monkeypatch.setattr(_compute, "_compiled_chunk", logged)
     return cells
 
 
@@ -91,7 +91,7 @@ def test_an_extended_sweep_computes_its_own_cells_only(swept, computed, more, ce
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch, tmp_path, error):
-    logged = _run._compiled_chunk
+    logged = _compute._compiled_chunk
 
     def interrupted(*arguments, **settings):
         if len(computed) == 2 * SIZE:
@@ -99,7 +99,7 @@ def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch,
         return logged(*arguments, **settings)
 
     with monkeypatch.context() as context:
-        context.setattr(_run, "_compiled_chunk", interrupted)
+        context.setattr(_compute, "_compiled_chunk", interrupted)
         with pytest.raises(error) as ended:
             swept()
     said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call goes on there"
@@ -116,7 +116,7 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_run, "_compiled_chunk", interrupted)
+    monkeypatch.setattr(_compute, "_compiled_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         swept(path=None)
     assert "no cell is kept: given path=PATH" in ended.value.__notes__[0]

@@ -14,7 +14,7 @@ from dpjax.sensitivity._in_flight import run_in_flight
 from dpjax.sensitivity._layout import Device, Layout, placed, within
 from dpjax.sensitivity._waiting import wait_for
 from dpjax.sweeps._axes import Axis
-from dpjax.sweeps._keys import cell_keys
+from dpjax.sweeps._cell_keys import cell_keys
 from dpjax.sweeps._parts import Part
 
 # Cells of a chunk, and their values.

@@ -11,7 +11,7 @@ from jax import lax
 
 from dpjax import _checks
 from dpjax.random._keys import check_sampling_key
-from dpjax.sweeps._canonical import fingerprint
+from dpjax.sweeps._canonical import fingerprint_of_value
 
 WORDS = 5  # Four of what a cell's coordinates are, one of its repeat.
 MOST_REPEATS = 2**32 - 1
@@ -50,7 +50,7 @@ def cell_key(key: jax.Array, coordinates: Mapping[str, Any], *, repeat: int = 0)
     """
     check_sampling_key(key)
     repeat = _checks.integer("repeat", repeat, least=0, most=MOST_REPEATS)
-    cell = fingerprint_of_cell(fingerprint(*item) for item in sorted(coordinates.items()))
+    cell = fingerprint_of_cell(fingerprint_of_value(*item) for item in sorted(coordinates.items()))
     return cell_keys(key, words_of_cells([cell], np.array([repeat])))[0]
 
 
