@@ -2,13 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow bench bench-table docs lint package clean
+.PHONY: demo notebooks test test-slow bench bench-table docs lint package clean
 
 # A second run finds its programs compiled.
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla
 demo: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 demo: .venv/demo
 	$(BIN)/python demo/demo.py
+
+# SIZE=small executes them in seconds, as CI does, and writes nothing.
+notebooks: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/xla
+notebooks: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+notebooks: export DPJAX_NOTEBOOKS = $(SIZE)
+notebooks: .venv/notebooks
+	$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 
 # Nine tenths of the time is compilation; test-slow compiles as users do.
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=1
@@ -46,7 +53,7 @@ package: .venv/package
 clean:
 	rm -rf .venv build
 
-.venv/demo .venv/test .venv/docs .venv/lint .venv/bench .venv/package: pyproject.toml
+.venv/demo .venv/notebooks .venv/test .venv/docs .venv/lint .venv/bench .venv/package: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(notdir $@)]'
 	touch $@

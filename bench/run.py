@@ -15,6 +15,7 @@ JOBS = (
     "order_statistic",
     "lapack",
     "releases",
+    "sweep",
     "first_answer",
     "growth",
     "ledger",

@@ -39,3 +39,6 @@ from dpjax.order_statistics import order_statistic as order_statistic
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity
 from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
+from dpjax.sweeps._cell_keys import cell_key as cell_key
+from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
+from dpjax.sweeps._sweep import sweep as sweep

@@ -50,15 +50,5 @@ class HighWaterMark:
         os.replace(fresh, self.path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder durable, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpjax.accounting._high_water_mark import HighWaterMark, Mark, sync_folder
+from dpjax._durable import sync_folder
+from dpjax.accounting._high_water_mark import HighWaterMark, Mark
 from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.

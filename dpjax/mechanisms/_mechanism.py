@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -245,16 +246,16 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     return sensitivity, epsilon
 
 
-def tail_of_one(probability: float, shape: tuple[int, ...], simultaneous: bool) -> float:
-    """The tail per coordinate: 1 - probability^(1/d) where d independent ones must hold at once."""
-    probability = _checks.fraction("probability", probability)
-    together = count(shape) if simultaneous else 1
-    return -math.expm1(math.log(probability) / together)
-
-
 def count(shape: tuple[int, ...]) -> int:
     """The number of entries of a shape, at least 1."""
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
+
+
+def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:
+    """Sums a function of corresponding leaves."""
+    terms = jax.tree.leaves(jax.tree.map(function, *trees))
+    widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
+    return jnp.sum(jnp.stack([term.astype(widest) for term in terms]))
 
 
 def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scalar:

@@ -11,8 +11,7 @@ import scipy
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._additive import sum_over_leaves
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, sum_over_leaves
 from dpjax.random._release import in_range, keep_or_lie
 
 _MOST_CATEGORIES = 2**15

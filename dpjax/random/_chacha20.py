@@ -114,10 +114,10 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
 
 # Words of one round for a batch of samples, and what is made of them.
 Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
-Sampler = Callable[[Draw, jax.Array], Any]
+WordSampler = Callable[[Draw, jax.Array], Any]
 
 
-def words(
+def uniform_words(
     key_data: jax.Array, first: Any, *, nonce: int, width: int, count: int
 ) -> tuple[jax.Array, ...]:
     """Uniform words: `count` samples of `width` of them.
@@ -143,7 +143,13 @@ def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def sample(
-    sampler: Sampler, key_data: jax.Array, round_number: Any, *, nonce: int, width: int, count: int
+    sampler: WordSampler,
+    key_data: jax.Array,
+    round_number: Any,
+    *,
+    nonce: int,
+    width: int,
+    count: int,
 ) -> Any:
     """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
 
@@ -152,7 +158,7 @@ def sample(
             tuple of `width` arrays of the shape of the zeros, whose elements are samples. It
             returns a pytree of uint32 arrays of that shape, made element by element. It is hashed:
             no lambda.
-        key_data: as for `words`.
+        key_data: as for `uniform_words`.
         round_number: uint32, of the round that is round 0 to the sampler.
         nonce: keeps uses apart.
         width: words per sample and round.
@@ -172,7 +178,7 @@ def _part(width: int, count: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _chunked(sampler: Sampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
+def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
     size, blocks = _part(width, count)
     parts = -(-count // size)
     if parts * blocks >= 2**28:
@@ -264,7 +270,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     count, width = math.prod(shape), 2 if bit_width == 64 else 1
     if count == 0:
         return jnp.zeros(shape, f"uint{bit_width}")
-    bits = words(key, 0, nonce=_BITS, width=width, count=count)
+    bits = uniform_words(key, 0, nonce=_BITS, width=width, count=count)
     if bit_width == 64:
         high, low = (x.reshape(shape).astype(jnp.uint64) for x in bits)
         return high << np.uint64(32) | low
@@ -272,7 +278,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
 
 
 def consume(key: jax.Array) -> None:
-    """Marks a key as used, for `jax.debug_key_reuse`, which does not see `words`."""
+    """Marks a key as used, for `jax.debug_key_reuse`, which does not see `uniform_words`."""
     jax.random.bits(key, (0,))
 
 
@@ -282,14 +288,14 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     blocks = -(-count // 2)
     if count == 0:
         return jnp.zeros((*shape, KEY_WORDS), jnp.uint32)
-    children = words(key, 0, nonce=_SPLIT, width=_BLOCK_WORDS, count=blocks)
+    children = uniform_words(key, 0, nonce=_SPLIT, width=_BLOCK_WORDS, count=blocks)
     return jnp.stack(children, -1).reshape(-1, KEY_WORDS)[:count].reshape(*shape, KEY_WORDS)
 
 
 @functools.partial(jax.jit, inline=True)
 def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     data = jnp.asarray(data).astype(jnp.uint32)
-    child = words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)
+    child = uniform_words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)
     return jnp.concatenate(child)
 
 

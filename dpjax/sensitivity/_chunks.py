@@ -19,7 +19,7 @@ def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
     if batch_size is not None:
         most = _checks.integer("batch_size", batch_size, least=1)
     else:
-        most = _fitting(pair.bytes_of_a_pair)
+        most = fitting(pair.bytes_of_a_pair)
         if pair.calls_host:
             most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
     return _size_of_parts(pair, m, most)
@@ -27,7 +27,7 @@ def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
 
 def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
     """Databases to evaluate the target itself on at a time."""
-    return _size_of_parts(pair, count, min(size, _fitting(pair.bytes_of_a_database)))
+    return _size_of_parts(pair, count, min(size, fitting(pair.bytes_of_a_database)))
 
 
 def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
@@ -37,7 +37,8 @@ def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
     return min(count, most)
 
 
-def _fitting(each: int) -> int:
+def fitting(each: int) -> int:
+    """How many fit, where each adds so many bytes: a power of two."""
     budget = _CHUNK_BYTES.get(jax.default_backend(), _ACCELERATOR_CHUNK_BYTES)
     fitting = max(_LEAST_PAIRS, budget // max(1, each))
     # A power of two, so that a byte more or less of an estimate seldom makes another program.

@@ -67,7 +67,11 @@ class Plan:
         # For the worst of n positions to be covered, every one of them must be: a union bound.
         of_each = None if stated is None else 1 - (1 - stated) / pair.positions_sampled
         point = _sampled_point(m, gamma, method, of_each)
-        layout = Layout(devices_of(mesh, pair), point.m, chunk_size(pair, point.m, batch_size))
+        layout = Layout(
+            devices_of(mesh, calls_host=pair.calls_host),
+            point.m,
+            chunk_size(pair, point.m, batch_size),
+        )
         plan = cls(placed(key, layout), pair, point, stated, layout)
         if layout.spans_hosts:
             _check_same_on_all_hosts(digest(plan.run))

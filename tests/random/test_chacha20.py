@@ -100,7 +100,7 @@ def test_domains_do_not_meet(key):
     split = jax.random.key_data(jax.random.split(key, 64))
     fold = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(64))
     data = jax.random.key_data(key)
-    noise = _chacha20.words(data, 0, nonce=_chacha20.NOISE, width=8, count=64)
+    noise = _chacha20.uniform_words(data, 0, nonce=_chacha20.NOISE, width=8, count=64)
     words = np.concatenate([np.ravel(x) for x in (bits, split, fold, noise)])
     # 2,048 random words are all different but for one key in 2,000.
     assert len(set(words.tolist())) == 4 * 64 * 8

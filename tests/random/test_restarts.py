@@ -12,7 +12,7 @@ import pytest
 
 from dpjax.random import _alias, _chacha20, _lattice
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._selection import exponential_index, permute_and_flip_index
+from dpjax.random._selected_index import exponential_index, permute_and_flip_index
 
 # The most samples of one key in one batch.
 BORDER = _chacha20._CHUNK // 9 * 16
@@ -102,9 +102,9 @@ def test_every_sample_takes_its_own_rounds(often, key, count):
     data = np.asarray(jax.random.key_data(key))
     total, signs, _, rounds = reference(data, often, count)
     assert count == 1 or rounds > 3
-    np.testing.assert_array_equal(integers(_lattice.exponential(key, (count,))), total)
+    np.testing.assert_array_equal(integers(_lattice.lattice_exponential(key, (count,))), total)
     signed = np.where(signs == 1, -1 - total, total)
-    np.testing.assert_array_equal(integers(_lattice.laplace(key, (count,))), signed)
+    np.testing.assert_array_equal(integers(_lattice.lattice_laplace(key, (count,))), signed)
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(BORDER, marks=pytest.mark.slow)])
@@ -134,7 +134,7 @@ def test_options_beyond_the_first_table_are_selected(often, key, select):
 @pytest.mark.slow
 def test_batches_have_the_bits_of_their_keys(often, key):
     keys = jax.random.split(key, 6)
-    draw = functools.partial(_lattice.laplace, shape=(300,))
+    draw = functools.partial(_lattice.lattice_laplace, shape=(300,))
     alone = np.stack([integers(draw(one)) for one in keys])
     assert not np.array_equal(alone[0], alone[1])
     nested = jax.jit(jax.vmap(jax.vmap(draw)))(keys.reshape(2, 3))

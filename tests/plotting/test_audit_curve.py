@@ -1,4 +1,4 @@
-"""Plots: what is drawn is what was found."""
+"""Audited bounds: what is drawn is what was found."""
 
 import dataclasses
 
@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import dpjax
 from dpjax import plotting
 from dpjax.auditing import audit, audit_curve
 
-figures = pytest.importorskip("matplotlib.figure")
 # Not compiled, which would take the longest here.
 BIT = {"value": jnp.asarray(0), "neighbor": jnp.asarray(1), "jit": False}
 
@@ -27,11 +25,6 @@ def key():
 @pytest.fixture
 def results(key):
     return audit_curve(key, flip, samples=(3_000, 300, 1_000), **BIT)
-
-
-@pytest.fixture
-def ax():
-    return figures.Figure().subplots()
 
 
 def test_bounds_are_drawn_in_order(results, ax):
@@ -60,18 +53,3 @@ def test_results_that_bound_different_things_are_refused(key, results, ax):
     for bad in ([], [*results, other]):
         with pytest.raises(ValueError, match="results"):
             plotting.audit_curve(bad, ax)
-
-
-def test_what_a_ledger_has_spent_is_drawn(tmp_path, ax):
-    ledger = dpjax.Ledger(tmp_path / "ledger.db", epsilon="0.5")
-    for epsilon in (0.1, 0.2):
-        ledger.charge(dpjax.Guarantee(epsilon))
-    assert plotting.ledger_history(ledger, ax) is ax
-    spent, budget = ax.get_lines()
-    assert spent.get_ydata().tolist() == [0, 0.1, 0.3]
-    assert set(budget.get_ydata()) == {0.5}
-    assert ax.get_ylim()[1] > 0.5
-
-
-def test_importing_dpjax_does_not_import_matplotlib(run_python):
-    assert run_python("import sys, dpjax; print('matplotlib' in sys.modules)") == "False"

@@ -1,0 +1,77 @@
+"""Audited lower bounds against the number of samples."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from dpjax.auditing._result import AuditResult
+from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
+
+
+def audit_curve(results: Iterable[AuditResult], ax: Any = None) -> Any:
+    """Plots audited lower bounds against the number of samples, and what the mechanism claims.
+
+    A bound above the line of the claim refutes it. Below, the bounds rise towards the truth as
+    the samples grow; where they level off, no event that was tried shows more.
+
+    Args:
+        results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism, all of which bound
+            epsilon at one delta or delta at one epsilon.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if there is no result, or the results bound different things.
+
+    Formal guarantees:
+        Those of every result by itself, at its own confidence; none for the curve as a whole.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> results = dpjax.auditing.audit_curve(
+        ...     dpjax.random.seeded_key(0),
+        ...     dpjax.randomized_response(1.0),
+        ...     value=jnp.asarray([0]),
+        ...     neighbor=jnp.asarray([1]),
+        ...     samples=(1_000, 10_000),
+        ... )
+        >>> axes = dpjax.plotting.audit_curve(results)
+        >>> axes.get_xlabel()
+        'samples of each value'
+    """
+    ordered = sorted(results, key=lambda result: result.samples)
+    if len({_question(result) for result in ordered}) != 1:
+        raise ValueError("results must hold at least one, and bound one thing at one confidence")
+    first = ordered[0]
+    ax = axes_or_new(ax)
+    samples, bounds = zip(*((result.samples, result.bound) for result in ordered), strict=True)
+    label = f"audited lower bound, confidence {first.confidence:.8g}"
+    ax.plot(samples, bounds, color=BLUE, marker="o", label=label)
+    if first.claimed is not None:
+        ax.axhline(
+            first.claimed, color=VERMILION, linestyle="--", label=f"claimed, {first.claimed:g}"
+        )
+    top = 1.1 * max(*bounds, first.claimed or 0.0, 1e-12)
+    ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
+    ax.set_xscale("log")
+    ax.set_xlabel("samples of each value")
+    ax.set_ylabel(_axis_label(first))
+    legend_above(ax)
+    return ax
+
+
+def _question(result: AuditResult) -> tuple[Any, ...]:
+    at = result.delta if result.bounded == "epsilon" else result.epsilon
+    return result.bounded, at, result.claimed, result.confidence
+
+
+def _axis_label(result: AuditResult) -> str:
+    if result.bounded == "epsilon":
+        return f"epsilon at delta = {result.delta:g}"
+    return f"delta at epsilon = {result.epsilon:g}"
