@@ -41,6 +41,13 @@ class _Adaptive:
         """How many numbers were drawn; a guarantee holds for what is."""
         return self._drawn + self._coordinates * (not isinstance(release, Guarantee))
 
+    @staticmethod
+    def _added(together: Guarantee | None) -> float:
+        """The sum of epsilons, which bounds the loss itself where no release has a delta."""
+        if together is None:
+            return 0.0
+        return float(together.epsilon) if together.delta == 0 else math.inf
+
     def _add(self, release: Any, sums: tuple[Fraction, Fraction, Guarantee]) -> None:
         self._rho, self._delta, self._together = sums
         self._drawn = self._drawn_with(release)
@@ -62,9 +69,9 @@ class _Adaptive:
 class PrivacyFilter(_Adaptive):
     """Admits releases, each chosen by what was released before, while a budget lasts.
 
-    `filter.admit(mechanism)` before a release with it. The budget is spent in zCDP, so that many
-    small releases cost far less than by adding, and a few large ones more. It lives in memory;
-    `dpjax.Ledger` is for what must survive.
+    `filter.admit(mechanism)` before a release with it. The budget is spent in zCDP, in which many
+    small releases cost far less than by adding; a few large ones that have no delta may be added
+    instead. It lives in memory; `dpjax.Ledger` is for what must survive.
 
     Attributes:
         epsilon: of the budget.
@@ -73,7 +80,9 @@ class PrivacyFilter(_Adaptive):
     Formal guarantees:
         All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
         samplings hold, whatever order, mechanism and moment to stop is chosen by the releases
-        before; the gammas of the samplings add, see `filter.guarantee`. Targets, sizes and oracles
+        before: where the sum of rho admits the last release the loss is that of a zCDP filter, and
+        where the sum of epsilons does it is below epsilon. The gammas of the samplings add, see
+        `filter.guarantee`. Targets, sizes and oracles
         of *sampled* sensitivities must have been fixed in advance. Refusals depend on the
         guarantees alone. Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016),
         those in zCDP to Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
@@ -119,7 +128,8 @@ class PrivacyFilter(_Adaptive):
         drawn = self._drawn_with(release)
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
         tables = epsilon > self.epsilon or delta > self.delta
-        if sums[0] > self._most or sums[1] > self._reserved or tables:
+        concentrated = sums[0] <= self._most and sums[1] <= self._reserved and not tables
+        if not concentrated and self._added(sums[2]) > self.epsilon:
             raise BudgetExceededError(
                 f"this costs rho={float(sums[0] - self._rho):.4g} and"
                 f" delta={float(sums[1] - self._delta):.4g}, and there is left"
@@ -131,8 +141,9 @@ class PrivacyFilter(_Adaptive):
 
     @property
     def remaining(self) -> float:
-        """The part of the budget that is left, of rho."""
-        return 1 - float(self._rho / Fraction(self._most))
+        """The part of the budget that is left: of rho, or of epsilon where more of that is."""
+        added = self._added(self._together) / self.epsilon
+        return max(0.0, 1 - min(added, float(self._rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -154,7 +165,8 @@ class PrivacyOdometer(_Adaptive):
         `reading.delta` the privacy loss is below `reading.epsilon` at all moments at once: so the
         reading at a moment that is chosen by the releases is a guarantee. For every order a > 1,
         exp((a - 1) (loss - a sum rho)) is a supermartingale; Ville's inequality bounds it over all
-        time, at 129 orders with a part of delta each, and the best one is read.
+        time, at 129 orders with a part of delta each, and the best one is read, or the sum of
+        epsilons where no release has a delta.
     """
 
     def __init__(self, *, delta: float, coordinates: int = 2**20) -> None:
@@ -196,6 +208,7 @@ class PrivacyOdometer(_Adaptive):
         rho = round_up(self._rho)
         ideal = min(_at_level(level, rho, self.delta * (1 - SHARE)) for level in _LEVELS)
         epsilon, delta = charged(ideal, self.delta, self._drawn)
+        epsilon = min(epsilon, self._added(self._together))
         delta = round_up(Fraction(max(delta, self.delta)) + self._delta)
         return self._promise(epsilon, min(1.0, delta))
 

@@ -26,6 +26,7 @@ def fill(one, release):
 
 @pytest.mark.parametrize(
     "release",
+    # Where zCDP is better than adding.
     [GAUSSIAN, dpjax.exponential(1.0, 0.1), dpjax.laplace(1.0, 0.02), Guarantee(0.01)],
     ids=["gaussian", "exponential", "laplace", "guarantee"],
 )
@@ -44,8 +45,9 @@ def test_a_filter_admits_what_its_budget_is_worth(release, epsilon, delta):
 
 def test_what_is_refused_takes_nothing():
     one = PrivacyFilter(epsilon=1.0, delta=1e-6)
-    with pytest.raises(BudgetExceededError, match=r"costs rho=.* there is left rho="):
-        one.admit(dpjax.gaussian(1.0, 2.0, 1e-6))
+    for large in (dpjax.gaussian(1.0, 2.0, 1e-6), Guarantee(1.001), Guarantee(0.5, 1e-9)):
+        with pytest.raises(BudgetExceededError, match=r"costs rho=.* there is left rho="):
+            one.admit(large)
     for bad in (Guarantee(math.inf), dpjax.laplace(1.0, 1.0, noise="float")):
         with pytest.raises(BudgetExceededError, match="promises no guarantee"):
             one.admit(bad)
@@ -58,6 +60,24 @@ def test_what_is_refused_takes_nothing():
     assert fill(one, Guarantee(0.1)) + 1 == fill(
         PrivacyFilter(epsilon=1.0, delta=1e-6), Guarantee(0.1)
     )
+
+
+def test_a_few_large_releases_are_added():
+    assert fill(PrivacyFilter(epsilon=1.0, delta=1e-6), Guarantee(0.5)) == 2
+    one, odometer = PrivacyFilter(epsilon=1.0, delta=1e-6), PrivacyOdometer(delta=1e-6)
+    for release in (dpjax.laplace(1.0, 0.5), Guarantee(0.25)):
+        one.admit(release)
+        odometer.add(release)
+    assert one.remaining == 0.25
+    assert odometer.reading.epsilon == 0.75
+    # A delta ends that: the loss is no longer bounded by the sum.
+    with pytest.raises(BudgetExceededError):
+        one.admit(GAUSSIAN)
+    assert odometer.add(GAUSSIAN).epsilon > 2
+    # A mixture that either sum admits.
+    one = PrivacyFilter(epsilon=1.0, delta=1e-6)
+    fill(one, Guarantee(0.01))
+    assert fill(one, Guarantee(0.01)) == 0
 
 
 def test_deltas_of_releases_need_a_reserve():
@@ -74,8 +94,8 @@ def test_tables_of_the_noise_are_charged():
     """Of a billion coordinates only so many releases fit."""
     one = PrivacyFilter(epsilon=0.01, delta=1e-6, coordinates=10**9)
     with pytest.raises(BudgetExceededError, match="coordinates is too much"):
-        one.admit(normal := dpjax.laplace(1.0, 1e-6))
-    PrivacyFilter(epsilon=0.01, delta=1e-6).admit(normal)
+        one.admit(dpjax.gaussian(1.0, 1e-4, 1e-9))
+    PrivacyFilter(epsilon=0.01, delta=1e-6).admit(dpjax.gaussian(1.0, 1e-4, 1e-9))
 
 
 def test_gamma_of_what_was_admitted_adds():
@@ -130,11 +150,11 @@ def test_readings_hold_at_all_times():
     150 times with probability below 1e-6. The quantile at each single moment is exceeded far more.
     """
     runs, times, delta = 2000, 400, 0.05
-    rho = normal_rho = 0.02
-    odometer, readings = PrivacyOdometer(delta=delta), []
-    for _ in range(times):
-        readings.append(odometer.add(Guarantee(math.sqrt(2 * rho))).epsilon)
-    losses = np.random.default_rng(17).normal(normal_rho, math.sqrt(2 * rho), (runs, times))
+    mechanism = dpjax.gaussian(1.0, 0.5, 0.01)
+    rho, _ = mechanism.zcdp
+    odometer = PrivacyOdometer(delta=delta, coordinates=1)
+    readings = [odometer.add(mechanism).epsilon for _ in range(times)]
+    losses = np.random.default_rng(17).normal(rho, math.sqrt(2 * rho), (runs, times))
     losses = losses.cumsum(axis=1)
     moments = np.arange(1, times + 1)
     at_one_moment = moments * rho - scipy.special.ndtri(delta) * np.sqrt(2 * rho * moments)
