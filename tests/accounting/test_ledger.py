@@ -169,8 +169,8 @@ def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkey
     def observed(self, key, value):
         if isinstance(key, jax.core.Tracer):  # Traced, to find out what is asked for.
             return draw(self, key, value)
-        other = dpjax.Ledger(path, epsilon=1.0, delta="1e-6")
         mark = int(path.with_name("ledger.db.mark").read_text().split()[0])
+        other = dpjax.Ledger(path, epsilon=1.0, delta="1e-6")  # Which would raise the mark.
         seen.append((other.remaining[0], mark))
         return draw(self, key, value)
 

@@ -290,6 +290,14 @@ def test_a_lost_file_is_refused(end, used):
         LedgerFile(path, BUDGET)
 
 
+@pytest.mark.parametrize("end", ["", ".mark"])
+def test_an_emptied_file_is_refused(end, used):
+    path, _ = used
+    beside(path, end).write_bytes(b"")
+    with pytest.raises(LedgerError, match="corrupted"):
+        LedgerFile(path, BUDGET)
+
+
 def test_the_file_of_another_ledger_is_refused(used, tmp_path):
     path, _ = used
     other = LedgerFile(tmp_path / "other.db", BUDGET)
