@@ -35,7 +35,7 @@ def compose_at(
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;
-    - "optimal": the least epsilon there is. Exact where few e_i differ, within about 3% where all
+    - "optimal": the least epsilon there is. Exact where few e_i differ, within about 4% where all
       do; up to 10^4 releases;
 
     where s is what the deltas of the releases leave of delta. From the noise that is drawn:
