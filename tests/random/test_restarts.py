@@ -1,6 +1,7 @@
-"""Exponential variables that start again, against a reference in NumPy and Python integers.
+"""What is drawn, bit for bit, against a reference in NumPy and Python integers.
 
-With the shipped tables that happens once in 2.6 * 10^10 draws: here in every second one.
+With the shipped tables an exponential variable starts again once in 2.6 * 10^10 draws: here in
+every second one.
 """
 
 import functools
@@ -93,6 +94,16 @@ def reference(key, tables, count, *, width=9, first=0):
 def integers(limbs):
     unsigned = np.asarray(limbs.high).astype(object) * 2**32 + np.asarray(limbs.low).astype(object)
     return np.where(unsigned >= 2**63, unsigned - 2**64, unsigned)
+
+
+def test_gaussian_is_made_of_its_tables(key):
+    """From words of its own for each: 3,072 blocks, which are many lanes."""
+    top, low = _lattice.gaussian_tables()
+    drawn = words(np.asarray(jax.random.key_data(key)), 12, 4096, 0)
+    total = looked_up(top, drawn[:4]).astype(object) - 2048
+    for first in (4, 6, 8, 10):
+        total = 128 * total + looked_up(low, drawn[first : first + 2]) - 2048
+    np.testing.assert_array_equal(integers(_lattice.lattice_gaussian(key, (4096,))), total)
 
 
 @pytest.mark.parametrize(
