@@ -1,8 +1,8 @@
 """Several results from one loop over their elements.
 
 XLA on CPU makes a loop of its own for each of several results, and computes in every one anew what
-they share. Only a reduction may have several results, and what leads to it is fused with it, each
-step once. A result may depend on at most 15 of them, or some steps are left out of the loop.
+they share. Only a reduction may have several results, and what leads to it is fused with it: each
+step once, but for steps that more than 15 results need, which are left out of the loop.
 """
 
 from typing import Any, TypeVar
