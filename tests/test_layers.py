@@ -19,6 +19,7 @@ LEVELS = {
     "_pytree": 0,
     "_checks": 0,
     "_numerics": 0,
+    "_kernels": 0,
     "_limbs": 0,
     "_grid": 0,
     "_fixed_point": 0,

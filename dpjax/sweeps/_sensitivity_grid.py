@@ -1,16 +1,14 @@
 """One sample of distances, at a whole grid of operating points."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import jax
 import numpy as np
 
 from dpjax import _checks
-from dpjax._numerics import round_up
 from dpjax.base import Method
-from dpjax.operating_points import operating_point
+from dpjax.operating_points import confidence_of_each, operating_point
 
 _MARGINAL = "marginal"
 # Datasets select by sel(name=value), where "method" means something else.
@@ -97,7 +95,10 @@ def sensitivity_grid(
             f"choices={choices} asks for statements that hold together, and marginal ones do not:"
             ' give confidences in (0, 1), with method "exact"'
         )
-    taken = [None if c is None else _corrected(c, choices) for c in confidences]
+    taken = [
+        c if c is None else confidence_of_each(_checks.fraction("confidences", c), choices)
+        for c in confidences
+    ]
     k = np.array(
         [
             [[_rank(ordered.size, gamma, method, c) for gamma in gammas] for c in taken]
@@ -128,12 +129,6 @@ def _patterns(distances: Any) -> np.ndarray:
     if array.dtype.kind != "f":
         raise TypeError(f"distances must be floats, got dtype {array.dtype}")
     return np.where(array >= 0, array, np.inf)
-
-
-def _corrected(confidence: float, choices: int) -> float:
-    """1 - (1 - C)/J, rounded up."""
-    confidence = _checks.fraction("confidences", confidence)
-    return round_up(1 - (1 - Fraction(confidence)) / choices)
 
 
 def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int:
