@@ -147,7 +147,7 @@ def _kov(epsilons: list[float], slack: float) -> float:
     return (mean + math.sqrt(2 * min(logs) * squares)) * _OUTWARD
 
 
-def _optimal(epsilons: list[float], slack: float) -> float:
+def _optimally(epsilons: list[float], slack: float) -> float:
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
             f'method "optimal" takes at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
@@ -165,5 +165,5 @@ def _zcdp(releases: list[Any], delta: float) -> float:
     return zcdp_to_epsilon(rho, delta=slack)
 
 
-_BY_GUARANTEE = {"drv": _drv, "kov": _kov, "optimal": _optimal}
+_BY_GUARANTEE = {"drv": _drv, "kov": _kov, "optimal": _optimally}
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}

@@ -24,7 +24,7 @@ from dpjax.accounting._ledger_file import (
 )
 from dpjax.base import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax.random._keys import check_key
-from dpjax.random._open_ledgers import Account, Request, fingerprint, refuse_traced
+from dpjax.random._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
 
 _MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
 
@@ -184,13 +184,13 @@ class Ledger(Account):
         if key is not None:
             check_key(key)
             refuse_traced(key)
-        self._debit(guarantee, None if key is None else fingerprint(key), what, None)
+        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what, None)
 
     def record(
         self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
     ) -> None:
         """Pays for a release that is about to be drawn."""
-        self._debit(guarantee, fingerprint(key), what, request and self._name(request))
+        self._debit(guarantee, fingerprint_of_key(key), what, request and self._name(request))
 
     def _debit(self, guarantee: Guarantee, key: str | None, what: str, request: str | None) -> None:
         # Samplings that are written by hand get an identity here, for good.

@@ -8,7 +8,7 @@ import jax
 
 from dpjax.base import Guarantee
 from dpjax.random._keys import check_key
-from dpjax.random._open_ledgers import OpenLedger, Request, fingerprint, refuse_traced
+from dpjax.random._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
 
 
 class KeyLedger(OpenLedger):
@@ -58,7 +58,7 @@ class KeyLedger(OpenLedger):
         """
         check_key(key)
         refuse_traced(key)
-        claimed = fingerprint(key)
+        claimed = fingerprint_of_key(key)
         try:
             with self._connection:
                 self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
@@ -80,4 +80,4 @@ class KeyLedger(OpenLedger):
 
     def __contains__(self, key: Any) -> bool:
         query = "SELECT 1 FROM used_keys WHERE fingerprint = ?"
-        return self._connection.execute(query, (fingerprint(key),)).fetchone() is not None
+        return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None

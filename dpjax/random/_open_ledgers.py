@@ -107,7 +107,7 @@ def told(
     return release if account is None or asked is None else account.keep(asked, release)
 
 
-def fingerprint(key: jax.Array) -> str:
+def fingerprint_of_key(key: jax.Array) -> str:
     """Names a key and tells nothing of it, if it has 256 random bits."""
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
