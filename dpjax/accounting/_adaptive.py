@@ -24,7 +24,12 @@ _LEVELS = range(-64, 65)
 class _Adaptive:
     """Sums over the releases so far."""
 
-    def __init__(self, coordinates: int) -> None:
+    def __init__(self, delta: float, reserved: float, coordinates: int) -> None:
+        self.delta = _checks.fraction("delta", delta)
+        self._reserved = _checks.non_negative("reserved", reserved)
+        self._slack = self.delta * (1 - SHARE) - self._reserved
+        if self._slack <= 0:
+            raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
         self._coordinates = _checks.integer("coordinates", coordinates, least=1)
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
@@ -81,11 +86,14 @@ class PrivacyFilter(_Adaptive):
         All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
         samplings hold, whatever order, mechanism and moment to stop is chosen by the releases
         before: where the sum of rho admits the last release the loss is that of a zCDP filter, and
-        where the sum of epsilons does it is below epsilon. The gammas of the samplings add, see
-        `filter.guarantee`. Targets, sizes and oracles
-        of *sampled* sensitivities must have been fixed in advance. Refusals depend on the
-        guarantees alone. Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016),
-        those in zCDP to Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
+        where the sum of epsilons does it is below epsilon. Refusals depend on the guarantees alone.
+
+        *Sampled* sensitivities must have been fixed in advance: targets, sizes, norms, oracles, and
+        which of them are released. `filter.guarantee` adds the gammas of those that were admitted;
+        where answers choose among several, those of all that might have been chosen add.
+
+        Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016), those in zCDP to
+        Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
     """
 
     def __init__(
@@ -104,14 +112,9 @@ class PrivacyFilter(_Adaptive):
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(coordinates)
+        super().__init__(delta, reserved, coordinates)
         self.epsilon = _checks.positive("epsilon", epsilon)
-        self.delta = _checks.fraction("delta", delta)
-        self._reserved = _checks.non_negative("reserved", reserved)
-        slack = self.delta * (1 - SHARE) - self._reserved
-        if slack <= 0:
-            raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
-        self._most = largest_rho(self.epsilon * (1 - SHARE), slack)
+        self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
     def admit(self, release: Any) -> None:
         """Takes a release from the budget, before it is made.
@@ -161,30 +164,33 @@ class PrivacyOdometer(_Adaptive):
         delta: with which the readings hold.
 
     Formal guarantees:
-        On a pair of databases on which the samplings hold, with probability at least 1 -
-        `reading.delta` the privacy loss is below `reading.epsilon` at all moments at once: so the
-        reading at a moment that is chosen by the releases is a guarantee. For every order a > 1,
-        exp((a - 1) (loss - a sum rho)) is a supermartingale; Ville's inequality bounds it over all
-        time, at 129 orders with a part of delta each, and the best one is read, or the sum of
-        epsilons where no release has a delta.
+        On a pair of databases on which the samplings hold, with probability at least 1 - delta the
+        privacy loss is below `reading.epsilon` at all moments at once: so the reading at a moment
+        that is chosen by the releases is a guarantee. For every order a > 1, exp((a - 1) (loss - a
+        sum rho)) is a supermartingale; Ville's inequality bounds it over all time, at 129 orders
+        with a part of delta each, and the best one is read, or the sum of epsilons where no release
+        has a delta. That part of delta which the deltas of releases may take is set aside at the
+        start: a delta that grew with what is read would be no bound where releases choose it.
+
+        *Sampled* sensitivities as in `PrivacyFilter`.
     """
 
-    def __init__(self, *, delta: float, coordinates: int = 2**20) -> None:
+    def __init__(self, *, delta: float, reserved: float = 0.0, coordinates: int = 2**20) -> None:
         """Makes an odometer.
 
         Args:
-            delta: strictly between 0 and 1; the deltas of the releases come on top.
+            delta: of every reading, strictly between 0 and 1.
+            reserved: the part of delta that is kept for the deltas of releases, as in a filter.
             coordinates: at most so many numbers are in each release.
 
         Raises:
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(coordinates)
-        self.delta = _checks.fraction("delta", delta)
+        super().__init__(delta, reserved, coordinates)
 
     def add(self, release: Any) -> Guarantee:
-        """Counts a release.
+        """Counts a release, before it is made.
 
         Args:
             release: its mechanism, or its guarantee.
@@ -193,11 +199,18 @@ class PrivacyOdometer(_Adaptive):
             The reading after it.
 
         Raises:
-            BudgetExceededError: if the release promises nothing.
+            BudgetExceededError: if the release promises nothing, or its delta is more than is left
+                of what was reserved; it must not be made.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
             ValueError: if it is for other neighbors than the releases before.
         """
-        self._add(release, self._with(release))
+        sums = self._with(release)
+        if sums[1] > self._reserved:
+            raise BudgetExceededError(
+                f"this has delta={float(sums[1] - self._delta):.4g}, and of what was reserved there"
+                f" is left {self._reserved - float(self._delta):.4g}"
+            )
+        self._add(release, sums)
         return self.reading
 
     @property
@@ -206,11 +219,11 @@ class PrivacyOdometer(_Adaptive):
         if self._together is None:
             return Guarantee(0.0)
         rho = round_up(self._rho)
-        ideal = min(_at_level(level, rho, self.delta * (1 - SHARE)) for level in _LEVELS)
-        epsilon, delta = charged(ideal, self.delta, self._drawn)
-        epsilon = min(epsilon, self._added(self._together))
-        delta = round_up(Fraction(max(delta, self.delta)) + self._delta)
-        return self._promise(epsilon, min(1.0, delta))
+        ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
+        epsilon, needed = charged(ideal, self.delta, self._drawn)
+        if needed > self.delta:
+            epsilon = math.inf
+        return self._promise(min(epsilon, self._added(self._together)), self.delta)
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 from dpjax import _checks
 from dpjax.accounting._concentrated import guarantee_of
 
-# The accountants' own rounding, of sums of 10^5 terms and fast Fourier transforms.
-_ROUNDING, _LEAST_DELTA = 1e-9, 1e-12
+# The accountants' own rounding: of sums of 10^5 terms, in delta also of fast Fourier transforms.
+_ROUNDING, _TRANSFORMS = 1e-9, 1e-15
 
 
 def pld_epsilon(releases: list[Any], delta: float) -> float:
@@ -22,6 +22,9 @@ def pld_epsilon(releases: list[Any], delta: float) -> float:
     accounting = _checks.extra("dp_accounting", "accounting")
     distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
     common = _checks.extra("dp_accounting.pld.common", "accounting")
+    certain = delta * (1 - 1e-6) - _TRANSFORMS
+    if certain <= 0:
+        return math.inf
     joint = distributions.identity()
     for (kind, *numbers), count in _counted(releases, accounting).items():
         if kind == "gaussian":
@@ -32,7 +35,7 @@ def pld_epsilon(releases: list[Any], delta: float) -> float:
             parameters = common.DifferentialPrivacyParameters(*numbers)
             one = distributions.from_privacy_parameters(parameters).self_compose(count)
         joint = joint.compose(one)
-    return _rounded(joint.get_epsilon_for_delta(_smaller(delta)))
+    return _rounded(joint.get_epsilon_for_delta(certain))
 
 
 def renyi_epsilon(releases: list[Any], delta: float) -> float:
@@ -50,7 +53,7 @@ def renyi_epsilon(releases: list[Any], delta: float) -> float:
             spare -= own * count * (1 + _ROUNDING)
             event = accounting.ZCDpEvent(epsilon**2 / 2 * (1 + _ROUNDING))
         accountant.compose(event, count)
-    return _rounded(accountant.get_epsilon(_smaller(spare))) if spare > 0 else math.inf
+    return _rounded(accountant.get_epsilon(spare * (1 - 1e-6))) if spare > 0 else math.inf
 
 
 def _counted(releases: list[Any], accounting: Any) -> dict[tuple[Any, ...], int]:
@@ -70,9 +73,5 @@ def _kind(release: Any, accounting: Any) -> tuple[Any, ...]:
     return "guarantee", promised.epsilon, promised.delta
 
 
-def _smaller(delta: float) -> float:
-    return max(delta * (1 - 1e-6) - 1e-15, _LEAST_DELTA * 1e-3)
-
-
 def _rounded(epsilon: float) -> float:
-    return epsilon * (1 + _ROUNDING) + _ROUNDING
+    return float(epsilon) * (1 + _ROUNDING) + _ROUNDING

@@ -134,13 +134,34 @@ def test_an_odometer_reads_a_little_more_than_a_count_that_is_known():
     for count in range(1, 201):
         reading = odometer.add(GAUSSIAN)
         assert reading.epsilon > before
-        assert reading.delta == pytest.approx(1e-6, rel=1e-9)
+        assert reading.delta == 1e-6
         before = reading.epsilon
         if count in (1, 20, 200):
             fixed = zcdp_to_epsilon(count * RHO, delta=1e-6, method="simple")
             assert fixed < reading.epsilon < 1.35 * fixed
-    odometer.add(Guarantee(0.1, 1e-7))
-    assert odometer.reading.delta == pytest.approx(1.1e-6, rel=1e-6)
+
+
+def test_the_delta_of_an_odometer_is_known_in_advance():
+    """A reading whose delta grew with what answers chose would be no bound on anything."""
+    odometer = PrivacyOdometer(delta=1e-6)
+    with pytest.raises(BudgetExceededError, match="this has delta=1e-07, and of what was reserved"):
+        odometer.add(Guarantee(0.1, 1e-7))
+    assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP"
+    odometer = PrivacyOdometer(delta=1e-6, reserved=2.5e-7)
+    for _ in range(2):
+        assert odometer.add(Guarantee(0.1, 1e-7)).delta == 1e-6
+    with pytest.raises(BudgetExceededError, match="is left 5e-08"):
+        odometer.add(Guarantee(0.1, 1e-7))
+    whole = PrivacyOdometer(delta=1e-6)
+    for _ in range(200):
+        whole.add(GAUSSIAN), odometer.add(GAUSSIAN)
+    assert odometer.reading.epsilon > whole.reading.epsilon
+    with pytest.raises(ValueError, match="reserved must be smaller than delta"):
+        PrivacyOdometer(delta=1e-6, reserved=1e-6)
+    # Nor does it grow with the tables of the noise: there is no finite reading then.
+    odometer = PrivacyOdometer(delta=1e-6, coordinates=10**12)
+    reading = odometer.add(dpjax.gaussian(1.0, 1e-4, 1e-9))
+    assert (reading.epsilon, reading.delta) == (math.inf, 1e-6)
 
 
 def test_readings_hold_at_all_times():

@@ -216,11 +216,30 @@ def test_every_release_counts(method, name):
 
 
 @methods
-def test_no_method_is_below_the_truth_of_randomized_response(method):
+@pytest.mark.parametrize("delta", [1e-6, 1e-14, 1e-24])
+def test_no_method_is_below_the_truth_of_randomized_response(method, delta):
     """It is the worst mechanism of its epsilon, so the optimum is the truth."""
     answers = [dpjax.randomized_response(0.3)] * 40
-    truth = compose_at(*answers, delta=1e-6).epsilon
-    assert compose_at(*answers, delta=1e-6, method=method).epsilon >= truth
+    truth = compose_at(*answers, delta=delta).epsilon
+    assert compose_at(*answers, delta=delta, method=method, coordinates=1).epsilon >= truth
+
+
+@pytest.mark.parametrize("method", ["zcdp", "renyi", "pld"])
+@pytest.mark.parametrize("delta", [1e-10, 1e-15, 1e-18])
+def test_no_method_is_below_the_truth_of_gaussian_noise(method, delta):
+    """At any delta, however small: nothing known is a refusal."""
+    try:
+        claimed = compose_at(*[normal(10.0)] * 10, delta=delta, method=method, coordinates=1)
+    except ValueError as error:
+        assert method == "pld", error
+        assert "too small" in str(error)
+        return
+    with mpmath.workdps(40):
+        mu, epsilon = mpmath.sqrt(10) / 10, mpmath.mpf(claimed.epsilon)
+        needed = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(
+            -mu / 2 - epsilon / mu
+        )
+        assert needed <= delta
 
 
 @methods
