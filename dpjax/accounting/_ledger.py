@@ -52,11 +52,12 @@ class Ledger(Account):
 
         A debit is on the disk before noise is drawn, for any number of processes. A process that is
         killed has at most paid for nothing; so has a release that fails. A file that is corrupted,
-        truncated, not a ledger, read-only, or older than its high-water mark (a file of the same
-        name with `.mark` at the end) is refused. What no file can know: that both were restored
-        together, copied together, or removed together. So leave them out of snapshots and backups
-        that are restored as a whole, on a disk of the machine (SQLite's write-ahead log does not
-        work on network file systems), and in the hands of whom you trust: nothing is signed.
+        truncated, not a ledger, read-only, of several names (hard links), older than its high-water
+        mark (a file of the same name with `.mark` at the end) or without one is refused. What no
+        file can know: that both were restored together, copied together, or removed together. So
+        leave them out of snapshots and backups that are restored as a whole, on a disk of the
+        machine (SQLite's write-ahead log does not work on network file systems), and in the hands
+        of whom you trust: nothing is signed.
 
         Refusals depend on the ledger, the guarantee and the key alone. Which records a database
         holds is not looked at, for whether they changed may be private: after a change open the

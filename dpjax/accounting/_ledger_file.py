@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpjax._durable import sync_folder
+from dpjax.accounting._forks import close_before_forks
 from dpjax.accounting._high_water_mark import HighWaterMark, Mark
 from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
 _FORMAT = 1
-# A connection must not be used, nor closed, by a process that inherits it.
-_INHERITED: list[sqlite3.Connection] = []
+# A connection must not be used, nor closed, by a process that inherits it, by a fork that Python
+# does not know of.
+_INHERITED: list[sqlite3.Connection | None] = []
 
 
 class Entry(NamedTuple):
@@ -64,11 +66,13 @@ class LedgerFile:
         self._mark = HighWaterMark(self.path.with_name(self.path.name + ".mark"))
         self._patience = patience
         self._start()
+        close_before_forks(self)
         with self._alone():
-            self._connect()
+            self._connected()
 
     def _start(self) -> None:
         self._process, self._lock = os.getpid(), threading.RLock()
+        self._connection: sqlite3.Connection | None = None
         self.entries: list[Entry] = []
         self.spent = (0, 0)
         self._keys: set[str] = set()
@@ -193,8 +197,6 @@ class LedgerFile:
             # A fork: neither lock nor connection is of use here.
             _INHERITED.append(self._connection)
             self._start()
-            with self._alone():
-                self._connect()
         try:
             with self._lock:
                 yield
@@ -227,9 +229,8 @@ class LedgerFile:
         if not self.entries:
             raise LedgerError(f"{self.path} holds no budget: it is no ledger, or has lost it")
         if mark is None:
-            if len(self.entries) > 1:
-                raise LedgerError(f"{self._mark.path}, the ledger's high-water mark, is missing")
-        elif mark.number >= len(self.entries) or self.entries[mark.number].digest != mark.digest:
+            raise LedgerError(f"{self._mark.path}, the ledger's high-water mark, is missing")
+        if mark.number >= len(self.entries) or self.entries[mark.number].digest != mark.digest:
             raise LedgerError(
                 f"{self.path} is older than what was released, or another ledger: its high-water"
                 f" mark {self._mark.path.name} knows of {mark.number} entries, here are"
@@ -267,59 +268,82 @@ class LedgerFile:
     # The connection.
 
     def close(self) -> None:
-        """Closes the file; the last process moves what is in the log to it."""
-        self._connection.close()
+        """Closes the file; the last process moves what is in the log to it. Use opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def suspend(self) -> None:
+        """Closes the file, and keeps other threads from it."""
+        self._lock.acquire()
+        self.close()
+
+    def resume(self) -> None:
+        """Lets the file be opened again, by this process and by its fork."""
+        self._process = os.getpid()
+        self._lock.release()
 
     def __del__(self) -> None:
         if hasattr(self, "_connection") and self._process == os.getpid():
             self.close()
 
     def _connected(self) -> sqlite3.Connection:
-        if self._identity() != self._opened:
+        if self._connection is None:
+            self._connect()
+        elif self._identity() != self._opened:
             raise LedgerError(f"{self.path} was replaced while it was open")
+        assert self._connection is not None
         return self._connection
 
     def _identity(self) -> tuple[int, int]:
         status = os.stat(self.path)
+        if status.st_nlink > 1:
+            raise LedgerError(f"{self.path} has other names, by hard links: each has its own log")
         return status.st_dev, status.st_ino
 
     def _connect(self) -> None:
-        marked, exists = self._mark.path.exists(), self.path.exists()
-        if marked and not exists:
+        mark, exists = self._mark.read(), self.path.exists()
+        relied_on = mark is not None and mark.number > 0
+        if relied_on and not exists:
             raise LedgerError(f"{self.path} is gone, but not its high-water mark")
         if exists and not os.stat(self.path).st_mode & 0o222:
             raise LedgerError(f"{self.path} is read-only")  # To the superuser nothing is.
-        self._connection = sqlite3.connect(
+        connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={'rw' if exists else 'rwc'}",
             uri=True,
             timeout=self._patience,
             isolation_level=None,
             check_same_thread=False,
         )
-        self._opened = self._identity()
-        for setting in ("synchronous = FULL", "fullfsync = ON", "trusted_schema = OFF"):
-            self._connection.execute(f"PRAGMA {setting}")
-        self._make_or_refuse(marked)
-        self._write_ahead()
+        try:
+            self._opened = self._identity()
+            for setting in ("synchronous = FULL", "fullfsync = ON", "trusted_schema = OFF"):
+                connection.execute(f"PRAGMA {setting}")
+            self._make_or_refuse(connection, relied_on)
+            self._write_ahead(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
         self._raise_mark(math.inf)  # Which also shows that it can be written.
-        if not marked:
-            sync_folder(self.path.parent)
 
-    def _make_or_refuse(self, marked: bool) -> None:
+    def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
         """A file of another program is left as it is.
 
         SQLite looks at the header: to close a second descriptor of a file drops its locks.
         """
-        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
-        tables = self._connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        if application == 0 and tables is None and not marked:
-            self._make()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        if application == 0 and tables is None and not relied_on:
+            self._make(connection)
         elif application != _APPLICATION:
             raise LedgerError(f"{self.path} is not a ledger, or corrupted")
 
-    def _make(self) -> None:
-        """In one transaction of the file itself, so that its header says at once whose it is."""
-        connection = self._connection
+    def _make(self, connection: sqlite3.Connection) -> None:
+        """In one transaction of the file itself, so that its header says at once whose it is.
+
+        Its mark comes first: a ledger without one has lost it.
+        """
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
@@ -331,17 +355,20 @@ class LedgerFile:
                 epsilon, delta = map(str, self.budget)
                 body = {"format": _FORMAT, "epsilon": epsilon, "delta": delta}
                 self._append(connection, {**body, "identity": secrets.token_hex(16)})
+                (digest,) = connection.execute("SELECT hash FROM entries").fetchone()
+                self._mark.write(Mark(0, digest))
+                sync_folder(self.path.parent)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
-    def _write_ahead(self) -> None:
+    def _write_ahead(self, connection: sqlite3.Connection) -> None:
         """Turns write-ahead logging on, for which SQLite does not wait."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
-                (mode,) = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise

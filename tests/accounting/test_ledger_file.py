@@ -138,8 +138,10 @@ def test_many_processes_never_overspend(processes, debits, budget, path):
     assert file.spent == (budget, 0)
 
 
-def test_a_fork_opens_the_file_anew(path):
-    assert finish(worker(path, 100, 10, "forked")) == 20
+@pytest.mark.parametrize("how", ["forked", "outlived"])
+def test_a_fork_opens_the_file_anew(how, path):
+    """Nor is its log taken away when the process that it came from closes the file."""
+    assert finish(worker(path, 100, 10, how)) == 20
     file = LedgerFile(path, (100, 0))
     file.update()
     assert file.spent == (20, 0)
@@ -280,6 +282,34 @@ def test_a_lost_log_is_refused(path, tmp_path):
         shutil.copy(part, copy)
     with pytest.raises(LedgerError, match="older than what was released"):
         LedgerFile(copy / path.name, BUDGET)
+
+
+def test_a_copy_without_its_mark_is_refused(path, tmp_path):
+    """The debits may all be in the log that stayed behind."""
+    file = LedgerFile(path, BUDGET)
+    pay(file, 2)
+    copy = tmp_path / "copy.db"
+    shutil.copy(path, copy)
+    with pytest.raises(LedgerError, match="mark, is missing"):
+        LedgerFile(copy, BUDGET)
+
+
+def test_a_file_of_two_names_is_refused(path, tmp_path):
+    """Each name would have a log and a mark of its own."""
+    file = LedgerFile(path, BUDGET)
+    pay(file)
+    other = tmp_path / "other.db"
+    other.hardlink_to(path)
+    for use in (lambda: LedgerFile(other, BUDGET), lambda: LedgerFile(path, BUDGET), file.update):
+        with pytest.raises(LedgerError, match="other names"):
+            use()
+    assert not beside(other, ".mark").exists()
+    other.unlink()
+    pay(file)
+    link = tmp_path / "symbolic.db"
+    link.symlink_to(path)
+    pay(LedgerFile(link, BUDGET))
+    assert LedgerFile(path, BUDGET).spent == (3, 0)
 
 
 @pytest.mark.parametrize("end", ["", ".mark"])
