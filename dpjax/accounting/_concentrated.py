@@ -11,6 +11,7 @@ from dpjax.base import Guarantee
 
 # What roundings in float64 may add, relative to the terms of a sum.
 _ROUNDING = 1e-13
+_LEAST_RHO = 1e-300  # Below, floats lose their digits.
 Conversion = Literal["optimal", "simple"]
 
 
@@ -86,6 +87,7 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     _checks.choice("method", method, get_args(Conversion))
     if rho == 0:
         return 0.0
+    rho = max(rho, _LEAST_RHO)
     log = -math.log(delta)
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":

@@ -87,9 +87,7 @@ class Ledger(Account):
             ValueError: if the budget is out of range, or not that of the ledger.
             LedgerError: if the file cannot be trusted or not be written.
         """
-        super().__init__()
-        if not isinstance(version, str):
-            raise TypeError(f"version must be a text, got {_checks.shown(version)}")
+        _check_text("version", version)
         budget = (
             _units("epsilon", epsilon, EPSILON_DIGITS, math.floor),
             _units("delta", delta, DELTA_DIGITS, math.floor),
@@ -182,6 +180,7 @@ class Ledger(Account):
             BudgetExceededError: if too little is left.
             LedgerError: if the file cannot be trusted or not be written.
         """
+        _check_text("what", what)
         if key is not None:
             check_key(key)
             refuse_traced(key)
@@ -246,6 +245,11 @@ class Ledger(Account):
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
 
 
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a text, got {_checks.shown(value)}")
+
+
 def _encoded(guarantee: Guarantee) -> dict[str, Any]:
     """A guarantee as JSON, which keeps every digit."""
     known = concrete(guarantee)
@@ -277,7 +281,9 @@ def _decoded(stored: dict[str, Any]) -> Guarantee:
 def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int]) -> int:
     """A number as a multiple of 10^-digits; a float is the decimal that it prints."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        raise TypeError(f"{name} must be a number, got {_checks.shown(value)}")
+        raise TypeError(
+            f"{name} must be a number of Python's, a text or a Decimal, got {_checks.shown(value)}"
+        )
     try:
         exact = Decimal(str(float(value)) if isinstance(value, float) else value)
     except InvalidOperation as error:

@@ -1,6 +1,7 @@
 """Remembers which keys were used, so that none is used twice."""
 
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,19 @@ class KeyLedger(OpenLedger):
         Args:
             path: of an SQLite file; None keeps the ledger in memory.
         """
-        super().__init__()
         self.path = path
-        self._connection = sqlite3.connect(":memory:" if path is None else path)
+        self._lock = threading.Lock()  # A refusal would roll back what another thread inserts.
+        self._connection = sqlite3.connect(
+            ":memory:" if path is None else path, check_same_thread=False
+        )
         with self._connection:
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"
             )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.close()
 
     def claim(self, key: jax.Array) -> None:
         """Records a key as used.
@@ -60,7 +67,7 @@ class KeyLedger(OpenLedger):
         refuse_traced(key)
         claimed = fingerprint_of_key(key)
         try:
-            with self._connection:
+            with self._lock, self._connection:
                 self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
         except sqlite3.IntegrityError as error:
             raise ValueError(

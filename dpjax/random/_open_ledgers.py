@@ -17,6 +17,11 @@ from dpjax.base import Guarantee, Release
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
+# What closes the blocks of `with` around here, innermost last: threads that share a ledger leave
+# their own.
+_BLOCKS: contextvars.ContextVar[tuple[contextlib.ExitStack, ...]] = contextvars.ContextVar(
+    "open blocks", default=()
+)
 # Programs that were compiled while no ledger was open release without telling one: under this
 # context JAX traces them anew, and the release refuses.
 _TELLING = jax.make_user_context(False)
@@ -37,17 +42,16 @@ class Request(NamedTuple):
 class OpenLedger(abc.ABC):
     """What `with ledger:` opens: it is told of every release inside, before noise is drawn."""
 
-    def __init__(self) -> None:
-        self._opened: list[contextlib.ExitStack] = []
-
     def __enter__(self) -> Self:
-        opened = contextlib.ExitStack()
-        opened.enter_context(_open((*_OPEN.get(), self)))
-        self._opened.append(opened)
+        block = contextlib.ExitStack()
+        block.enter_context(_open((*_OPEN.get(), self)))
+        _BLOCKS.set((*_BLOCKS.get(), block))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.pop().close()
+        *outer, block = _BLOCKS.get()
+        _BLOCKS.set(tuple(outer))
+        block.close()
 
     @abc.abstractmethod
     def record(

@@ -291,6 +291,7 @@ def test_words_and_sizes_are_checked():
         with pytest.raises(ValueError, match="must be"):
             zcdp_to_epsilon(rho, delta=delta)
     assert zcdp_to_epsilon(0.0, delta=0.1) == 0.0
+    assert 0 <= zcdp_to_epsilon(5e-324, delta=0.1) < 1e-148
 
 
 # What mechanisms cost in zCDP.

@@ -125,6 +125,13 @@ def test_no_budget_pays_for_nothing(promise, ledger):
     assert paid(ledger) == 0
 
 
+@pytest.mark.parametrize("what", [None, 3, b"bytes", object()])
+def test_a_description_is_a_text(what, ledger):
+    with pytest.raises(TypeError, match="what must be a text, got"):
+        ledger.charge(Guarantee(0.1), what=what)
+    assert paid(ledger) == 0
+
+
 def test_guarantees_that_do_not_add_up_are_refused(ledger):
     ledger.charge(Guarantee(0.1))
     other = Guarantee(0.1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)

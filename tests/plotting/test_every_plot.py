@@ -49,6 +49,18 @@ PLOTS = {
     ),
     "utility": lambda ax, sweep: plotting.utility(sweep, ax=ax),
 }
+
+
+@pytest.fixture(autouse=True)
+def figure_of_another():
+    """Someone left a figure open; no test is about it."""
+    with matplotlib.rc_context():
+        pyplot.switch_backend("agg")
+        figure = pyplot.figure()
+        yield
+        pyplot.close(figure)
+
+
 every = pytest.mark.parametrize("name", PLOTS)
 
 
@@ -58,12 +70,12 @@ def test_every_plot_is_here():
 
 @every
 def test_it_draws_on_the_axes_that_it_is_given(name, ax, sweep):
-    before = dict(matplotlib.rcParams)
+    before, figures = dict(matplotlib.rcParams), pyplot.get_fignums()
     assert PLOTS[name](ax, sweep) is ax
     assert ax.get_lines()
     assert ax.get_xlabel()
     assert ax.get_ylabel()
-    assert not pyplot.get_fignums()
+    assert pyplot.get_fignums() == figures
     assert dict(matplotlib.rcParams) == before
 
 
@@ -80,12 +92,11 @@ def test_no_two_curves_differ_by_color_alone(name, ax, sweep):
 @every
 def test_without_axes_it_makes_a_figure(name, sweep, monkeypatch):
     monkeypatch.setattr(pyplot, "show", lambda: pytest.fail("a plot must not show itself"))
-    with matplotlib.rc_context():
-        pyplot.switch_backend("agg")
-        made = PLOTS[name](None, sweep)
-        assert pyplot.get_fignums() == [made.figure.number]
-        made.figure.canvas.draw()  # No warning, which would be an error here.
-        pyplot.close(made.figure)
+    figures = pyplot.get_fignums()
+    made = PLOTS[name](None, sweep)
+    assert pyplot.get_fignums() == [*figures, made.figure.number]
+    made.figure.canvas.draw()  # No warning, which would be an error here.
+    pyplot.close(made.figure)
 
 
 def test_importing_dpjax_does_not_import_matplotlib(run_python):

@@ -1,5 +1,9 @@
 """Keys: where they come from, and which are refused."""
 
+import concurrent.futures
+import sqlite3
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -261,6 +265,40 @@ def test_an_open_ledger_claims_each_release_once(keys):
     assert len(ledger) == 3
     with pytest.raises(ValueError, match="was used"):
         private(keys(1), np.zeros(3))
+
+
+def test_threads_open_one_ledger_at_a_time_of_their_own(keys):
+    """Blocks of `with` overlap in any order, and each thread leaves its own."""
+    ledger, inside, refused = dpjax.random.KeyLedger(), threading.Barrier(2), []
+    ledger.claim(keys(0))
+
+    def first():
+        with ledger:
+            inside.wait(60)
+            inside.wait(60)
+
+    def second():
+        inside.wait(60)
+        with ledger:
+            inside.wait(60)
+            one.result(60)
+            with pytest.raises(ValueError, match="was used for a release before"):
+                LAPLACE(keys(0), jnp.zeros(()))
+            refused.append(1)
+        LAPLACE(keys(0), jnp.zeros(()))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        one, two = threads.submit(first), threads.submit(second)
+        one.result(60), two.result(60)
+    assert refused == [1]
+
+
+def test_a_ledger_of_keys_closes_its_file():
+    ledger = dpjax.random.KeyLedger()
+    connection = ledger._connection
+    del ledger
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 def test_an_open_ledger_compiles_no_release_again(keys, compilations):
