@@ -15,6 +15,7 @@ from dpjax.accounting._concentrated import guarantee_of
 
 # The accountants' own rounding: of sums of 10^5 terms, in delta also of fast Fourier transforms.
 _ROUNDING, _TRANSFORMS = 1e-9, 1e-15
+_LARGEST_EPSILON = 500.0  # Beyond, exponentials overflow; adding is no worse.
 
 
 def pld_epsilon(releases: list[Any], delta: float) -> float:
@@ -23,7 +24,8 @@ def pld_epsilon(releases: list[Any], delta: float) -> float:
     distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
     common = _checks.extra("dp_accounting.pld.common", "accounting")
     certain = delta * (1 - 1e-6) - _TRANSFORMS
-    if certain <= 0:
+    largest = max(guarantee_of(release).epsilon for release in releases)
+    if certain <= 0 or largest > _LARGEST_EPSILON:
         return math.inf
     joint = distributions.identity()
     for (kind, *numbers), count in _counted(releases, accounting).items():

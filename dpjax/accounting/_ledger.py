@@ -61,7 +61,9 @@ class Ledger(Account):
 
         Refusals depend on the ledger, the guarantee and the key alone. Which records a database
         holds is not looked at, for whether they changed may be private: after a change open the
-        same ledger under another `version`, or what was released of the old ones is released.
+        same ledger under another `version`, or what was released of the old ones is released. Nor
+        is what part of a database is handed over: two columns of one size are one request to one
+        target, so hand over all of it, and let the target choose.
 
         The restrictions of `dpjax.random.KeyLedger` on what `with` covers hold here too.
     """

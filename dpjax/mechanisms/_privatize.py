@@ -51,7 +51,8 @@ def privatize(
         count as public, so read a file with dtypes that do not depend on what it holds. For an
         analytic sensitivity the claim that it bounds this target, on databases of this size, is
         yours. What a `dpjax.Ledger` remembers having released is released again under any key, free
-        of charge, and its database is not looked at.
+        of charge, and its database is not looked at: so let the target choose a column, and not
+        its caller.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.

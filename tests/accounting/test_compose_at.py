@@ -277,6 +277,7 @@ def test_what_cannot_be_composed_is_refused(method):
         at(*[Guarantee(0.1, 1e-3)] * 2, delta=1e-6)
     with pytest.raises(TypeError, match="host"):
         jax.jit(at)(one)
+    assert at(one, Guarantee(1e4)).epsilon == pytest.approx(1e4 + 0.1, rel=1e-3)
     assert at(one, Guarantee(0.1, 1e-7), coordinates=10**9).epsilon <= 0.2 * (1 + 1e-15)
 
 
