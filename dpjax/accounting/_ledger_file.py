@@ -30,8 +30,7 @@ from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
 _FORMAT = 1
-# A connection must not be used, nor closed, by a process that inherits it, by a fork that Python
-# does not know of.
+# Inherited by a fork that Python does not know of: to be neither used nor closed.
 _INHERITED: list[sqlite3.Connection | None] = []
 
 
@@ -332,8 +331,9 @@ class LedgerFile:
 
         SQLite looks at the header: to close a second descriptor of a file drops its locks.
         """
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        # After the tables: whoever makes them in between writes both at once.
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
         elif application != _APPLICATION:

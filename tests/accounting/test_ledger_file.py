@@ -138,6 +138,23 @@ def test_many_processes_never_overspend(processes, debits, budget, path):
     assert file.spent == (budget, 0)
 
 
+def test_a_ledger_that_another_makes_meanwhile_opens(path, monkeypatch):
+    """Between the looks at its tables and at its header."""
+    connect, looks = sqlite3.connect, []
+
+    class Overtaken(sqlite3.Connection):
+        def execute(self, statement, *more):
+            looks.append("application_id" in statement or "sqlite_master" in statement)
+            if looks[-1] and sum(looks) == 2:
+                monkeypatch.undo()
+                pay(LedgerFile(path, BUDGET))
+            return super().execute(statement, *more)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **b: connect(*a, factory=Overtaken, **b))
+    assert LedgerFile(path, BUDGET).spent == (1, 0)
+    assert sum(looks) >= 2
+
+
 @pytest.mark.parametrize("how", ["forked", "outlived"])
 def test_a_fork_opens_the_file_anew(how, path):
     """Nor is its log taken away when the process that it came from closes the file."""
