@@ -43,6 +43,11 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     norm: Norm = static()
     noise: Noise = static()
 
+    @property
+    def _norm_of_noise(self) -> Norm:
+        """In which the arrays that get noise are compared."""
+        return self.norm
+
     def _delta(self) -> Scalar:
         return self.delta
 
@@ -51,7 +56,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
             self.scale,
             self.sensitivity.value,
             self.epsilon,
-            rounding_norm(self.norm, arrays),
+            rounding_norm(self._norm_of_noise, arrays),
             sum(leaf.size for leaf in jax.tree.leaves(arrays)),
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -77,7 +82,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
-        if self.noise.dp_event is None or self.noise.event_norm != self.norm:
+        if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
             # In another norm the same noise multiplier means another mechanism.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()

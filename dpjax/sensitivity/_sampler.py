@@ -163,9 +163,9 @@ def sample_sensitivity(
         batch_size=plan.layout.size,
         zero_allowed=estimate == 0,
         identity=plan.identity,
-        target=plan.pair.target.fingerprint,
+        target=plan.pair.released.fingerprint,
         records=plan.pair.records,
-        outputs=plan.pair.target.outputs,
+        outputs=plan.pair.released.outputs,
     )
 
 
