@@ -8,6 +8,7 @@ JOBS = (
     "ceilings",
     "mean",
     "guarantee",
+    "shaped_noise",
     "priestley_chao",
     "svm",
     "kde",

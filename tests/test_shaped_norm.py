@@ -79,18 +79,18 @@ def test_mapped_keeps_float64(x64):
     assert shape.shaped(found)["a"].dtype == np.float64
 
 
-@pytest.mark.parametrize("size", [1, 2, 64, 65, 1024])
+@pytest.mark.parametrize("size", [1, 64, 65, 2048])
 def test_products_never_wrap(size):
     """At the largest entries that a matrix of this size gets, on the largest values."""
-    entry = int(np.abs(shape_of(np.eye(size), like(jnp.zeros(size)), 1.0, None).inverse).max())
+    entry = int(shape_of(np.eye(size), like(jnp.zeros(size)), 1.0, None).inverse.max())
     assert size * entry * (2**6 - 1) < 2**31
     assert size * entry * 2**36 < 2**63
     full = np.full((size, size), -entry, np.int32)
-    shape = NoiseShape(np.eye(size), full, 0, 0, like(jnp.zeros(size)))
+    shape = NoiseShape(np.eye(1), full, 0, 0, like(jnp.zeros(size)))
+    exact = size * entry * (2.0**36 - 2.0**12)
     for sign in (1.0, -1.0):
         found = shape.mapped(jnp.full(size, sign * (2.0**36 - 2.0**12)))
-        exact = -sign * size * entry * (2.0**36 - 2.0**12)
-        np.testing.assert_allclose(found, np.full(size, exact), rtol=2e-7)
+        np.testing.assert_allclose(found, np.full(size, -sign * exact), rtol=2e-7)
 
 
 def test_released_is_what_was_mapped():

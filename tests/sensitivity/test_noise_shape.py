@@ -61,9 +61,10 @@ def energy(matrix, differences):
 def test_shaped_noise_has_less_energy_than_isotropic_and_whitening(shape):
     differences = np.random.default_rng(0).normal(size=(4000, 3)) * DEVIATIONS
     shaped = energy(shape.matrix, differences)
-    assert shaped < 0.8 * energy(np.eye(3), differences)
-    assert shaped < 0.8 * energy(shape.matrix @ shape.matrix, differences)
-    assert shaped < energy(np.linalg.inv(shape.matrix), differences)
+    isotropic, whitening = (energy(x, differences) for x in (np.eye(3), np.diag(DEVIATIONS)))
+    # For means of squares 28, 51 and 51.
+    assert shaped < 0.8 * isotropic
+    assert shaped < 0.8 * whitening
 
 
 def test_directions_that_nothing_moves_get_some_noise():
