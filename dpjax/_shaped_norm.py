@@ -160,7 +160,10 @@ def shape_of(
             " target's value"
         )
     exact = np.linalg.inv(inverse / 2.0**bits)
-    return NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
+    found = NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
+    for array in (found.matrix, found.inverse):  # Programs hold copies.
+        array.setflags(write=False)
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="shape")

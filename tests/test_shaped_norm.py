@@ -120,6 +120,9 @@ def test_shapes_are_compared_by_their_contents():
         shape_of(MATRIX, like(jnp.zeros(3)), 2.0**-20, None),
     ]
     assert len({SHAPE, *others}) == 5
+    for array in (SHAPE.matrix, SHAPE.inverse):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0] = 0
 
 
 def test_resolution_is_the_worst_that_last_places_can_do():

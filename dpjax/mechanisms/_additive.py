@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import _checks
 from dpjax._numerics import outward
 from dpjax._pytree import frozen_pytree, static, up
+from dpjax._shaped_norm import NoiseShape
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
@@ -141,6 +142,11 @@ def additive(
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
     if norm == "hamming":
         raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
+    if isinstance(norm, NoiseShape):
+        raise ValueError(
+            "norm must be monotone in the magnitudes of the coordinates, which that of a NoiseShape"
+            " is not: draw noise of a shape by dpjax.shaped_gaussian"
+        )
     if noise.lattice is not None and noise.lattice.certificate.delta > 0:
         delta = _checks.fraction("delta", delta)
     if _checks.is_traced(delta) or not np.array_equal(delta, 0):

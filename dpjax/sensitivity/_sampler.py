@@ -63,7 +63,7 @@ def sample_sensitivity(
             `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
-            mechanism's.
+            mechanism's. A `NoiseShape` for `dpjax.shaped_gaussian`.
         m: number of pairs; given gamma alone, ten times the least.
         gamma: probability over random pairs that may be left uncovered; given m alone, the least.
         method: "exact" or "dkw", see `dpjax.operating_point`.
@@ -92,8 +92,9 @@ def sample_sensitivity(
     Raises:
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
-        ValueError: if a parameter is out of range or infeasible; if the oracle ignores its key or
-            the number of records that it is asked for; if the target depends on the order of the
+        ValueError: if a parameter is out of range or infeasible; if the key is the one that a
+            `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
+            or the number of records that it is asked for; if the target depends on the order of the
             records, or has another value in a batch than alone; if oracle or norm has a rule for
             `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
             checkpoint is of another run, truncated or corrupted; if processes make different calls.

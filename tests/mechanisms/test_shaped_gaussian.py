@@ -122,6 +122,9 @@ def test_another_norm_is_refused():
         dpjax.shaped_gaussian(1.0, EPSILON, DELTA)
     with pytest.raises(ValueError, match="must be in the norm l2"):
         dpjax.gaussian(bound(), EPSILON, DELTA)
+    # Rounding is charged by the norm of ones, which bounds it in monotone norms only.
+    with pytest.raises(ValueError, match="norm must be monotone"):
+        dpjax.mechanisms.additive(bound(), EPSILON, norm=SHAPE, noise=dpjax.random.LAPLACE)
 
 
 @pytest.mark.parametrize("wrong", [jnp.zeros(3), {"a": jnp.zeros(3), "b": jnp.asarray(0.0)}])
