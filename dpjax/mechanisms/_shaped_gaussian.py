@@ -144,7 +144,7 @@ def shaped_gaussian(
 
     Releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
     With the A of `dpjax.noise_shape` the noise is large where replacing a record moves the value
-    far, and small elsewhere: for a logistic regression of 30 features .47 to .73 of the energy of
+    far, and small elsewhere: for a logistic regression of 30 features .47 to .75 of the energy of
     isotropic noise, depending on how correlated the oracle makes them.
 
     Args:

@@ -99,35 +99,34 @@ def noise_shape(
     if m is None:
         m = max(_LEAST_PAIRS, _PAIRS_PER_COORDINATE * size)
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
-    differences, largest = _differences(key, pair, m, chunk_size(pair, m, batch_size))
-    matrix = _fitting_matrix(differences)
-    moved = np.linalg.solve(matrix, differences.T)
-    typical = np.sqrt(np.mean(np.sum(moved**2, 0)))
-    worst = np.linalg.norm(np.abs(np.linalg.inv(matrix)).sum(1))
+    moment, largest = _second_moment(key, pair, m, chunk_size(pair, m, batch_size))
+    matrix = _fitting_matrix(moment)
+    inverse = np.linalg.inv(matrix)
+    typical = np.sqrt(np.trace(inverse @ moment @ inverse))
+    worst = np.linalg.norm(np.abs(inverse).sum(1))
     unit = max(_FINE * typical / worst, largest * 2.0 ** (_HEADROOM_BITS - VALUE_BITS))
     sampled_with = digest(jax.random.key_data(key))
     return shape_of(matrix, pair.target.outputs, unit, sampled_with)
 
 
-def _differences(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """The differences that are finite, in float64, and the largest coordinate of a value."""
-    found, largest = [], 0.0
-    with failures_in_short():
+def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
+    """W, of the differences that are finite, and the largest coordinate of a value."""
+    total, count, largest = np.zeros(()), 0, 0.0
+    with failures_in_short(), np.errstate(over="ignore"):
         for start in range(0, m, size):
             indices = np.minimum(start + np.arange(size), m - 1).astype(np.uint32)
             moved, values = _compiled_differences(key, indices, pair=pair)
             wait_for(moved, pair.programs, None)
             rows = np.asarray(moved, np.float64)[: m - start]
             finite = np.isfinite(rows).all(1)
-            found.append(rows[finite])
+            total, count = total + rows[finite].T @ rows[finite], count + finite.sum()
             largest = max(largest, np.asarray(values)[: m - start][finite].max(initial=0.0))
-    differences = np.concatenate(found)
-    if not differences.any():
+    if not np.any(total) or not np.all(np.isfinite(total)):
         raise ValueError(
-            f"none of {m} random pairs moves the target by a finite amount above 0: there is no"
-            " shape to learn"
+            f"none of {m} random pairs moves the target by a finite amount above 0 whose square is"
+            " one too: there is no shape to learn"
         )
-    return differences, float(largest)
+    return total / count, float(largest)
 
 
 @functools.partial(jax.jit, static_argnames="pair")
@@ -147,9 +146,8 @@ def _compiled_differences(
     return jax.vmap(one)(indices)
 
 
-def _fitting_matrix(differences: np.ndarray) -> np.ndarray:
+def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
     """W^(1/4) with floored eigenvalues, scaled to a largest one of 1."""
-    scaled = differences / np.abs(differences).max()
-    eigenvalues, vectors = np.linalg.eigh(scaled.T @ scaled / len(scaled))
+    eigenvalues, vectors = np.linalg.eigh(moment)
     floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
     return (vectors * floored**0.25) @ vectors.T
