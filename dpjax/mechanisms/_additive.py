@@ -59,9 +59,10 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
 
     def _covered_scale(self, calibration: Calibration) -> Scalar:
-        """The scale; NaN where a traced delta is too small for the tables of the noise."""
+        """The scale; NaN where traced parameters ask more of the noise's tables than they keep."""
         lattice = self.noise.lattice
-        if lattice is None or not _checks.is_traced(self.delta):
+        traced = _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
+        if lattice is None or not traced:
             return self.scale
         return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
 
