@@ -129,13 +129,13 @@ def _releases(case: _Case) -> None:
     traces = []
 
     @jax.jit
-    def release(mechanism: Mechanism, key: jax.Array) -> Release:
+    def release(mechanism: Mechanism, key: jax.Array, value: Any) -> Release:
         traces.append(1)
-        return mechanism(key, case.value)
+        return mechanism(key, value)
 
-    jitted = release(mechanism, case.key)
+    jitted = release(mechanism, case.key, case.value)
     _require(_close(first.value, jitted.value), "jit must not change a release")
-    release(case.make(epsilon=case.epsilon / 2), case.key)
+    release(case.make(epsilon=case.epsilon / 2), case.key, case.value)
     _require(len(traces) == 1, "a new epsilon must not trace the mechanism again")
 
 
