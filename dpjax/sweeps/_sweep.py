@@ -177,7 +177,7 @@ def sweep(
 
 def _run_of(part: Part, size: int, shared: dict[str, Any]) -> dict[str, Any]:
     """Everything that decides the bits of a part: what its chunks on disk must agree on."""
-    return {**shared, "function": part.program.fingerprint, "batch size": size}
+    return {**shared, "function": part.fingerprint_of_chunks(size), "batch size": size}
 
 
 def _keep(

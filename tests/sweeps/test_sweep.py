@@ -287,6 +287,18 @@ FUNCTIONS = {
 }
 
 
+def test_what_is_written_to_between_two_choices_is_refused(key):
+    """Else both would be computed from what the last one left there."""
+    buffer = np.zeros(3, np.float32)
+
+    def function(key, n):
+        buffer[:] = n
+        return jax.random.uniform(key, (3,)) + buffer
+
+    with pytest.raises(ValueError, match="function has changed since it was traced"):
+        dpjax.sweep(key, function, static={"n": [1, 2]})
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_outputs_that_do_not_fit_are_refused_before_work(key, name, tmp_path, monkeypatch):
     monkeypatch.setattr("dpjax.sweeps._sweep.compute", None)
