@@ -82,10 +82,10 @@ def sweep(
         TypeError: if the key is not a typed key, the function does not return real arrays, or a
             parameter has values of a kind that is not described above.
         ValueError: if a parameter has no values, equal ones, NaN, or numbers that JAX does not
-            hold; if outputs have other names, shapes or dtypes at other static parameters, or one name
-            means two things; if the function calls code outside of JAX, or writes to an array that
-            it closes over; if the folder is in use, damaged, or of another key,
-            function, version, processor or batch size, which the message names.
+            hold; if outputs have other names, shapes or dtypes at other static parameters, or a
+            name means two things; if the function calls code outside of JAX, or writes to an array
+            that it closes over; if the folder is in use, damaged, or of another key, function,
+            version, processor or batch size, which the message names.
 
     Formal guarantees:
         None for what it returns, which is as private as the function makes it: a sweep is an
