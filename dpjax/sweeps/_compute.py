@@ -29,6 +29,7 @@ def compute(
     axes: Sequence[Axis],
     repeats: int,
     size: int,
+    fingerprint: str,
     devices: tuple[Device | None, ...],
     keep: Keep,
 ) -> None:
@@ -40,7 +41,6 @@ def compute(
     """
     layout = Layout(devices, len(cells), size)
     key = placed(key, layout)
-    fingerprint = part.fingerprint_of_chunks(size)
     shape = [len(axis) for axis in axes]
 
     def start(chunks: list[int | None]) -> tuple[list[np.ndarray], list[jax.Array]]:

@@ -161,6 +161,7 @@ def sweep(
                     axes=traced_axes,
                     repeats=repeats,
                     size=size,
+                    fingerprint=runs[part.fingerprint]["function"],
                     devices=devices,
                     keep=functools.partial(
                         _keep, store, runs, count, part, [x[i] for x in values], there[i]
