@@ -254,6 +254,17 @@ def test_a_file_is_no_folder(swept, tmp_path):
     assert (tmp_path / "file").read_text() == "something"
 
 
+def test_only_the_folder_itself_must_be_writable(swept, tmp_path, monkeypatch):
+    """Root may write anywhere, so the system is asked in a test's name."""
+    (tmp_path / "sweep").mkdir()
+    closed = {tmp_path}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in closed)
+    assert swept().attrs["cells_computed"] == 24
+    closed.add(tmp_path / "sweep")
+    with pytest.raises(ValueError, match="lies in no folder that can be written to"):
+        swept()
+
+
 def test_no_word_of_a_secure_key_is_on_disk(swept, tmp_path):
     key = dpjax.random.secure_key()
     swept(key=key)
