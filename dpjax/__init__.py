@@ -2,6 +2,7 @@
 
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
+from dpjax import learning as learning
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
