@@ -53,7 +53,8 @@ LEVELS = {
 }
 MAY_IMPORT_UP_TO = {
     **{name: level - 1 for name, level in LEVELS.items()},
-    "accounting": 1,
+    # Of the noise it needs to know how far its tables are off.
+    "accounting": 2,
     # The files of level 0 share a level; an import cycle among them is caught below.
     **{name: 0 for name, level in LEVELS.items() if level == 0},
 }

@@ -248,7 +248,8 @@ def _with_charges(
 def _probability_of_a_bad_batch(sampling: Sampling) -> float:
     """Of one that is not drawn as the accountants think."""
     if sampling.kind == "fixed":
-        return sampling.n**2 * 2.0**-97
+        # Two records with equal words.
+        return sampling.n**2 * 2.0**-129
     if sampling.capacity >= sampling.n:
         return 0.0
     # The larger of two neighbors.

@@ -129,13 +129,21 @@ class ClippedGradients:
         Returns:
             An array of shape (batch,), to choose a clip norm by on public examples.
         """
-        program = traced(self.loss, parameters, _first(examples))
-        leaves, data = jax.tree.leaves(_float_arrays(parameters)), jax.tree.leaves(examples)
-        return jnp.sqrt(per_example(program, leaves, data).squared_norms)
+        _batch_size(examples)
+        return self._compiled_norms(_float_arrays(parameters), examples)
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., ClippedSum]:
         return jax.jit(self._sum)
+
+    @functools.cached_property
+    def _compiled_norms(self) -> Callable[..., jax.Array]:
+        def norms(parameters: Any, examples: Any) -> jax.Array:
+            program = traced(self.loss, parameters, _first(examples))
+            leaves, data = jax.tree.leaves(parameters), jax.tree.leaves(examples)
+            return jnp.sqrt(per_example(program, leaves, data).squared_norms)
+
+        return jax.jit(norms)
 
     def _sum(self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> ClippedSum:
         leaves, structure = jax.tree.flatten(parameters)

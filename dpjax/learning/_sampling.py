@@ -117,8 +117,8 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        The records of the least 96-bit random words make the batch, which is uniform over subsets
-        but where two words are equal: with probability below n^2 / 2^97, which the accounting
+        The records of the least 128-bit random words make the batch, which is uniform over subsets
+        but where two words are equal: with probability below n^2 / 2^129, which the accounting
         charges for. It is for the relation replace-one, under which n is public.
 
     Source:
@@ -148,6 +148,6 @@ def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Ar
 
 
 def _fixed(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
-    words = jax.random.bits(key, (3, sampling.n), jnp.uint32)
-    *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=3)
+    words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
+    *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
     return order[: sampling.capacity], jnp.ones(sampling.capacity, bool)

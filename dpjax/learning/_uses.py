@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax import _checks, _walks
@@ -64,12 +65,14 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Pr
         given = jax.tree.unflatten(structure, arrays[: len(leaves)])
         return loss(given, jax.tree.unflatten(form, arrays[len(leaves) :]))
 
-    arrays = [_like(leaf) for leaf in (*leaves, *data)]
+    arrays = [jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype) for leaf in (*leaves, *data)]
     called = jax.make_jaxpr(flat)(*arrays)
     _check_scalar(called.out_avals)
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
-    uses = (_use(program.jaxpr, variable) for variable in program.jaxpr.invars[: len(leaves)])
+    jaxpr = program.jaxpr
+    equations = _live(jaxpr)
+    uses = (_use(equations, leaf, jaxpr.outvars) for leaf in jaxpr.invars[: len(leaves)])
     return Program(program, tuple(uses))
 
 
@@ -96,29 +99,28 @@ def moved(use: Use, parameter: jax.Array) -> jax.Array:
 def explained(program: Program, leaves: Sequence[jax.Array]) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
-    texts = []
+    equations, texts = _live(jaxpr), []
     for leaf, variable, use in zip(leaves, jaxpr.invars, program.uses, strict=False):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
-        elif _is_elementwise(jaxpr, variable):
+        elif _is_elementwise(equations, variable):
             texts.append("elementwise: its gradient is no larger than what the layer computes")
         else:
             texts.append(f"formed for each example: {leaf.size} numbers")
     return texts
 
 
-def _is_elementwise(jaxpr: Any, variable: Any) -> bool:
+def _is_elementwise(equations: Sequence[Any], variable: Any) -> bool:
     """Whether a parameter is only added to or multiplied with something, entry by entry."""
-    found = [equation for equation in jaxpr.eqns if any(x is variable for x in equation.invars)]
+    found = [equation for equation in equations if any(x is variable for x in equation.invars)]
     names = {equation.primitive.name for equation in found}
     passed = [x.outvars[0] for x in found if x.primitive.name in _MOVES]
     return names <= _MOVES | {"add", "sub", "mul"} and all(
-        _is_elementwise(jaxpr, other) for other in passed
+        _is_elementwise(equations, other) for other in passed
     )
 
 
-def _like(leaf: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+def _like(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
@@ -145,15 +147,25 @@ def _bind(equation: Any, operands: list[Any]) -> list[Any]:
     return _walks.bind(equation, parameters, operands)
 
 
-def _use(jaxpr: Any, variable: Any) -> Use | None:
+def _live(jaxpr: Any) -> list[Any]:
+    """The operations that the loss depends on: a program may compute what it needs the shape of."""
+    needed, found = {x for x in jaxpr.outvars if isinstance(x, jex.Var)}, []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            needed.update(atom for atom in equation.invars if isinstance(atom, jex.Var))
+            found.append(equation)
+    return found[::-1]
+
+
+def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use | None:
     """The use of a parameter, where it has one and a layer knows it."""
     moves: list[Any] = []
     while True:
-        if any(atom is variable for atom in jaxpr.outvars):
+        if any(atom is variable for atom in outputs):
             return None
         found = [
             (equation, operand)
-            for equation in jaxpr.eqns
+            for equation in equations
             for operand, atom in enumerate(equation.invars)
             if atom is variable
         ]
