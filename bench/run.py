@@ -12,6 +12,7 @@ JOBS = (
     "svm",
     "kde",
     "training",
+    "dp_sgd",
     "order_statistic",
     "lapack",
     "releases",

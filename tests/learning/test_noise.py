@@ -173,6 +173,29 @@ def test_the_count_is_paid_for():
         assert gradients > z
 
 
+def test_the_count_gets_noise_of_its_scale(keys):
+    """The variance of 600 normals is off by 30% with probability 2e-7; at half the scale by 75%."""
+    noise = learning.adaptive_noise(
+        keys(5),
+        noise_multiplier=1.0,
+        batch_size=100,
+        initial_clip_norm=1.0,
+        learning_rate=1.0,
+        count_noise=4.0,
+    )
+    start = noise.init({"a": jnp.zeros(1)})
+
+    def norm(key):
+        state = dataclasses.replace(start, noise=dataclasses.replace(start.noise, key=key))
+        batch = learning.ClippedSum({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
+        return noise.update(batch, state)[1].clip_norm
+
+    norms = jax.jit(jax.vmap(norm))(jax.random.split(keys(6), 600))
+    fractions = 0.5 - np.log(norms)
+    assert np.mean(fractions) == pytest.approx(0.6, abs=5 * 0.04 / np.sqrt(600))
+    assert 0.7 < np.var(fractions) / 0.04**2 < 1.3
+
+
 def test_a_clip_norm_moves_to_the_quantile(keys):
     """Norms are 1, 2, ..., 200; the noise of the count is 3, the step .3."""
 
