@@ -13,6 +13,7 @@ from dpjax.learning._clipping import ClippedSum
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
+from dpjax.random._key_for_each import key_for_each
 from dpjax.random._key_ledger import claimed
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
@@ -74,7 +75,7 @@ def gaussian_noise(
 
     Raises:
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
-        ValueError: if a parameter is out of range.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
@@ -131,6 +132,7 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
     value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
+    key = key_for_each(key, (value, bound))
     calibration = Calibration(
         multiplier * bound,
         bound,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax import _lapack, _walks
 from dpjax._numerics import compute_dtype
 from dpjax.learning._layers import Gradients, formed
 from dpjax.learning._uses import Program, Use, moved, run
@@ -51,7 +52,7 @@ def per_example(program: Program, parameters: Sequence[jax.Array], examples: Any
             probes, [parameters[i] for i in own]
         )
 
-    (losses, saved), (at_probes, at_parameters) = jax.vmap(one)(examples)
+    (losses, saved), (at_probes, at_parameters) = _in_a_batch(one, examples)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
@@ -66,6 +67,16 @@ def per_example(program: Program, parameters: Sequence[jax.Array], examples: Any
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )
+
+
+def _in_a_batch(function: Callable[[Any], Any], examples: Any) -> Any:
+    """What `vmap` computes, by calls of LAPACK that cannot wait for each other."""
+    batched = jax.vmap(function)
+    traced, outputs = jax.make_jaxpr(batched, return_shape=True)(examples)
+    if not _lapack.concerns(_walks.primitives(traced.jaxpr)):
+        return batched(examples)
+    found = _lapack.evaluate(traced, *jax.tree.leaves(examples))
+    return jax.tree.unflatten(jax.tree.structure(outputs), found)
 
 
 def _probed(program: Any, used: dict[int, Use], probes: Any, inputs: list[Any]) -> Any:

@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax import _checks, _walks
+from dpjax._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Layer
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
@@ -66,8 +67,15 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Pr
         return loss(given, jax.tree.unflatten(form, arrays[len(leaves) :]))
 
     arrays = [jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype) for leaf in (*leaves, *data)]
-    called = jax.make_jaxpr(flat)(*arrays)
+    with needs_no_values("loss"):
+        called = jax.make_jaxpr(flat)(*arrays)
     _check_scalar(called.out_avals)
+    refuse_outside_code("loss", called)
+    if "custom_vmap_call" in _walks.primitives(called.jaxpr):
+        raise ValueError(
+            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
+            " jax.custom_batching.custom_vmap"
+        )
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
     jaxpr = program.jaxpr

@@ -325,6 +325,46 @@ def test_batches_share_a_program_whatever_their_masks(perceptron_batch, compilat
     assert compilations(lambda: [clipped(parameters, examples, mask) for mask in masks]) == []
 
 
+def test_linear_algebra_of_every_example():
+    def loss(p, x):
+        return jnp.sum(
+            jnp.linalg.solve(jnp.eye(2, dtype=x.dtype) + jnp.outer(x, x), x * p["w"]) ** 2
+        )
+
+    parameters, examples = {"w": normal(0, 2)}, normal(1, BATCH, 2)
+    clipped = learning.clipped_gradients(loss, clip_norm=0.1, microbatch_size=3)
+    expected, _ = by_hand(loss, parameters, examples, 0.1)
+    assert largest_difference(clipped(parameters, examples).value, expected) < 1e-6
+
+
+def printing(w, x):
+    jax.debug.print("{}", x)
+    return w * x
+
+
+@jax.custom_batching.custom_vmap
+def mixing(x):
+    return x
+
+
+@mixing.def_vmap
+def _(axis_size, in_batched, x):
+    return jnp.cumsum(x), True
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (printing, ValueError, "loss must not call code outside of JAX"),
+        (lambda w, x: w * mixing(x), ValueError, "loss must not have a rule for vmap of its own"),
+        (lambda w, x: w * float(x), TypeError, "loss must be JAX code"),
+    ],
+)
+def test_losses_that_show_or_mix_examples_are_refused(loss, error, message):
+    with pytest.raises(error, match=message):
+        learning.clipped_gradients(loss, clip_norm=1.0)(jnp.float32(1), jnp.ones(3))
+
+
 def test_half_precision_is_summed_in_float32():
     def loss(p, x):
         return jnp.sum((x @ p["w"]) ** 2)

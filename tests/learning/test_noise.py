@@ -142,10 +142,23 @@ def test_keys_and_parameters_are_checked(keys):
         )
 
 
+def test_trainings_at_once_need_a_key_each(keys):
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    state = noise.init({"a": jnp.zeros(3)})
+    sums = learning.ClippedSum({"a": jnp.zeros((2, 3))}, jnp.ones(2), jnp.zeros(2, jnp.int32))
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(noise.update, (0, None))(sums, state)
+    each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
+    mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None)
+    drawn, _ = jax.vmap(noise.update, (0, mapped))(sums, each)
+    assert len(np.unique(drawn["a"])) == 6
+
+
 def test_noise_in_floats_promises_nothing(keys):
     noise = learning.gaussian_noise(keys(0), noise_multiplier=1.0, batch_size=4, noise="float")
     sampling = learning.poisson_sampling(100, batch_size=4)
-    found = learning.guarantee(noise.init(PARAMETERS), sampling, delta=1e-5)
+    state = dataclasses.replace(noise.init(PARAMETERS), step=jnp.int32(1))
+    found = learning.guarantee(state, sampling, delta=1e-5)
     assert found.epsilon == np.inf
     assert found.notes == ("not private: noise in floats",)
 
