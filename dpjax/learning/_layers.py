@@ -139,20 +139,23 @@ def _is_embedding(equation: Any, operand: int) -> bool:
         return False
     table, indices = (atom.aval for atom in equation.invars)
     numbers = equation.params["dimension_numbers"]
-    row = tuple(equation.params["slice_sizes"])
     output = equation.outvars[0].aval.ndim
+    # Indices into whole axes are clipped to 0.
+    clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
-        and tuple(numbers.start_index_map) == tuple(numbers.collapsed_slice_dims) == (0,)
+        and numbers.start_index_map[:1] == (0,)
+        and (len(numbers.start_index_map) == 1 or clipped)
+        and tuple(numbers.collapsed_slice_dims) in ((), (0,))
         and not (numbers.operand_batching_dims or numbers.start_indices_batching_dims)
-        and row == (1, *table.shape[1:])
+        and tuple(equation.params["slice_sizes"]) == (1, *table.shape[1:])
         and tuple(numbers.offset_dims) == tuple(range(indices.ndim - 1, output))
     )
 
 
 def _embedding(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     table = equation.invars[operand].aval.shape
-    rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x.reshape(len(x), -1)
+    rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
     else:  # What is out of bounds is filled with a constant.

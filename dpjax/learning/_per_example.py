@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax import _lapack, _walks
 from dpjax._numerics import compute_dtype
@@ -52,7 +53,10 @@ def per_example(program: Program, parameters: Sequence[jax.Array], examples: Any
             probes, [parameters[i] for i in own]
         )
 
-    (losses, saved), (at_probes, at_parameters) = _in_a_batch(one, examples)
+    computed = _in_a_batch(one, examples)
+    # The norms must be those of the numbers that are summed: what is computed twice, in other
+    # company, may be rounded in another way.
+    (losses, saved), (at_probes, at_parameters) = lax.optimization_barrier(computed)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
