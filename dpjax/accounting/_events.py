@@ -8,6 +8,11 @@ from dpjax.base import Guarantee, NeighboringRelation
 # Whose count an accountant of dp-accounting forgets: in PLDAccountant of 0.6.0, and in
 # RdpAccountant of what follows it.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
+# Whose noise multiplier says all, whichever relation their sensitivity is for.
+_OF_A_SENSITIVITY = (
+    *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
+    *("NoOpDpEvent", "NonPrivateDpEvent"),
+)
 _MOST = 10**5
 _OUTWARD = 1 + 1e-9
 
@@ -15,7 +20,7 @@ _OUTWARD = 1 + 1e-9
 def compose_events(
     *events: Any,
     delta: float,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     method: Literal["pld", "renyi"] = "pld",
 ) -> Guarantee:
     """What releases promise together, by an accountant of dp-accounting.
@@ -23,7 +28,10 @@ def compose_events(
     Args:
         *events: events of dp-accounting, as `mechanism.dp_event`, composed ones too.
         delta: of the guarantee, in (0, 1).
-        relation: which databases are neighbors.
+        relation: which databases are neighbors. Noise multipliers are relative to the sensitivity
+            under it, as those of `mechanism.dp_event` are; where an event is sampled, or randomized
+            response, all events mean what dp-accounting means under the relation: then noise
+            multipliers are relative to the norm of one record's contribution.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
@@ -57,7 +65,8 @@ def compose_events(
         raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
     kinds = {"pld": accounting.pld.PLDAccountant, "renyi": accounting.rdp.RdpAccountant}
     relations = accounting.NeighboringRelation
-    replaced = relation is NeighboringRelation.REPLACE_ONE
+    plain = all(name in _OF_A_SENSITIVITY for event in events for name in _names(accounting, event))
+    replaced = relation is NeighboringRelation.REPLACE_ONE and not plain
     accountant = kinds[method](
         neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
     )
@@ -67,6 +76,15 @@ def compose_events(
         except accounting.UnsupportedEventError as error:
             raise ValueError(f"{event} is not known to {method} under {relation}") from error
     return Guarantee(accountant.get_epsilon(delta) * _OUTWARD, delta, relation=relation)
+
+
+def _names(accounting: Any, event: Any) -> set[str]:
+    """The kinds of all events that are composed."""
+    if isinstance(event, accounting.SelfComposedDpEvent):
+        return _names(accounting, event.event)
+    if isinstance(event, accounting.ComposedDpEvent):
+        return set().union(*(_names(accounting, one) for one in event.events))
+    return {type(event).__name__}
 
 
 def add_event(accounting: Any, accountant: Any, event: Any, count: int) -> None:

@@ -9,6 +9,7 @@ import dpjax
 from dpjax.accounting import compose_events
 from dpjax.accounting._events import add_event
 
+ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
 RESPONSE = dp_accounting.RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
 
@@ -60,9 +61,27 @@ def test_mechanisms_compose_as_recorded(reference):
         assert looser == pytest.approx(row["rdp"], rel=1e-6)
 
 
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("method", ["pld", "renyi"])
+def test_mechanisms_keep_the_relation_of_their_sensitivity(relation, method):
+    sensitivity = dpjax.analytic_sensitivity(2.0, norm="l2", relation=relation)
+    mechanism = dpjax.gaussian(sensitivity, 1.0, 1e-5)
+    found = compose_events(mechanism.dp_event, delta=1e-5, relation=relation, method=method)
+    assert found.relation is mechanism.guarantee.relation
+    assert 0.999 < found.epsilon < (1.001 if method == "pld" else 1.2)
+
+
+def test_sampled_events_mean_what_dp_accounting_means():
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    added, replaced = (
+        compose_events(event, delta=1e-5, relation=relation).epsilon for relation in (ADD, REPLACE)
+    )
+    assert replaced > 1.2 * added
+
+
 def test_what_is_not_known_is_refused():
     with pytest.raises(ValueError, match="is not known to pld under add-or-remove-one"):
-        compose_events(RESPONSE, delta=1e-5)
+        compose_events(RESPONSE, delta=1e-5, relation=ADD)
     repeated = dp_accounting.SelfComposedDpEvent(RESPONSE, 10**6)
     with pytest.raises(ValueError, match="must be at most 100000"):
         compose_events(repeated, delta=1e-5, relation=REPLACE)
