@@ -173,7 +173,14 @@ def run() -> None:
         ours = race.seconds["dpjax"]
         job = f"clipped gradients, {name}, batch {BATCH}"
         rows = [
-            Row(job, best, ours, race.seconds[best], 5),
+            Row(
+                job,
+                best,
+                ours,
+                race.seconds[best],
+                5,
+                "most of both is convolutions forward and backward, as without privacy",
+            ),
             Row(
                 job,
                 "optax.contrib, vmapped gradients",

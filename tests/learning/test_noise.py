@@ -154,6 +154,23 @@ def test_trainings_at_once_need_a_key_each(keys):
     assert len(np.unique(drawn["a"])) == 6
 
 
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_noise_multipliers_may_be_swept(kind, keys):
+    """Each with a key; a bad one is NaN."""
+
+    def drawn(key, multiplier):
+        noise = learning.gaussian_noise(key, noise_multiplier=multiplier, batch_size=4, noise=kind)
+        values = {"a": jnp.zeros(400)}
+        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        return noise.update(sums, noise.init(values))[0]["a"]
+
+    swept = jax.jit(jax.vmap(drawn))(jax.random.split(keys(7), 3), jnp.array([1.0, 100.0, -1.0]))
+    # 400 normals: off by a quarter with probability 1e-12.
+    assert np.std(swept[0]) == pytest.approx(1 / 4, rel=0.25)
+    assert np.std(swept[1]) == pytest.approx(100 / 4, rel=0.25)
+    assert np.all(np.isnan(swept[2]))
+
+
 def test_noise_in_floats_promises_nothing(keys):
     noise = learning.gaussian_noise(keys(0), noise_multiplier=1.0, batch_size=4, noise="float")
     sampling = learning.poisson_sampling(100, batch_size=4)
