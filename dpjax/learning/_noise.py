@@ -1,5 +1,6 @@
 """Noise for clipped sums, as gradient transformations of optax."""
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,7 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
     return optax.GradientTransformation(init, update)
 
 
+@functools.partial(jax.jit, static_argnames="noise")
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
     value, bound = clipped.value, jnp.asarray(clipped.norm_bound)

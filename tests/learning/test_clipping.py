@@ -198,7 +198,14 @@ def test_sums_are_those_of_gradients_that_are_formed(name):
     check_model(name, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["perceptron", "convolution", "embedding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "perceptron",
+        pytest.param("convolution", marks=pytest.mark.slow),
+        pytest.param("embedding", marks=pytest.mark.slow),
+    ],
+)
 def test_sums_in_float64(name, x64):
     check_model(name, 1e-14)
 

@@ -150,7 +150,7 @@ def test_trainings_at_once_need_a_key_each(keys):
         jax.vmap(noise.update, (0, None))(sums, state)
     each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
     mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None)
-    drawn, _ = jax.vmap(noise.update, (0, mapped))(sums, each)
+    drawn, _ = jax.jit(jax.vmap(noise.update, (0, mapped)))(sums, each)
     assert len(np.unique(drawn["a"])) == 6
 
 
