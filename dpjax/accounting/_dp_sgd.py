@@ -25,6 +25,10 @@ _LOST_TO_ROUNDING = 1e-13
 _OUTWARD = 1 + 1e-9
 
 
+class _NoEpsilonError(ValueError):
+    """No epsilon goes with a delta."""
+
+
 class Sampling(Protocol):
     """How batches are drawn, as `dpjax.learning.poisson_sampling` and its neighbor do."""
 
@@ -166,23 +170,24 @@ def dp_sgd_noise_multiplier(
     target = _positive("epsilon", epsilon)
 
     def promised(z: float, method: Method) -> float:
-        guarantee = dp_sgd(
-            sampling,
-            noise_multiplier=z,
-            steps=steps,
-            delta=delta,
-            coordinates=coordinates,
-            relation=relation,
-            method=method,
-        )
+        try:
+            guarantee = dp_sgd(
+                sampling,
+                noise_multiplier=z,
+                steps=steps,
+                delta=delta,
+                coordinates=coordinates,
+                relation=relation,
+                method=method,
+            )
+        except _NoEpsilonError:
+            return math.inf
         return float(guarantee.epsilon)
 
     # Renyi accounting is fast, and not far off.
     above = 1.0
     while promised(above, "renyi") > target:
-        above *= 2
-        if above > 1e9:
-            raise ValueError(f"no noise multiplier up to 1e9 reaches epsilon={target:g}")
+        above = _more(above, 2, target)
     while promised(above / 2, "renyi") <= target and above > 1e-2:
         above /= 2
     above = _least(lambda z: promised(z, "renyi"), target, above / 2, above)
@@ -196,8 +201,9 @@ def dp_sgd_noise_multiplier(
 
 def _least(promised: Callable[[float], float], target: float, below: float, above: float) -> float:
     """Within .1% the least z with promised(z) <= target, which falls; outward."""
+    growth = 1.1
     while promised(above) > target:
-        below, above = above, 1.1 * above
+        below, above, growth = above, _more(above, growth, target), growth**2
     low, high = math.log(below), math.log(above)
     while high - low > 1e-3:
         middle = (low + high) / 2
@@ -206,6 +212,15 @@ def _least(promised: Callable[[float], float], target: float, below: float, abov
         else:
             low = middle
     return math.exp(high) if promised(math.exp(high)) <= target else above
+
+
+def _more(z: float, factor: float, target: float) -> float:
+    if z > 1e9:
+        raise ValueError(
+            f"no noise multiplier up to 1e9 reaches epsilon={target:g}: delta may be too small, or"
+            " used up by batches that exceed their capacity"
+        )
+    return factor * z
 
 
 def _with_charges(
@@ -231,7 +246,7 @@ def _with_charges(
         else:
             left = (delta - (1 + math.exp(epsilon + loss)) * missed) * math.exp(-loss)
         if left <= 0:
-            raise ValueError(
+            raise _NoEpsilonError(
                 f"delta={delta:g} is used up: in {steps} steps a batch exceeds its capacity of"
                 f" {sampling.capacity}, or the tables of the noise are off, with probability"
                 f" {missed:.2g} at epsilon={epsilon:.3g}; give batches a larger capacity"
@@ -241,7 +256,9 @@ def _with_charges(
             break
         epsilon = found * _OUTWARD
     else:
-        raise ValueError(f"no epsilon covers batches that exceed their capacity at delta={delta:g}")
+        raise _NoEpsilonError(
+            f"no epsilon covers batches that exceed their capacity at delta={delta:g}"
+        )
     return (epsilon + 2 * loss) * _OUTWARD
 
 
@@ -282,7 +299,7 @@ def _pld(
         left = delta * (1 - 1e-6) - _LOST_TO_ROUNDING
         found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
         if not math.isfinite(found):
-            raise ValueError(f'delta={delta:g} is too small for method="pld"; use "renyi"')
+            raise _NoEpsilonError(f'delta={delta:g} is too small for method="pld"; use "renyi"')
         return float(found)
 
     return epsilon_at

@@ -1,6 +1,7 @@
 """Which examples make a batch: pure functions of a key, with masks instead of sizes."""
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -136,6 +137,7 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
     return BatchSampling("fixed", n, size / n, size)
 
 
+@functools.partial(jax.jit, static_argnames="sampling")
 def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
@@ -147,6 +149,7 @@ def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Ar
     return indices.astype(jnp.int32), mask
 
 
+@functools.partial(jax.jit, static_argnames="sampling")
 def _fixed(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
     words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
     *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)

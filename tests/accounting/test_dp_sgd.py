@@ -122,6 +122,23 @@ def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
     assert epsilon(sampling(0.02), z * (1 - 2e-3), **arguments) > 1.0
 
 
+def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
+    batches = learning.poisson_sampling(1000, batch_size=500, capacity=700)
+    arguments = {"delta": 1e-6, "steps": 10**4, "coordinates": 10**6, "method": "renyi"}
+    with pytest.raises(ValueError, match="is used up"):
+        epsilon(batches, 1.0, **arguments)
+    z = accounting.dp_sgd_noise_multiplier(batches, epsilon=1.0, **arguments)
+    assert 0.99 < epsilon(batches, z, **arguments) <= 1.0
+
+
+def test_no_noise_multiplier_is_an_answer_too():
+    batches = learning.poisson_sampling(1000, batch_size=500, capacity=520)
+    with pytest.raises(ValueError, match="no noise multiplier up to 1e9"):
+        accounting.dp_sgd_noise_multiplier(
+            batches, epsilon=1.0, delta=1e-6, steps=10, coordinates=10
+        )
+
+
 def test_a_rate_that_is_off_is_seen():
     """An accountant that thinks of another rate promises something else."""
     found = [epsilon(sampling(0.01 * x), 1.0, 1000) for x in (0.9, 1.0, 1.1)]
