@@ -293,6 +293,47 @@ def test_neighbors_are_within_the_norm_bound(perceptron_batch):
     assert everyone.sensitivity(REPLACE, batch_size=4).value == everyone.sensitivity().value / 2
 
 
+def outer_product(p, example):
+    return jnp.dot(example["x"] @ p, example["g"])
+
+
+def repeated_rows(p, example):
+    signs = jnp.array([[1.0], [-1.0], [1.0], [1.0]])
+    return jnp.sum(signs * p[example["tokens"]] * example["g"][None])
+
+
+def patches(p, example):
+    numbers = ("NWC", "WIO", "NWC")
+    x = example["x"].reshape(1, -1, 1)
+    x = lax.conv_general_dilated(x, p, (1,), "SAME", dimension_numbers=numbers)
+    return jnp.sum(jnp.sum(x[0], axis=0) * example["g"])
+
+
+@pytest.mark.parametrize("clip_norm", [1e-10, 1.0])
+@pytest.mark.parametrize(
+    ("loss", "shape"),
+    [(outer_product, (9, 5)), (repeated_rows, (7, 5)), (patches, (3, 1, 5))],
+)
+def test_no_example_of_any_magnitude_is_beyond_the_bound(loss, shape, clip_norm):
+    """Alone, with numbers over the whole range of float32, and over twelve magnitudes in each."""
+    rng, count = np.random.default_rng(0), 3000
+
+    def drawn(size):
+        within = 10 ** rng.uniform(-6, 6, (count, 1, size)) * (rng.random((count, 1, size)) < 0.7)
+        numbers = 10 ** rng.uniform(-44, 38, (count, 1, 1)) * rng.normal(size=within.shape) * within
+        with np.errstate(over="ignore"):
+            return jnp.asarray(numbers.astype(np.float32))
+
+    examples = {"x": drawn(9), "g": drawn(5)}
+    examples["tokens"] = jnp.asarray(rng.integers(0, 7, (count, 1, 4)), jnp.int32)
+    clipped = learning.clipped_gradients(loss, clip_norm=clip_norm)
+    sums = jax.jit(jax.vmap(lambda example: clipped(jnp.zeros(shape), example)))(examples)
+    lengths = np.linalg.norm(np.asarray(sums.value, float).reshape(count, -1), axis=1)
+    assert np.all(lengths <= sums.norm_bound)
+    # Some are clipped, some are not, and some are not finite.
+    assert 30 < np.sum(lengths > 0.99 * clip_norm) < np.sum(lengths > 0) < count - 300
+
+
 def linear(w, x):
     return w * x
 
