@@ -214,9 +214,7 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
 
 def _first(examples: Any) -> Any:
     """The shapes of one example."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)), examples
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
 
 
 def _batch_size(examples: Any) -> int:

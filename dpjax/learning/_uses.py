@@ -66,7 +66,7 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Pr
         given = jax.tree.unflatten(structure, arrays[: len(leaves)])
         return loss(given, jax.tree.unflatten(form, arrays[len(leaves) :]))
 
-    arrays = [jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype) for leaf in (*leaves, *data)]
+    arrays = jax.eval_shape(lambda *xs: xs, *leaves, *data)
     with needs_no_values("loss"):
         called = jax.make_jaxpr(flat)(*arrays)
     _check_scalar(called.out_avals)

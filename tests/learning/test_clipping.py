@@ -401,6 +401,25 @@ def test_linear_algebra_of_every_example():
     assert largest_difference(clipped(parameters, examples).value, expected) < 1e-6
 
 
+def test_examples_may_hold_keys_and_numpy_arrays():
+    """Such as those of dropout, one for each example."""
+
+    def loss(p, example):
+        mask = jax.random.bernoulli(example["key"], 0.5, example["x"].shape)
+        return jnp.sum(jnp.where(mask, example["x"], 0) @ p["w"])
+
+    parameters = {"w": np.ones((3, 2), np.float32)}
+    examples = {
+        "x": np.ones((BATCH, 3), np.float32),
+        "key": jax.random.split(jax.random.key(0), BATCH),
+    }
+    clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+    expected, _ = by_hand(loss, parameters, {**examples, "x": jnp.asarray(examples["x"])}, 1.0)
+    assert largest_difference(clipped(parameters, examples).value, expected) < 1e-6
+    example = {"x": examples["x"][0], "key": examples["key"][0]}
+    assert clipped.explain(parameters, example)["w"].startswith("dense")
+
+
 def printing(w, x):
     jax.debug.print("{}", x)
     return w * x
