@@ -16,8 +16,10 @@ JOBS = (
     "order_statistic",
     "lapack",
     "releases",
+    "sweep",
     "first_answer",
     "growth",
+    "ledger",
 )
 
 

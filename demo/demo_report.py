@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import dpjax
 from demo_data import Patients
-from demo_jobs import DEGREE, GAMMA, ORDER, Result, accuracy, curve_scale, curve_target
+from demo_jobs import GAMMA, Result, accuracy, curve_scale, curve_target
 
 # Two lines of header, and how the cells are aligned.
 COLUMNS = (
@@ -100,26 +100,19 @@ def _print_notes(*notes: str) -> None:
 
 def draw_curve(path: Path, result: Result, public: jax.Array, labels: Sequence[str]) -> None:
     """Draws the released curve with its error band, next to the curves without privacy."""
-    scale, x = curve_scale(public), jnp.linspace(0, 1, 201)[:, None]
-    regression = curve_target(public)(result.job.database)
-    polynomial = dpjax.approximate_bernstein(regression, degree=DEGREE, dims=1, order=ORDER)
-    released = result.release.value(x)
-
-    def in_units(y: jax.Array) -> jax.Array:
-        """The points (x, y) of a curve in the units of the features, shape (2, points)."""
-        return scale.undo(jnp.hstack([x, y[:, None]])).T
-
+    scale = curve_scale(public)
+    x_ends, y_ends = zip(scale.low.tolist(), scale.high.tolist(), strict=True)
     figure = Figure(figsize=(7.5, 5), layout="constrained")
-    axes = figure.subplots()
-    (at, low), (_, high) = in_units(released - result.error), in_units(released + result.error)
-    axes.fill_between(at, low, high, color="C0", alpha=0.15, lw=0, label="95% error band")
-    axes.plot(*in_units(jax.vmap(regression)(x)), "k", label="kernel regression, not private")
-    axes.plot(*in_units(polynomial(x)), "k--", lw=1, label="its Bernstein polynomial, not private")
-    axes.plot(*in_units(released), "C0", lw=2.5, label="private release")
-    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes = dpjax.plotting.released_function(
+        result.release.value,
+        curve_target(public)(result.job.database),
+        error=result.error,
+        domain=[x_ends],
+        codomain=y_ends,
+        labels=labels,
+        ax=figure.subplots(),
+    )
     axes.set_title(f"Released under {result.release.guarantee}", fontsize="medium")
-    axes.margins(x=0)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -9,6 +9,9 @@ from dpjax import plotting as plotting
 from dpjax import random as random
 from dpjax import targets as targets
 from dpjax._version import __version__ as __version__
+from dpjax.accounting._ledger import Ledger as Ledger
+from dpjax.accounting._ledger_errors import BudgetExceededError as BudgetExceededError
+from dpjax.accounting._ledger_errors import LedgerError as LedgerError
 from dpjax.base import Guarantee as Guarantee
 from dpjax.base import Mechanism as Mechanism
 from dpjax.base import NeighboringRelation as NeighboringRelation
@@ -37,3 +40,6 @@ from dpjax.order_statistics import order_statistic as order_statistic
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity
 from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
+from dpjax.sweeps._cell_keys import cell_key as cell_key
+from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
+from dpjax.sweeps._sweep import sweep as sweep

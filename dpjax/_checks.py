@@ -137,10 +137,26 @@ def function(name: str, value: Any) -> Callable[..., Any]:
 
 def real_arrays(name: str, tree: Any) -> Any:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
+    return _each_leaf(name, tree, _real_array)
+
+
+def real_shapes(name: str, tree: Any) -> Any:
+    """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
+    return _each_leaf(name, tree, _real_shape)
+
+
+def _each_leaf(name: str, tree: Any, convert: Callable[[str, Any], Any]) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
-    return jax.tree.unflatten(structure, [_real_array(name, leaf) for leaf in leaves])
+    return jax.tree.unflatten(structure, [convert(name, leaf) for leaf in leaves])
+
+
+def _real_shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = _real_array(name, leaf)
+    _check_real(name, leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _real_array(name: str, leaf: Any) -> jax.Array:
@@ -163,12 +179,16 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
         )
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
+    _check_real(name, leaf)
+    return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _check_real(name: str, leaf: Any) -> None:
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
     if not (real or leaf.dtype == bool):
         raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
     if leaf.size == 0:
         raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
-    return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def saturating_cast(array: Any, dtype: Any) -> jax.Array:

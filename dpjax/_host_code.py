@@ -80,7 +80,7 @@ class _Frozen:
 
     def __call__(self, argument: Any) -> Any:
         for name, version in self._packages.items():
-            found = _version(name)
+            found = _version_of(name)
             if found != version:
                 raise RuntimeError(
                     f"{name} was {version} where the target was traced, and is {found}"
@@ -94,7 +94,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _encoded(value: Any) -> "_Encoder":
-    encoder = _Encoder({}, [], {"python": _version("python")})
+    encoder = _Encoder({}, [], {"python": _version_of("python")})
     try:
         encoder.encode(value)
     except UnknownCodeError:
@@ -104,7 +104,7 @@ def _encoded(value: Any) -> "_Encoder":
     return encoder
 
 
-def _version(package: str) -> str:
+def _version_of(package: str) -> str:
     if package == "python":
         return platform.python_version()
     version = getattr(importlib.import_module(package), "__version__", None)
@@ -211,7 +211,7 @@ class _Encoder:
             self.refuse(f"{name} of the module {module}, which each process imports for itself")
         package = module.partition(".")[0]
         if package not in sys.stdlib_module_names:
-            self.packages[package] = _version(package)
+            self.packages[package] = _version_of(package)
         self._text("name", f"{module}:{name}")
 
     def _code(self, code: types.CodeType) -> None:

@@ -13,6 +13,7 @@ from dpjax.base import Method, OperatingPoint
 
 __all__ = [
     "MOST_PAIRS",
+    "confidence_of_each",
     "operating_point",
 ]
 
@@ -96,6 +97,13 @@ def operating_point(
     if confidence is None:
         return _marginal(m, gamma)
     return _exact(m, gamma, _concrete_fraction("confidence", confidence))
+
+
+def confidence_of_each(confidence: float | None, statements: int) -> float | None:
+    """1 - (1 - C)/n, rounded up: at it, n statements hold at once with confidence C."""
+    if confidence is None:
+        return None
+    return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
 def _concrete_fraction(name: str, value: Any) -> float:

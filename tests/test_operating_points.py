@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import operating_point
+from dpjax.operating_points import confidence_of_each
 
 DKW = {"method": "dkw"}
 MARGINAL = {"confidence": None}
@@ -397,3 +398,10 @@ def test_the_least_m_is_feasible_in_exact_arithmetic(gamma):
     with mpmath.workdps(50):
         rho = mpmath.mpf(point.rho)
         assert rho + mpmath.sqrt(mpmath.log(1 / rho) / (2 * point.m)) <= gamma
+
+
+@given(st.floats(0.01, 0.999999), st.integers(1, 10**6))
+def test_statements_at_their_confidence_hold_together(confidence, statements):
+    each = confidence_of_each(confidence, statements)
+    assert statements * (1 - Fraction(each)) <= 1 - Fraction(confidence)
+    assert each == confidence or statements > 1

@@ -44,6 +44,8 @@ CLASSES = {
 LONG = ("check_conformance", "audit_curve", "linear_svm")
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 classes = pytest.mark.parametrize("name", CLASSES)
+# Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
+FREE_TEXTS = {"version", "unit", "x", "repeat"}
 FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
 
 
@@ -134,7 +136,7 @@ def test_modules_show_what_they_define_and_not_what_they_import(module):
 @functions
 def test_words_of_which_few_are_right_are_literals(name):
     found = inspect.signature(FUNCTIONS[name]).parameters
-    assert {key for key, parameter in found.items() if parameter.annotation is str} <= {"version"}
+    assert {key for key, parameter in found.items() if parameter.annotation is str} <= FREE_TEXTS
 
 
 def test_a_type_checker_finds_wrong_words():
@@ -169,6 +171,7 @@ SIGNATURES = {
     "approximate_bernstein": "function * degree dims order",
     "privatize": "target mechanism",
     "order_statistic": "distances k",
+    "sweep": "key function * traced static repeats path progress",
     "random.secure_key": "",
     "random.seeded_key": "seed",
 }
@@ -190,6 +193,7 @@ DEFAULTS = {
     "bernstein": {"order": 1},
     "randomized_response": {"categories": 2},
     "approximate_bernstein": {"order": 1},
+    "sweep": {"traced": {}, "static": {}, "repeats": 1, "path": None, "progress": False},
 }
 
 
@@ -252,5 +256,6 @@ def test_importing_allocates_no_arrays(run_python):
 def test_importing_imports_nothing_that_only_some_programs_use(run_python):
     found = run_python("import sys, dpjax; print(*sys.modules)").split()
     unused = {"scipy.special", "scipy.stats", "jax.scipy.stats", "optax", "matplotlib", "tqdm"}
+    unused |= {"xarray", "pandas"}
     assert "dpjax.targets" in found
     assert unused.isdisjoint(found)

@@ -23,6 +23,10 @@ def largest(difference: jax.Array) -> jax.Array:
 def right() -> dpjax.Release:
     dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm=largest, positions="each")
     sensitivity = dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm="l2", gamma=0.1)
+    normal = dpjax.oracles.independent(jax.random.normal, jax.scipy.stats.norm.logpdf)
+    mixed = dpjax.oracles.mixture([normal, jax.random.uniform], [1, 2])
+    mixed.log_prob(normal.record(KEY))
+    dpjax.sample_sensitivity(KEY, jnp.mean, mixed, n=3, norm="l1")
     mechanism = dpjax.gaussian(sensitivity, 1.0, 1e-5, noise="float", calibration="classical")
     return dpjax.privatize(jnp.mean, mechanism)(KEY, jnp.ones(3))
 

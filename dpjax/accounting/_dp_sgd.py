@@ -15,7 +15,7 @@ from dpjax import _checks
 from dpjax.base import Guarantee, NeighboringRelation
 from dpjax.random._noise import GAUSSIAN
 
-Method = Literal["pld", "renyi"]
+AccountingMethod = Literal["pld", "renyi"]
 
 # Orders of Renyi divergences: finer where the best one lies for most runs.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
@@ -61,7 +61,7 @@ def dp_sgd(
     delta: float,
     coordinates: int,
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    method: Method = "pld",
+    method: AccountingMethod = "pld",
 ) -> Guarantee:
     """What a run of DP-SGD promises.
 
@@ -107,7 +107,7 @@ def dp_sgd(
         (epsilon=1.67165, delta=1e-05)-DP
     """
     relation = NeighboringRelation(relation)
-    _checks.choice("method", method, get_args(Method))
+    _checks.choice("method", method, get_args(AccountingMethod))
     z = _positive("noise_multiplier", noise_multiplier)
     steps = _checks.integer("steps", steps, least=1, most=10**9)
     coordinates = _checks.integer("coordinates", coordinates, least=1)
@@ -131,7 +131,7 @@ def dp_sgd_noise_multiplier(
     steps: int,
     coordinates: int,
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    method: Method = "pld",
+    method: AccountingMethod = "pld",
 ) -> float:
     """The least noise multiplier with which a run of DP-SGD promises (epsilon, delta).
 
@@ -169,7 +169,7 @@ def dp_sgd_noise_multiplier(
     """
     target = _positive("epsilon", epsilon)
 
-    def promised(z: float, method: Method) -> float:
+    def promised(z: float, method: AccountingMethod) -> float:
         try:
             guarantee = dp_sgd(
                 sampling,

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from dpjax import _checks
-from dpjax.auditing._bounds import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._batched_outputs import SamplePlan, Sampler
 from dpjax.auditing._claims import StatedGrid, claim_of
-from dpjax.auditing._draws import Plan, Sampler
-from dpjax.auditing._events import Choice, Experiment, choose
+from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._events import ChosenEvent, Experiment, choose
 from dpjax.auditing._result import AuditResult
 from dpjax.auditing._scores import Evidence, propose
 from dpjax.random._keys import check_sampling_key
@@ -237,8 +237,8 @@ def _worst(
 
 
 def _learn(
-    key: jax.Array, sampler: Sampler, pair: Pair, plan: Plan, experiment: Experiment
-) -> list[Choice]:
+    key: jax.Array, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
+) -> list[ChosenEvent]:
     """The events to test: proposed by one sample, chosen by another."""
     keys = jax.random.split(key, 4)
     value, neighbor = pair
@@ -303,7 +303,7 @@ def _parts(count: int) -> list[float]:
 
 
 def _limits(
-    choice: Choice, hits: np.ndarray, trials: int, error: float, question: Question
+    choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
 ) -> tuple[float, float, float]:
     """The bound that an event gives, and the limits of its probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits

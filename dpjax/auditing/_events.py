@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.auditing._bounds import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._scores import Score
 from dpjax.base import Release
 
@@ -55,7 +55,7 @@ class Event:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
+class ChosenEvent:
     """An event and how to test it, fixed before the outputs that it is tested on are drawn.
 
     Attributes:
@@ -100,7 +100,9 @@ class Experiment:
         return self.question.answer(lower, upper)
 
 
-def choose(scores: Iterable[Score], here: Any, there: Any, experiment: Experiment) -> list[Choice]:
+def choose(
+    scores: Iterable[Score], here: Any, there: Any, experiment: Experiment
+) -> list[ChosenEvent]:
     """The events, among all thresholds of all scores, that should show the most.
 
     One for every caution, the strictest first: the less caution, the rarer an event may be. Scores
@@ -109,7 +111,7 @@ def choose(scores: Iterable[Score], here: Any, there: Any, experiment: Experimen
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
     promising = [choice for choice in best if choice.promise > 0] or best[-1:]
-    distinct: dict[Any, Choice] = {}
+    distinct: dict[Any, ChosenEvent] = {}
     for choice in promising:
         distinct.setdefault((choice.event.predicate, choice.swapped), choice)
     return list(distinct.values())
@@ -142,8 +144,8 @@ def _tally(score: Score, here: Any, there: Any, experiment: Experiment) -> _Tall
     return _Tally(score, thresholds, counts * (experiment.trials / size))
 
 
-def _best(tallies: list[_Tally], experiment: Experiment, caution: float) -> Choice:
-    best: Choice | None = None
+def _best(tallies: list[_Tally], experiment: Experiment, caution: float) -> ChosenEvent:
+    best: ChosenEvent | None = None
     for tally in tallies:
         choice = _best_threshold(tally, experiment, caution)
         if best is None or choice.promise > best.promise + _MARGIN * abs(best.promise):
@@ -153,7 +155,7 @@ def _best(tallies: list[_Tally], experiment: Experiment, caution: float) -> Choi
     return best
 
 
-def _best_threshold(tally: _Tally, experiment: Experiment, caution: float) -> Choice:
+def _best_threshold(tally: _Tally, experiment: Experiment, caution: float) -> ChosenEvent:
     orders = tally.counts, tally.counts[::-1]
     promises = np.stack([experiment.answer(*counts, caution=caution) for counts in orders])
     best = np.unravel_index(np.argmax(promises), promises.shape)
@@ -161,7 +163,7 @@ def _best_threshold(tally: _Tally, experiment: Experiment, caution: float) -> Ch
     likelier, other = orders[swapped][:, side, position]
     shares = [float(experiment.answer(likelier, other, share)) for share in _SHARES]
     at_least, threshold = side == 0, float(tally.thresholds[position])
-    return Choice(
+    return ChosenEvent(
         Event(
             tally.score.describe(at_least, threshold),
             _Threshold(tally.score, at_least, threshold),

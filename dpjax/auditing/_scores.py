@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.auditing import _features as features
-from dpjax.auditing._draws import Sampler
+from dpjax.auditing._batched_outputs import Sampler
 from dpjax.auditing._features import Code, Coordinate
 
 # Numbers of an output that are looked at one by one.
@@ -74,7 +74,7 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield _sum_of([coarsest for coarsest, *_ in tables])
     for coordinate, of_one in zip(chosen, tables, strict=True):
         yield from of_one
-        yield from _bits(coordinate, evidence)
+        yield from _bit_scores(coordinate, evidence)
 
 
 def _number(name: str, evaluate: Callable[[Any], np.ndarray]) -> Score:
@@ -109,7 +109,7 @@ def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
         yield features.bins(coordinate, evidence.here, evidence.there, count)
 
 
-def _bits(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
+def _bit_scores(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
     """What the stored bits give away, where the value alone does not decide them."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
         return

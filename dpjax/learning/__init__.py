@@ -5,9 +5,9 @@ from dpjax.learning._adaptive_clipping import adaptive_noise as adaptive_noise
 from dpjax.learning._clipping import ClippedGradients as ClippedGradients
 from dpjax.learning._clipping import ClippedSum as ClippedSum
 from dpjax.learning._clipping import clipped_gradients as clipped_gradients
+from dpjax.learning._gaussian_noise import NoiseState as NoiseState
+from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise
 from dpjax.learning._guarantee import guarantee as guarantee
-from dpjax.learning._noise import NoiseState as NoiseState
-from dpjax.learning._noise import gaussian_noise as gaussian_noise
 from dpjax.learning._privatizers import PrivatizerState as PrivatizerState
 from dpjax.learning._privatizers import with_privatizer as with_privatizer
 from dpjax.learning._sampling import BatchSampling as BatchSampling

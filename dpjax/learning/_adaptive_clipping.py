@@ -9,11 +9,11 @@ from dpjax import _checks
 from dpjax._pytree import frozen_pytree
 from dpjax.base import NoiseKind, Scalar
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
-from dpjax.learning._noise import (
+from dpjax.learning._gaussian_noise import (
     NoiseState,
     after_a_step,
+    averaged,
     check_clipped,
-    divided,
     gaussian_noise,
     transformation,
     with_noise,
@@ -128,7 +128,7 @@ def adaptive_noise(
         del params
         check_clipped(updates)
         next_key, gradient_key, count_key = jax.random.split(state.noise.key, 3)
-        gradient = divided(with_noise(gradient_key, updates, multiplier, distribution), size)
+        gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
         count = ClippedSum(updates.within, 1.0, updates.within)
         noisy = with_noise(count_key, count, 2 * counted, distribution)

@@ -14,7 +14,7 @@ from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, up
 from dpjax.base import NeighboringRelation, Scalar, Sensitivity
 from dpjax.learning._per_example import PerExample, per_example
-from dpjax.learning._rounding import from_integers, no_digits, slack, to_integers
+from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
 from dpjax.learning._uses import explained, traced
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
@@ -190,14 +190,14 @@ def _in_microbatches(
 
     def step(carry: Any, microbatch: Any) -> Any:
         total, within = add_up(*microbatch)
-        digits = [to_integers(x, norm.astype(x.dtype), size) for x in total]
+        digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
         return jax.tree.map(jnp.add, carry, (digits, within)), None
 
     nothing = [no_digits(x.shape, dtype, size) for x, dtype in zip(leaves, dtypes, strict=True)]
     parts = jax.tree.map(lambda x: _in_parts(x, part), batch)
     (digits, within), _ = lax.scan(step, (nothing, jnp.int32(0)), parts)
     total = [
-        from_integers(x, norm.astype(dtype), size, dtype)
+        from_digits(x, norm.astype(dtype), size, dtype)
         for x, dtype in zip(digits, dtypes, strict=True)
     ]
     return total, within

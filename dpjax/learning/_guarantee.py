@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 from dpjax import _checks
-from dpjax.accounting._dp_sgd import Method, dp_sgd
+from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.base import Guarantee, NeighboringRelation
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
-from dpjax.learning._noise import NoiseState
+from dpjax.learning._gaussian_noise import NoiseState
 from dpjax.learning._sampling import BatchSampling
 from dpjax.mechanisms._mechanism import nothing_promised
 from dpjax.random._keys import is_seeded
@@ -19,7 +19,7 @@ def guarantee(
     *,
     delta: float,
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    method: Method = "pld",
+    method: AccountingMethod = "pld",
 ) -> Guarantee:
     """What publishing everything that the steps so far have led to promises.
 

@@ -11,7 +11,7 @@ from jax import lax
 from dpjax import _lapack, _walks
 from dpjax._numerics import compute_dtype
 from dpjax.learning._layers import Gradients, formed
-from dpjax.learning._uses import Program, Use, moved, run
+from dpjax.learning._uses import TracedLoss, Use, moved, run_with
 
 
 class PerExample(NamedTuple):
@@ -30,7 +30,7 @@ class PerExample(NamedTuple):
     terms: int
 
 
-def per_example(program: Program, parameters: Sequence[jax.Array], examples: Any) -> PerExample:
+def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: Any) -> PerExample:
     """Gradients of the loss of each example, none larger than its norm needs.
 
     Args:
@@ -94,7 +94,7 @@ def _probed(program: Any, used: dict[int, Use], probes: Any, inputs: list[Any]) 
                 outputs = [outputs[0] + probes[i]]
         return outputs
 
-    return run(program, inputs, changed), saved
+    return run_with(program, inputs, changed), saved
 
 
 def _of_layer(use: Use, parameter: jax.Array, x: jax.Array, g: jax.Array) -> Gradients:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax.learning._noise import check_clipped, divided, transformation
+from dpjax.learning._gaussian_noise import averaged, check_clipped, transformation
 
 if TYPE_CHECKING:
     import optax
@@ -83,6 +83,6 @@ def with_privatizer(
         unit = jax.tree.map(lambda x: x / bound.astype(x.dtype), updates.value)
         noisy, inner = privatizer.update(unit, state.inner, params)
         noisy = jax.tree.map(lambda x: x * bound.astype(x.dtype), noisy)
-        return divided(noisy, size), PrivatizerState(inner, bound)
+        return averaged(noisy, size), PrivatizerState(inner, bound)
 
     return transformation(init, update)

@@ -45,7 +45,7 @@ def no_digits(shape: tuple[int, ...], dtype: Any, batch: int) -> list[jax.Array]
     return [jnp.zeros(shape, integers)] * count
 
 
-def to_integers(x: jax.Array, clip_norm: jax.Array, batch: int) -> list[jax.Array]:
+def to_digits(x: jax.Array, clip_norm: jax.Array, batch: int) -> list[jax.Array]:
     """A sum of a microbatch as digits, which those of all microbatches may be added to."""
     integers, bits, digits = _format(x.dtype, batch)
     rest = x * power_of_two(bits - _exponent(clip_norm), x.dtype)
@@ -57,7 +57,7 @@ def to_integers(x: jax.Array, clip_norm: jax.Array, batch: int) -> list[jax.Arra
     return found
 
 
-def from_integers(
+def from_digits(
     digits: Sequence[jax.Array], clip_norm: jax.Array, batch: int, dtype: Any
 ) -> jax.Array:
     """The sum that the digits stand for."""

@@ -40,7 +40,7 @@ class Use(NamedTuple):
     moves: tuple[Any, ...]
 
 
-class Program(NamedTuple):
+class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
@@ -52,7 +52,7 @@ class Program(NamedTuple):
     uses: tuple[Use | None, ...]
 
 
-def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Program:
+def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> TracedLoss:
     """Traces the loss of one example, and finds the use of every parameter.
 
     Args:
@@ -81,10 +81,10 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Pr
     jaxpr = program.jaxpr
     equations = _live(jaxpr)
     uses = (_use(equations, leaf, jaxpr.outvars) for leaf in jaxpr.invars[: len(leaves)])
-    return Program(program, tuple(uses))
+    return TracedLoss(program, tuple(uses))
 
 
-def run(
+def run_with(
     program: Any, inputs: Sequence[Any], changed: Callable[[Any, list[Any], list[Any]], list[Any]]
 ) -> Any:
     """The loss; `changed(equation, operands, outputs)` may change what operations give."""
@@ -104,7 +104,7 @@ def moved(use: Use, parameter: jax.Array) -> jax.Array:
     return parameter
 
 
-def explained(program: Program, leaves: Sequence[jax.Array]) -> list[str]:
+def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
     equations, texts = _live(jaxpr), []

@@ -6,10 +6,11 @@ import jax
 
 from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
-from dpjax.random._selection import exponential_index, float_index
+from dpjax.random._selected_index import exponential_index, float_index
 
 _EXPONENTIAL = SelectionRule(
     name="exponential",
+    bounded_range=True,
     draw=exponential_index,
     draw_in_floats=partial(float_index, flip=False),
     log_pmf=jax.nn.log_softmax,

@@ -9,17 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import NoiseKind, Scalar, Sensitivity
-from dpjax.mechanisms._additive import as_number, check_fit
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, check_noise, count
+from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
+from dpjax.mechanisms._mechanism import begin, check_noise
 from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import EXPONENTIAL
-from dpjax.random._release import check_scale, usable_scale
-from dpjax.random._selection import clamped_scores, largest_gap, score_gaps
+from dpjax.random._noise import EXPONENTIAL, Lattice
+from dpjax.random._release import usable_scale
+from dpjax.random._selected_index import clamped_scores, largest_gap, score_gaps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +30,7 @@ class SelectionRule:
         draw: draws an index, `draw(key, scores, calibration)`.
         draw_in_floats: the same with noise in floats.
         log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
+        bounded_range: whether log ratios of probabilities lie in an interval of length epsilon.
 
     Formal guarantees:
         None of its own.
@@ -40,10 +40,11 @@ class SelectionRule:
     draw: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
     draw_in_floats: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
     log_pmf: Callable[[jax.Array], jax.Array]
+    bounded_range: bool = False
 
 
 @frozen_pytree
-class SelectionMechanism(SensitivityMechanism):
+class SelectionMechanism(LatticeMechanism):
     """Selects a response by its score; made by `exponential` or `permute_and_flip`.
 
     Attributes:
@@ -63,53 +64,68 @@ class SelectionMechanism(SensitivityMechanism):
 
     norm = "linf"
 
-    @property
-    def _is_exact(self) -> bool:
-        return self.exact
+    _scale_name = "2 sensitivity / epsilon"
 
-    def _calibration(self, scores: Any) -> Calibration:
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Of the exponential mechanism, whose range is bounded: epsilon^2 / 8 and 0.
+
+        Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
+        """
+        rho, delta = super().zcdp
+        return (rho / 4 if self.rule.bounded_range else rho), delta
+
+    @property
+    def _lattice(self) -> Lattice | None:
+        return EXPONENTIAL if self.exact else None
+
+    def _check_structure(self, value: Any) -> None:
+        if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
+            raise ValueError(
+                "value must be one array of scores over the response set, shape (K,), got"
+                f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
+            )
+
+    def _calibration(self, arrays: Any) -> Calibration:
         # Of the noise of a single option at a time, on both of the neighbors.
         return Calibration(
-            self._temperature,
+            2 * self.sensitivity.value / self.epsilon,
             self.sensitivity.value,
             self.epsilon,
-            rounding_norm("linf", scores),
+            rounding_norm("linf", arrays),
             2,
             self.sensitivity.zero_allowed,
-            grid_dtype(scores),
+            grid_dtype(arrays),
         )
 
-    @property
-    def grid(self) -> Scalar:
-        """What float scores are rounded to; integers are not rounded."""
-        if self.sensitivity.zero_allowed:
-            return 0.0
-        scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        exponent = self._calibration(scores).fit(EXPONENTIAL, scores.dtype).exponent
-        return as_number(power_of_two(exponent, scores.dtype))
+    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+        draw = self.rule.draw if self.exact else self.rule.draw_in_floats
+        return draw(key, value, self._calibration(value))
 
-    def range(self, shape: tuple[int, ...] = (), dtype: Any = None) -> tuple[Scalar, Scalar]:
+    def range(
+        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+    ) -> tuple[Any, Any]:
         """Which gaps to the best score are told apart: larger ones count as the largest of these.
 
         About 2^18 times the scale, where no response is ever selected. Scores themselves are not
         clamped, but floats to half of the largest one.
 
         Args:
-            shape: ignored: it is the same for any number of scores.
-            dtype: of the scores; by default the default float.
+            shape: of the scores; it is the same for any number of them.
+            dtype: of the scores; by default JAX's default float.
+            like: instead of both, an array or `jax.ShapeDtypeStruct` of scores.
 
         Returns:
             0 and the largest gap, in the units of the scores.
         """
-        del shape
-        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(float) if dtype is None else dtype)
-        return 0.0, as_number(self._largest_gap(jax.ShapeDtypeStruct((), dtype)))
+        scores, calibration = self._asked(shape, like, dtype)
+        return 0.0, as_number(self._largest_gap(scores, calibration))
 
-    def _largest_gap(self, scores: Any) -> jax.Array:
+    def _largest_gap(self, scores: Any, calibration: Calibration) -> jax.Array:
         dtype = compute_dtype(scores.dtype)
-        if not self.exact or self.sensitivity.zero_allowed:
+        if not self.exact or calibration.zero_allowed:
             return jnp.asarray(jnp.finfo(dtype).max, dtype)
-        return largest_gap(self._calibration(scores).fit(EXPONENTIAL, scores.dtype), dtype)
+        return largest_gap(calibration.fit(EXPONENTIAL, scores.dtype), dtype)
 
     def clamped(self, value: Any) -> Any:
         """Scores as they are compared: finite, NaN as the lowest; integers as they are.
@@ -123,58 +139,24 @@ class SelectionMechanism(SensitivityMechanism):
         scores = _checks.real_arrays("value", value)
         return clamped_scores(scores) if is_float(scores) else scores
 
-    def effective_scale(self, shape: tuple[int, ...] = ()) -> Scalar:
-        """By how much a score's gap must grow for a factor e; covers rounding float scores.
-
-        Args:
-            shape: ignored: the charge is the same for any number of scores.
-
-        Returns:
-            A scalar in the units of the scores.
-        """
-        del shape
-        if self.sensitivity.zero_allowed:
-            return self._temperature
-        scores = jax.ShapeDtypeStruct((), jnp.result_type(float))
-        return as_number(self._scale_drawn(scores))
-
-    def _scale_drawn(self, scores: Any) -> jax.Array:
-        if not self.exact:
-            return usable_scale(self._temperature, scores.dtype)
-        return self._calibration(scores).fit(EXPONENTIAL, scores.dtype).scale
-
-    @property
-    def _temperature(self) -> Scalar:
-        return 2 * self.sensitivity.value / self.epsilon
-
-    def _check_value(self, value: Any) -> None:
-        if not isinstance(value, jax.Array) or value.ndim != 1:
-            raise ValueError(
-                "value must be one array of scores over the response set, shape (K,), got"
-                f" {jax.tree.map(jnp.shape, value)}; use jax.vmap for a batch"
-            )
-
-        zero_allowed = self.sensitivity.zero_allowed
-        check_scale("2 sensitivity / epsilon", self._temperature, value, zero_allowed=zero_allowed)
-        if self.exact and not _checks.is_traced(self.epsilon):
-            check_fit(self._calibration(value), EXPONENTIAL, value)
-
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
-        draw = self.rule.draw if self.exact else self.rule.draw_in_floats
-        return draw(key, value, self._calibration(value))
-
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
-        gaps = score_gaps(scores)
-        gaps = jnp.minimum(gaps, self._largest_gap(scores).astype(gaps.dtype))
-        log_pmf = self.rule.log_pmf(-gaps / self._scale_drawn(scores).astype(gaps.dtype))
+        calibration, gaps = self._calibration(scores), score_gaps(scores)
+        gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
+        scale = usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
+        log_pmf = self.rule.log_pmf(-gaps / scale)
         index = jnp.asarray(output)
         possible = (index >= 0) & (index < scores.size)
         return jnp.where(possible, log_pmf[jnp.clip(index, 0, scores.size - 1)], -jnp.inf)
 
     def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+        self,
+        probability: float,
+        *,
+        shape: tuple[int, ...] | None = None,
+        like: Any = None,
+        simultaneous: bool = False,
     ) -> Scalar:
         """A gap of scores that the selected one stays within.
 
@@ -184,17 +166,19 @@ class SelectionMechanism(SensitivityMechanism):
 
         Args:
             probability: p, in (0, 1).
-            shape: (K,), the number of responses; needed where simultaneous.
+            shape: (K,), the number of responses; it, or `like`, is needed where simultaneous.
+            like: instead of a shape, an array or `jax.ShapeDtypeStruct` of scores.
             simultaneous: for all responses at once, instead of for each one of them.
 
         Returns:
             A scalar in the units of the scores.
         """
-        if simultaneous and not shape:
+        if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of responses, got ()")
+        scores, calibration = self._asked(shape, like)
         tail = 1 - _checks.fraction("probability", probability)
-        responses = count(shape) if simultaneous else 1
-        return self.effective_scale() * math.log(responses / tail)
+        responses = scores.size if simultaneous else 1
+        return self._scale_drawn(scores, calibration) * math.log(responses / tail)
 
 
 def select_by(

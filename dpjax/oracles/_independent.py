@@ -1,6 +1,6 @@
 """Oracles whose records are independent draws."""
 
-import dataclasses
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -8,20 +8,48 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax.base import Oracle
+from dpjax._pytree import frozen_pytree, static
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class IndependentRecords:
-    """An oracle that can draw some of its records without the others.
+class IndependentRecords(abc.ABC):
+    """An oracle whose records are independent draws, each with a key of its own.
+
+    Made by the functions of `dpjax.oracles`, as frozen pytrees: what was fitted are leaves.
 
     Attributes:
-        record: takes a key to one record.
+        record: draws one record from a key.
+        log_prob: log density of one record, where it is known.
+
+    Formal guarantees:
+        Record i of a database is `record(fold_in(key, i))`, whatever their number, so two records
+        drawn without the others are those that the whole database has.
     """
 
-    record: Callable[[jax.Array], Any]
+    @abc.abstractmethod
+    def record(self, key: jax.Array) -> Any:
+        """Draws one record, a pytree of arrays."""
 
-    def __call__(self, key: jax.Array, n: int) -> Any:
+    def log_prob(self, record: Any) -> jax.Array:
+        """Log density of one record; log probability of what is discrete in it.
+
+        Of a whole database it is the sum: records are independent. Use `jax.vmap` for many.
+
+        Args:
+            record: as `record(key)` draws it, without the leading axis of a database.
+
+        Returns:
+            A scalar; minus infinity for what is never drawn.
+
+        Raises:
+            TypeError: if it is not known.
+        """
+        del record
+        raise TypeError(
+            "the density of these records is not known: give it to dpjax.oracles.independent as"
+            " log_prob="
+        )
+
+    def __call__(self, key: jax.Array, n: int, /) -> Any:
         """The first n records."""
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
@@ -30,7 +58,23 @@ class IndependentRecords:
         return jax.vmap(lambda number: self.record(jax.random.fold_in(key, number)))(numbers)
 
 
-def independent(record: Callable[[jax.Array], Any]) -> Oracle:
+@frozen_pytree
+class _FromSampler(IndependentRecords):
+    """Records from a function of the caller's."""
+
+    sampler: Callable[[jax.Array], Any] = static()
+    log_density: Callable[[Any], jax.Array] | None = static(default=None)
+
+    def record(self, key: jax.Array) -> Any:
+        return self.sampler(key)
+
+    def log_prob(self, record: Any) -> jax.Array:
+        return super().log_prob(record) if self.log_density is None else self.log_density(record)
+
+
+def independent(
+    record: Callable[[jax.Array], Any], log_prob: Callable[[Any], jax.Array] | None = None
+) -> IndependentRecords:
     """An oracle that says that its records are independent: each is drawn with a key of its own.
 
     Record i of a database is `record(fold_in(key, i))`, whatever their number. So the sampler can
@@ -41,18 +85,21 @@ def independent(record: Callable[[jax.Array], Any]) -> Oracle:
 
     Args:
         record: `record(key)` draws one record from public knowledge, a pytree of arrays.
+        log_prob: `log_prob(record)` is the log density of one record, a scalar, where it is known.
 
     Returns:
-        An `Oracle`: `oracle(key, n)` draws a database of n independent records.
+        An oracle: `oracle(key, n)` draws a database of n independent records, `oracle.record(key)`
+        one record, and `oracle.log_prob(record)` is its log density.
 
     Raises:
-        TypeError: if record is not a function.
+        TypeError: if an argument is not a function; later, where `oracle.log_prob` is called and
+            none was given.
 
     Formal guarantees:
         Records are independent and identically distributed, as far as keys are: what exchangeable
         records, groups and `dpjax.accounting.transfer` ask for. Two records drawn without the
         others are those that the whole database would have, and the sampler compares the distances
-        from both on random databases.
+        from both on random databases. Nobody compares `log_prob` with what is drawn.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.
@@ -60,9 +107,13 @@ def independent(record: Callable[[jax.Array], Any]) -> Oracle:
     Example:
         >>> import jax
         >>> import dpjax
-        >>> oracle = dpjax.oracles.independent(lambda key: jax.random.exponential(key))
+        >>> oracle = dpjax.oracles.independent(jax.random.exponential, log_prob=lambda x: -x)
         >>> oracle(dpjax.random.seeded_key(0), 5).shape
         (5,)
+        >>> oracle.log_prob(2.0)
+        -2.0
     """
     _checks.function("record", record)
-    return IndependentRecords(record)
+    if log_prob is not None:
+        _checks.function("log_prob", log_prob)
+    return _FromSampler(record, log_prob)

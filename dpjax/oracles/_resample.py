@@ -5,29 +5,57 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax._pytree import frozen_pytree
 from dpjax._records import record_arrays
-from dpjax.base import Oracle
+from dpjax.oracles._choices import Choice, UniformChoice, weighted_choice
+from dpjax.oracles._independent import IndependentRecords
 
 
-def resample(records: Any) -> Oracle:
-    """The bootstrap oracle: draws n records uniformly, with replacement, from public ones.
+@frozen_pytree
+class Resampled(IndependentRecords):
+    """Whole public records.
+
+    Attributes:
+        public: the records, a pytree of arrays with a common leading axis.
+        choice: which one.
+    """
+
+    public: Any
+    choice: Choice
+
+    def record(self, key: jax.Array) -> Any:
+        chosen = self.choice.draw(key)
+        return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), self.public)
+
+    def log_prob(self, record: Any) -> jax.Array:
+        equal = jax.tree.leaves(jax.tree.map(equal_entries, self.public, record))
+        same = jnp.all(jnp.stack([jnp.all(leaf, axis=1) for leaf in equal]), axis=0)
+        return jax.nn.logsumexp(jnp.where(same, self.choice.log_probabilities, -jnp.inf))
+
+
+def resample(records: Any, weights: Any = None) -> IndependentRecords:
+    """The bootstrap oracle: draws records with replacement from public ones.
 
     Args:
         records: a pytree of arrays with a common leading axis: public records, at least 2. A
             DataFrame counts as the dict of its columns.
+        weights: public, one for each record, finite and above 0; by default all the same. They
+            need not add up to 1.
 
     Returns:
-        An `Oracle`: `oracle(key, n)` draws a database of n independent records.
+        An oracle: `oracle(key, n)` draws a database of n independent records; its `log_prob` is
+        that of all public records which equal the one given.
 
     Raises:
-        TypeError: if the records are not real arrays.
-        ValueError: if they have no common leading axis, or fewer than 2 records.
+        TypeError: if the records or weights are not real arrays.
+        ValueError: if they have no common leading axis, fewer than 2 records, or if a weight is
+            not above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
         A guarantee under this oracle speaks of the public records, not of the population that they
         came from: a private record unlike any of them is not covered. Each of p public records is
         the replaced or the replacing one in about 2/p of the pairs, so a larger gamma may leave
-        one of them out altogether.
+        one of them out altogether. Probabilities are within 2^-32 of what is asked for.
 
     Source:
         Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.
@@ -39,11 +67,24 @@ def resample(records: Any) -> Oracle:
         >>> oracle(dpjax.random.seeded_key(0), 5)["age"].shape
         (5,)
     """
+    public, count = public_records(records)
+    if weights is None:
+        return Resampled(public, UniformChoice(count))
+    return Resampled(public, weighted_choice("weights", weights, count))
+
+
+def public_records(records: Any) -> tuple[Any, int]:
+    """A copy of public records, and their number: JAX may share the memory of NumPy's arrays."""
     public, count = record_arrays("records", records, least=2)
+    return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
-    def oracle(key: jax.Array, n: int) -> Any:
-        # Uniform to within count / 2^32, from half the words that `randint` takes.
-        chosen = jax.random.bits(key, (n,), jnp.uint32) % jnp.uint32(count)
-        return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), public)
 
-    return oracle
+def equal_entries(public: jax.Array, record: Any) -> jax.Array:
+    """Which entries of each public record are those of another record, shape (p, entries)."""
+    record = jnp.asarray(record)
+    if record.shape != public.shape[1:]:
+        raise ValueError(
+            f"a record must have the shape of the public ones, {public.shape[1:]}, got"
+            f" {record.shape}"
+        )
+    return (public == record[None]).reshape(public.shape[0], -1)

@@ -6,12 +6,39 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
-from dpjax._records import record_arrays
-from dpjax.base import Oracle
-from dpjax.oracles._resample import resample
+from dpjax._pytree import frozen_pytree
+from dpjax.oracles._choices import UniformChoice
+from dpjax.oracles._independent import IndependentRecords
+from dpjax.oracles._resample import Resampled, equal_entries, public_records
 
 
-def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
+@frozen_pytree
+class SmoothedResample(IndependentRecords):
+    """Public records with Gaussian noise.
+
+    Attributes:
+        resampled: the public records.
+        spread: the standard deviation of the noise in every coordinate.
+    """
+
+    resampled: Resampled
+    spread: Any
+
+    def record(self, key: jax.Array) -> Any:
+        leaves, structure = jax.tree.flatten(self.resampled.public)
+        key_choice, *keys = jax.random.split(key, 1 + len(leaves))
+        chosen = jax.tree.leaves(self.resampled.record(key_choice))
+        spread = jax.tree.leaves(self.spread)
+        smoothed = [_smooth(*leaf) for leaf in zip(keys, chosen, spread, strict=True)]
+        return jax.tree.unflatten(structure, smoothed)
+
+    def log_prob(self, record: Any) -> jax.Array:
+        entries = jax.tree.map(_log_noise, self.resampled.public, record, self.spread)
+        from_each = sum(jnp.sum(leaf, axis=1) for leaf in jax.tree.leaves(entries))
+        return jax.nn.logsumexp(from_each + self.resampled.choice.log_probabilities)
+
+
+def smoothed_resample(records: Any, bandwidth: float | None = None) -> IndependentRecords:
     """The smoothed bootstrap: resampled public records plus Gaussian noise on their floats.
 
     The noise of a coordinate has `bandwidth` times the coordinate's standard deviation among the
@@ -23,7 +50,8 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
         bandwidth: above 0; by default p^(-1/5) for p public records, Silverman's rate.
 
     Returns:
-        An `Oracle`: `oracle(key, n)` draws a database of n independent records.
+        An oracle: `oracle(key, n)` draws a database of n independent records; its `log_prob` is a
+        density in the coordinates that have noise, and a probability in the others.
 
     Raises:
         TypeError: if the records are not real arrays.
@@ -44,25 +72,34 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Oracle:
         >>> oracle(dpjax.random.seeded_key(0), 5).shape
         (5,)
     """
-    public, count = record_arrays("records", records, least=2)
+    public, count = public_records(records)
     width = count**-0.2 if bandwidth is None else _checks.positive("bandwidth", bandwidth)
-    draw = resample(public)
-    spread = jax.tree.map(lambda leaf: width * jnp.std(leaf.astype(float), axis=0), public)
 
-    def oracle(key: jax.Array, n: int) -> Any:
-        key_choice, key_noise = jax.random.split(key)
-        leaves, structure = jax.tree.flatten(draw(key_choice, n))
-        keys = list(jax.random.split(key_noise, len(leaves)))
-        smoothed = [
-            _smooth(leaf_key, leaf, scale)
-            for leaf_key, leaf, scale in zip(keys, leaves, jax.tree.leaves(spread), strict=True)
-        ]
-        return jax.tree.unflatten(structure, smoothed)
+    def spread(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros(leaf.shape[1:])
+        return (width * jnp.std(leaf.astype(float), axis=0)).astype(leaf.dtype)
 
-    return oracle
+    resampled = Resampled(public, UniformChoice(count))
+    return SmoothedResample(resampled, jax.tree.map(spread, public))
 
 
 def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
-    return leaf + scale.astype(leaf.dtype)[None] * jax.random.normal(key, leaf.shape, leaf.dtype)
+    return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
+
+
+def _log_noise(public: jax.Array, record: Any, scale: jax.Array) -> jax.Array:
+    """Log density of the noise from each public record to another, shape (p, entries)."""
+    equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
+    if not jnp.issubdtype(public.dtype, jnp.floating):
+        return equal
+    center, x = (
+        public.reshape(public.shape[0], -1),
+        jnp.asarray(record, public.dtype).reshape(1, -1),
+    )
+    spread = jnp.broadcast_to(scale.reshape(1, -1), center.shape)
+    noisy = spread > 0
+    density = jax.scipy.stats.norm.logpdf(x, center, jnp.where(noisy, spread, 1))
+    return jnp.where(noisy, density, equal)

@@ -30,9 +30,10 @@ import numpy as np
 from jax import lax
 
 from dpjax import _limbs
+from dpjax._kernels import at_once
 from dpjax._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
-from dpjax.random._chacha20 import NOISE, Draw, Sampler, consume, sample
+from dpjax.random._chacha20 import NOISE, Draw, WordSampler, consume, sample
 
 _PRECISION = 300
 
@@ -79,23 +80,23 @@ EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 
-def exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
     consume(key)
-    _, _, drawn = _noise(_exponential, key, _EXPONENTIAL_WORDS, math.prod(shape))
+    _, _, drawn = _from_words(_exponential, key, _EXPONENTIAL_WORDS, math.prod(shape))
     return _shaped(drawn, shape)
 
 
-def laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
     consume(key)
-    return _shaped(_noise(_laplace, key, _EXPONENTIAL_WORDS, math.prod(shape)), shape)
+    return _shaped(_from_words(_laplace, key, _EXPONENTIAL_WORDS, math.prod(shape)), shape)
 
 
-def gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
     consume(key)
-    return _shaped(_noise(_gaussian, key, _GAUSSIAN_WORDS, math.prod(shape)), shape)
+    return _shaped(_from_words(_gaussian, key, _GAUSSIAN_WORDS, math.prod(shape)), shape)
 
 
 def exponential_rounds(
@@ -112,12 +113,14 @@ def exponential_rounds(
         The number of the round to go on from, a uniform word for each, and the variables.
     """
     width = _EXPONENTIAL_WORDS + 1
-    (word,), _, drawn = _noise(_EXPONENTIAL_AND_WORD, key, width, count, round_number)
+    (word,), _, drawn = _from_words(_EXPONENTIAL_AND_WORD, key, width, count, round_number)
     restarts = jnp.max(drawn.high // np.uint32(_RESTART_HIGH))
     return round_number + restarts + np.uint32(1), word, drawn
 
 
-def _noise(sampler: Sampler, key: jax.Array, width: int, count: int, round_number: Any = 0) -> Any:
+def _from_words(
+    sampler: WordSampler, key: jax.Array, width: int, count: int, round_number: Any = 0
+) -> Any:
     """What a sampler makes of words that nothing else sees."""
     data = jax.random.key_data(key)
     return sample(sampler, data, round_number, nonce=NOISE, width=width, count=count)
@@ -144,8 +147,7 @@ def _exponential(
         round_number, unfinished, unused, sign, total = state
         bits = draw(round_number)
         ended, new_sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
-        return (
-            round_number + np.uint32(1),
+        changed = (
             unfinished & ~ended,
             tuple(
                 jnp.where(unfinished, new, old)
@@ -154,6 +156,7 @@ def _exponential(
             jnp.where(unfinished, new_sign, sign),
             _limbs.where(unfinished, _limbs.add(total, drawn), total),
         )
+        return round_number + np.uint32(1), *at_once(changed)
 
     _, _, unused, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), go_on, start)
     return unused, sign, total
@@ -186,7 +189,7 @@ def _gaussian(draw: Draw, _: jax.Array) -> Limbs:
             total.low << np.uint32(_LEVEL_BITS),
         )
         total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
-    return total
+    return at_once(total)
 
 
 def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
@@ -262,7 +265,7 @@ def _exp_minus(x: Fraction) -> int:
 
 @functools.cache
 def exponential_certificate() -> Certificate:
-    """The certificate of `exponential` and `laplace`, from the weights as stored.
+    """The certificate of `lattice_exponential` and `lattice_laplace`, from the weights as stored.
 
     Pure: the tables reach every lattice point. Points that start again j times lose j times the
     error of the weight of "24 more", which only changes the scale, by 2^-58 of it.
@@ -280,7 +283,7 @@ def exponential_certificate() -> Certificate:
 
 @functools.cache
 def gaussian_certificate() -> Certificate:
-    """The certificate of `gaussian`, from the weights as stored.
+    """The certificate of `lattice_gaussian`, from the weights as stored.
 
     The coarsest level is off by a total mass delta. At every other level a point n of the finer
     lattice is reached from the points 128 j of the coarser one. The nearest is at most 64 away;

@@ -16,7 +16,7 @@ from dpjax._numerics import log_difference
 from dpjax.random import _lattice
 
 
-class Sampler(Protocol):
+class FloatSampler(Protocol):
     """Draws independent coordinates in floats: `sample(key, shape, dtype)`."""
 
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any, /) -> jax.Array:
@@ -63,7 +63,7 @@ class Noise:
     """
 
     name: str
-    sample: Sampler
+    sample: FloatSampler
     log_density: Callable[[jax.Array], jax.Array]
     log_cdf: Callable[[jax.Array], jax.Array]
     tail_quantile: Callable[[float], float]
@@ -119,7 +119,9 @@ LAPLACE = Noise(
     tail_quantile=_laplace_quantile,
     dp_event=_laplace_event,
     event_norm="l1",
-    lattice=Lattice(_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND),
+    lattice=Lattice(
+        _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+    ),
 )
 
 GAUSSIAN = Noise(
@@ -130,20 +132,22 @@ GAUSSIAN = Noise(
     tail_quantile=_gaussian_quantile,
     dp_event=_gaussian_event,
     event_norm="l2",
-    lattice=Lattice(_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND),
+    lattice=Lattice(
+        _lattice.lattice_gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND
+    ),
 )
 
 # What selections race with: the exponential, exact and in floats.
 EXPONENTIAL = Lattice(
-    _lattice.exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+    _lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
 )
 
 
-def gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def float_gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Gumbel noise; mode "high" resolves the upper tail, where unlikely options win."""
     return jax.random.gumbel(key, shape, dtype, mode="high")
 
 
-def exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def float_exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """One-sided exponential noise."""
     return jax.random.exponential(key, shape, dtype)

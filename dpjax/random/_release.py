@@ -192,14 +192,15 @@ def usable_scale(scale: Any, dtype: Any) -> jax.Array:
     return jnp.where(usable, scale, jnp.nan)
 
 
-def check_scale(name: str, scale: Any, value: Any, *, zero_allowed: bool = False) -> None:
-    """Refuses a concrete scale that the dtypes of a value cannot carry."""
+def check_scale(name: str, calibration: Calibration, arrays: Any) -> None:
+    """Refuses a concrete scale that the dtypes of arrays cannot carry."""
+    scale = calibration.scale
     if _checks.is_traced(scale) or np.ndim(scale) > 0:
         return
-    for leaf in jax.tree.leaves(value):
+    for leaf in jax.tree.leaves(arrays):
         limits = jnp.finfo(compute_dtype(leaf.dtype))
         carried = float(limits.tiny) / float(limits.eps) <= scale <= float(limits.max)
-        if not carried and not (zero_allowed and scale == 0):
+        if not carried and not (calibration.zero_allowed and scale == 0):
             raise ValueError(
                 f"{name} {float(scale):.3g} is out of the range of {limits.dtype}: rescale the"
                 " target's value, or enable float64"

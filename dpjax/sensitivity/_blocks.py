@@ -20,7 +20,9 @@ from dpjax.sensitivity._chunks import chunk_distances
 from dpjax.sensitivity._layout import AXIS, Device, Layout, row_of, within
 from dpjax.sensitivity._pairs import RandomPair
 
-_SPREAD, _SHARED = PartitionSpec(AXIS), PartitionSpec()
+SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
+# So many distances of one device are selected from on the host, before a program is compiled.
+_FEW = 2**16
 
 
 @jax.tree_util.register_dataclass
@@ -122,17 +124,26 @@ def _compiled_step(
         rows = lax.dynamic_update_slice_in_dim(block.distances, new, place[0], 0)
         return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
 
-    in_specs = (_SPREAD, _SHARED, _SHARED, _SPREAD, _SPREAD, _SPREAD)
-    return _on_every(mesh, step, in_specs)(block, key, position, starts, counts, places)
+    in_specs = (SPREAD, SHARED, SHARED, SPREAD, SPREAD, SPREAD)
+    return on_every(mesh, step, in_specs)(block, key, position, starts, counts, places)
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = layout.mesh()
+    if mesh is None and block.distances.size <= _FEW:
+        return _kth_on_the_host(block, k)
     everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
     with within(mesh):
         distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
+
+
+def _kth_on_the_host(block: Block, k: int) -> tuple[float, float]:
+    distances = np.asarray(block.distances).reshape(-1)
+    # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+    ordered = np.where(distances >= 0, np.abs(distances), np.inf)
+    return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
@@ -146,7 +157,7 @@ def _compiled_selection(
         resolution = resolution if axis is None else lax.pmax(resolution, axis)
         return select(found.distances, k, axis=axis), resolution
 
-    return _on_every(mesh, step, (_SPREAD, _SHARED), _SHARED)(found, k)
+    return on_every(mesh, step, (SPREAD, SHARED), SHARED)(found, k)
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
@@ -166,13 +177,14 @@ def spread_chunks(
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
-    mapped = _on_every(row_of(devices), functools.partial(lax.map, chunk), _SPREAD)
+    mapped = on_every(row_of(devices), functools.partial(lax.map, chunk), SPREAD)
     return jax.tree.map(lambda x: x[:count], mapped(padded))
 
 
-def _on_every(
-    mesh: Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any = _SPREAD
+def on_every(
+    mesh: Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any = SPREAD
 ) -> Callable[..., Any]:
+    """Runs a function on every device of a mesh, each on its part of what is spread."""
     if mesh is None:
         return function
     # What varies over devices is not checked: a target's own loops were not written for it.
@@ -185,7 +197,7 @@ def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
     if mesh is None:
         return shards[0]
     shape = (sum(len(x) for x in shards), *shards[0].shape[1:])
-    sharding = NamedSharding(mesh, _SPREAD)
+    sharding = NamedSharding(mesh, SPREAD)
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
@@ -194,4 +206,4 @@ def _over_all_hosts(x: jax.Array, *, layout: Layout, mesh: Mesh | None) -> jax.A
         return x
     shape = (len(x) // len(layout.local) * len(layout.devices), *x.shape[1:])
     shards = [shard.data for shard in x.addressable_shards]
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, _SPREAD), shards)
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, SPREAD), shards)

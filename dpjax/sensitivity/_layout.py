@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dpjax import _checks
-from dpjax.sensitivity._pairs import RandomPair
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,6 +61,15 @@ class Layout:
         # Blocks of consecutive chunks, so that all rows in order are the pairs in order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
+    def steps(self, found: Container[int] = ()) -> list[list[int | None]]:
+        """For each step the chunk of every device of this host, None where it has none left."""
+        missing = [[c for c in self.chunks_of(d) if c not in found] for d in self.local]
+        longest = max(len(chunks) for chunks in missing)
+        return [
+            [chunks[step] if step < len(chunks) else None for chunks in missing]
+            for step in range(longest)
+        ]
+
     def pairs_in(self, chunk: int | None) -> int:
         """Pairs of a chunk, of which the last one may have fewer."""
         return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
@@ -80,7 +88,7 @@ def row_of(devices: tuple[Any, ...]) -> Mesh | None:
     return Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
 
 
-def devices_of(mesh: Mesh | None, pair: RandomPair) -> tuple[Device | None, ...]:
+def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
     """The devices of a mesh, whatever its axes are called and however they are typed.
 
     One for each process, where a CPU that plays several devices would call the host: the call waits
@@ -94,7 +102,7 @@ def devices_of(mesh: Mesh | None, pair: RandomPair) -> tuple[Device | None, ...]
     processes = {x.process_index for x in devices}
     if jax.process_index() not in processes:
         raise ValueError(f"mesh must have devices of every process, got none of this one: {mesh}")
-    if devices[0].platform == "cpu" and pair.calls_host:
+    if devices[0].platform == "cpu" and calls_host:
         return tuple({x.process_index: x for x in reversed(devices)}.values())[::-1]
     return devices
 

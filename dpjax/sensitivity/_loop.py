@@ -1,7 +1,6 @@
 """The host's part in sampling: it hands chunks to devices, and keeps what they finish."""
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,13 +11,11 @@ import numpy as np
 from dpjax._origins import failures_in_short
 from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
 from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._in_flight import run_in_flight
 from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._progress import counting
-from dpjax.sensitivity._waiting import NoAnswerError, wait_for
-
-# The device must never wait for the host.
-_STEPS_IN_FLIGHT = 2
+from dpjax.sensitivity._waiting import wait_for
 
 
 @failures_in_short()
@@ -33,46 +30,27 @@ def sample_block(
 ) -> Block:
     """The distances of the pairs that this host's devices have, chunk by chunk."""
     found = {} if checkpoint is None else checkpoint.found(position)
-    steps = _steps(layout, found)
+    steps = layout.steps(found)
     total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
     missing = sum(layout.pairs_in(chunk) for chunks in steps for chunk in chunks)
     with counting("pairs", total, done=total - missing, shown=progress) as count:
         block = empty_block(layout, found, pair.distance_dtype)
-        finish = partial(_finish, partial(wait_for, pair=pair, layout=layout), checkpoint, count)
-        in_flight: deque[_Step] = deque()
+        wait = partial(wait_for, programs=pair.programs, device=layout.devices[0])
+
+        def start(chunks: list[int | None]) -> _Step:
+            nonlocal block
+            block, distances, resolutions = compute_chunks(
+                block, key, position, chunks, layout=layout, pair=pair
+            )
+            pairs = sum(map(layout.pairs_in, chunks))
+            return _Step(position, chunks, pairs, distances, resolutions)
+
         try:
-            for chunks in steps:
-                block, distances, resolutions = compute_chunks(
-                    block, key, position, chunks, layout=layout, pair=pair
-                )
-                pairs = sum(map(layout.pairs_in, chunks))
-                in_flight.append(_Step(position, chunks, pairs, distances, resolutions))
-                if len(in_flight) > _STEPS_IN_FLIGHT:
-                    finish(in_flight.popleft())
-            while in_flight:
-                finish(in_flight.popleft())
+            run_in_flight(steps, start, partial(_finish, wait, checkpoint, count))
             return block
-        except NoAnswerError:
-            in_flight.clear()  # What is in flight will never be finished.
-            raise
         finally:
-            # Also where Ctrl-C or an error ended the loop: what is finished is kept.
-            try:
-                while in_flight:
-                    finish(in_flight.popleft())
-            finally:
-                if checkpoint is not None:
-                    checkpoint.save()
-
-
-def _steps(layout: Layout, found: dict[int, Any]) -> list[list[int | None]]:
-    """For each step the chunk of every device of this host, None where it has none left."""
-    missing = [[c for c in layout.chunks_of(d) if c not in found] for d in layout.local]
-    longest = max(len(chunks) for chunks in missing)
-    return [
-        [chunks[step] if step < len(chunks) else None for chunks in missing]
-        for step in range(longest)
-    ]
+            if checkpoint is not None:
+                checkpoint.save()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

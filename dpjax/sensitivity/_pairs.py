@@ -88,9 +88,14 @@ class RandomPair:
         return cls(target_program, oracle_program, norm_program, positions, sums, two_records)
 
     @property
+    def programs(self) -> tuple[Program, ...]:
+        """What the caller has given."""
+        return self.target, self.oracle, self.norm
+
+    @property
     def is_concrete(self) -> bool:
         """Whether every constant is known."""
-        return all(p.is_concrete for p in (self.target, self.oracle, self.norm))
+        return all(program.is_concrete for program in self.programs)
 
     @property
     def calls_host(self) -> bool:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from dpjax._fingerprints import digest
 from dpjax.base import Method, Norm, OperatingPoint, Oracle, Positions, Target
-from dpjax.operating_points import operating_point
+from dpjax.operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._chunks import chunk_size
 from dpjax.sensitivity._compiler import compilation
 from dpjax.sensitivity._layout import Layout, devices_of, placed
@@ -65,9 +65,12 @@ class Plan:
                 " the host: use dpjax.sensitivity_samples inside jit and vmap"
             )
         # For the worst of n positions to be covered, every one of them must be: a union bound.
-        of_each = None if stated is None else 1 - (1 - stated) / pair.positions_sampled
-        point = _sampled_point(m, gamma, method, of_each)
-        layout = Layout(devices_of(mesh, pair), point.m, chunk_size(pair, point.m, batch_size))
+        point = _sampled_point(m, gamma, method, confidence_of_each(stated, pair.positions_sampled))
+        layout = Layout(
+            devices_of(mesh, calls_host=pair.calls_host),
+            point.m,
+            chunk_size(pair, point.m, batch_size),
+        )
         plan = cls(placed(key, layout), pair, point, stated, layout)
         if layout.spans_hosts:
             _check_same_on_all_hosts(digest(plan.run))

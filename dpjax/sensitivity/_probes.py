@@ -160,7 +160,7 @@ def _find(
                     replace=replace,
                     devices=devices,
                 )
-            wait_for(numbers["resolution"], pair, layout)
+            wait_for(numbers["resolution"], pair.programs, devices[0])
             found.append({name: float(np.asarray(x).max()) for name, x in numbers.items()})
             if start < left_alone:
                 most = left_alone - start

@@ -1,4 +1,4 @@
-"""How many are done, how fast, and how long it will still take."""
+"""How many are done, how fast, how long it will still take, and what an interruption leaves."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,3 +18,13 @@ def counting(
     tqdm = _checks.extra("tqdm", "progress").tqdm
     with tqdm(total=total, initial=done, unit=f" {unit}", unit_scale=True) as bar:
         yield bar.update
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(note: Callable[[], str]) -> Iterator[None]:
+    """Where Ctrl-C ends a run: what it leaves, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        interruption.add_note(note())
+        raise

@@ -3,10 +3,9 @@
 Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
 """
 
-import contextlib
+import functools
 import math
 import os
-from collections.abc import Iterator
 from typing import Literal
 
 import jax
@@ -22,6 +21,7 @@ from dpjax.sensitivity._layout import outside_any_mesh
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._progress import saying_what_is_kept
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
@@ -146,7 +146,7 @@ def sample_sensitivity(
         mesh=mesh,
     )
     store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
-    with _saying_what_is_kept(plan, store):
+    with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
         rounding = rounding_of_releases(plan, progress=progress)
         estimate, resolution = _worst_of_all_positions(plan, store, progress)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
@@ -169,20 +169,12 @@ def sample_sensitivity(
     )
 
 
-@contextlib.contextmanager
-def _saying_what_is_kept(plan: Plan, store: Checkpoint | None) -> Iterator[None]:
-    """Where Ctrl-C ends a run: what it leaves, and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as interruption:
-        if store is None:
-            note = "no pair is kept: given checkpoint=PATH, the same call goes on where it was"
-        else:
-            done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
-            total = plan.pair.positions_sampled * plan.point.m
-            note = f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
-        interruption.add_note(note)
-        raise
+def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
+    if store is None:
+        return "no pair is kept: given checkpoint=PATH, the same call goes on where it was"
+    done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
+    total = plan.pair.positions_sampled * plan.point.m
+    return f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
 
 
 def _worst_of_all_positions(

@@ -86,7 +86,9 @@ def sensitivity_samples(
     key = sampling_key(key)
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
     pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    layout = Layout(devices_of(mesh, pair), m, chunk_size(pair, m, batch_size))
+    layout = Layout(
+        devices_of(mesh, calls_host=pair.calls_host), m, chunk_size(pair, m, batch_size)
+    )
     if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
         return _on_the_host(key, pair, layout)
     return _in_a_program(key, pair, layout)

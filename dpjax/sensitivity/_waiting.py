@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from dpjax import _lapack
-from dpjax.sensitivity._layout import Layout
-from dpjax.sensitivity._pairs import RandomPair
+from dpjax._programs import Program
 
-_LONGEST_NAP = 0.05
+# Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
+_SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
 # A program that computes uses its cores, also beside others; one that hangs uses none. Counted in
 # naps, not in seconds, for a suspended process takes none.
 _PATIENCE = 1200
@@ -20,40 +20,38 @@ class NoAnswerError(RuntimeError):
     """A program will never be done."""
 
 
-def wait_for(array: Any, pair: RandomPair, layout: Layout) -> None:
-    """Waits for an array that the sampler computes, or gives up where a CPU has come to rest.
+def wait_for(array: Any, programs: tuple[Program, ...], device: Any) -> None:
+    """Waits for an array that programs compute, or gives up where a CPU has come to rest.
 
     The last line of defense: nothing is known to hang, see `dpjax._lapack`. Code on the host may
-    rest, and an accelerator computes while the host does; both are waited for without limit.
+    rest, and an accelerator computes while the host does; both are waited for without limit. The
+    device is None where it is the default one.
 
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.
     """
-    device = layout.devices[0]
     platform = jax.default_backend() if device is None else device.platform
-    if platform != "cpu" or pair.calls_host:
+    if platform != "cpu" or any(program.calls_host for program in programs):
         array.block_until_ready()
         return
-    nap, naps, spent = 1e-4, 0, time.process_time()
+    nap, naps, spent = _SHORTEST_NAP, 0, time.process_time()
     while not array.is_ready():
         time.sleep(nap)
-        nap = min(2 * nap, _LONGEST_NAP)
+        nap = min(_LONGER * nap, _LONGEST_NAP)
         naps += 1
         if naps % _PATIENCE == 0:
             before, spent = spent, time.process_time()
             if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                raise NoAnswerError(_message(pair))
+                raise NoAnswerError(_message(programs))
     array.block_until_ready()  # Raises what the computation raised.
 
 
-def _message(pair: RandomPair) -> str:
-    primitives = set().union(
-        *(program.primitives() for program in (pair.target, pair.oracle, pair.norm))
-    )
+def _message(programs: tuple[Program, ...]) -> str:
+    primitives = set().union(*(program.primitives() for program in programs))
     suspects = sorted(primitives & (_lapack.NAMES | {"fft"}))
     return (
-        "target, oracle or norm does not answer: for a minute of waiting the process has computed"
-        " nothing. What leaves XLA may wait for threads of its pool that wait for others in turn"
+        "a program does not answer: for a minute of waiting the process has computed nothing. What"
+        " leaves XLA may wait for threads of its pool that wait for others in turn"
         f" (here: {', '.join(suspects) or 'no such operation'}). Start Python with NPROC=64 in its"
-        " environment, which makes the pool larger, and please report the target"
+        " environment, which makes the pool larger, and please report the function"
     )

@@ -1,6 +1,5 @@
 """Letter counts over texts: scores for selecting the most frequent letter."""
 
-import string
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
@@ -10,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax._letters import ALPHABET, codes_of
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable
-
-_LETTERS = string.ascii_lowercase
 
 
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
@@ -49,12 +47,7 @@ def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
     width = _checks.integer("width", width, least=1)
     if isinstance(texts, (str, bytes)):
         raise TypeError(f"texts must be a sequence of strings, got {type(texts).__name__}")
-    texts = list(texts)
-    codes = np.zeros((len(texts), width), np.uint8)
-    for row, text in zip(codes, texts, strict=True):
-        letters = _letters(text)[:width]
-        row[: len(letters)] = letters
-    return codes
+    return codes_of(texts, width)
 
 
 def letter_counts() -> Summable:
@@ -95,7 +88,7 @@ def letter_counts() -> Summable:
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
         # Narrower integers do not hold the codes that they are compared with.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
-        letters = jnp.arange(1, len(_LETTERS) + 1, dtype=codes.dtype)
+        letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
     return _Counts(count, lambda total: total, average=False)
@@ -138,8 +131,3 @@ def letter_counts_bound(*, width: int, norm: VectorNorm = "linf") -> float:
         12.0
     """
     return norm_up([Fraction(_checks.integer("width", width, least=1))] * 2, norm)
-
-
-def _letters(text: Any) -> list[int]:
-    folded = text.casefold() if isinstance(text, str) else ""
-    return [ord(letter) - ord("a") + 1 for letter in folded if letter in _LETTERS]

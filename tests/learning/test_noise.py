@@ -112,6 +112,19 @@ def test_ledgers_claim_the_key_of_a_training(tmp_path):
             noise.init(PARAMETERS)
 
 
+def test_no_step_goes_unpaid_while_a_budget_is_open(tmp_path, keys):
+    """Compiled before or not: what all steps promise is charged at once, before them."""
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    state, update = noise.init(PARAMETERS), jax.jit(noise.update)
+    clipped = learning.ClippedSum(PARAMETERS, jnp.float32(1.0), jnp.int32(0))
+    update(clipped, state)
+    with dpjax.Ledger(tmp_path / "budget", epsilon=1.0, delta=0.1) as ledger:
+        for unpaid in (lambda: noise.init(PARAMETERS), lambda: update(clipped, state)):
+            with pytest.raises(ValueError, match="pays for all of its steps at once"):
+                unpaid()
+        assert ledger.spent.epsilon == 0
+
+
 def test_what_has_no_norm_bound_gets_no_noise(keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     for transformation in (noise, learning.with_privatizer(noise, batch_size=4)):

@@ -190,7 +190,7 @@ def fit_of_exponential(mechanism):
 
 @jax.jit
 def fit_of_bernstein(mechanism):
-    return mechanism._calibration_of(jnp.zeros(3)).fit(LAPLACE.lattice, jnp.float32)
+    return mechanism._calibration(jnp.zeros(3)).fit(LAPLACE.lattice, jnp.float32)
 
 
 # name: the mechanism, its fit, the norm of ones and by how much sensitivity over epsilon is scaled

@@ -73,12 +73,16 @@ def test_smoothed_moments(bandwidth, key):
     drawn = drawn_by(smoothed_resample(PUBLIC, bandwidth), key, n)
     row = np.asarray(drawn["visits"]) - 1
     width = 4**-0.2 if bandwidth is None else bandwidth
+    columns = []
     for name in ("age", "scan"):
         spread = width * PUBLIC[name].std(axis=0)
         noise = (np.asarray(drawn[name]) - PUBLIC[name][row]) / spread
-        for column in noise.reshape(n, -1).T:
-            assert stats.kstest(column, "norm", method="asymp").pvalue > FALSE_ALARM
-            assert stats.kstest(0.95 * column, "norm", method="asymp").pvalue < FALSE_ALARM
+        columns += list(noise.reshape(n, -1).T)
+    for column in columns:
+        assert stats.kstest(column, "norm", method="asymp").pvalue > FALSE_ALARM
+        assert stats.kstest(0.95 * column, "norm", method="asymp").pvalue < FALSE_ALARM
+    # Of independent noise, 5 / sqrt(n) is exceeded once in 10^6.
+    assert np.abs(np.corrcoef(columns) - np.eye(3)).max() < 5 / np.sqrt(n)
     np.testing.assert_array_equal(drawn["ill"], PUBLIC["ill"][row])
 
 
@@ -117,3 +121,46 @@ def test_records_that_are_no_real_arrays_are_refused(make, records):
 def test_bad_bandwidth_is_refused(bandwidth):
     with pytest.raises(ValueError, match=f"bandwidth must be .* got {bandwidth:g}"):
         smoothed_resample(PUBLIC, bandwidth)
+
+
+def test_weights_decide(key):
+    weights = np.array([1.0, 2.0, 3.0, 4.0])
+    row = np.asarray(drawn_by(resample(PUBLIC, weights), key, 20_000)["visits"]) - 1
+    counts = np.bincount(row)
+    assert stats.chisquare(counts, 2_000 * weights).pvalue > FALSE_ALARM
+    assert stats.chisquare(counts, 2_000 * np.array([1.2, 1.8, 3, 4])).pvalue < FALSE_ALARM
+
+
+def test_the_probability_of_a_record_counts_its_equals():
+    oracle = resample({"a": np.array([1, 1, 2, 2]), "b": np.array([[3], [3], [3], [4]])})
+    records = {"a": np.array([1, 2, 2, 1]), "b": np.array([[3], [3], [4], [4]])}
+    found = np.exp(jax.jit(jax.vmap(oracle.log_prob))(records))
+    np.testing.assert_allclose(found, [0.5, 0.25, 0.25, 0], atol=1e-6)
+    with pytest.raises(ValueError, match="a record must have the shape"):
+        oracle.log_prob(records)
+
+
+def test_smoothed_density_is_the_one_of_the_draws(key):
+    public = {"x": np.array([0.0, 1.0, 5.0], "float32"), "c": np.array([0, 1, 1])}
+    oracle = smoothed_resample(public, bandwidth=0.5)
+    spread = 0.5 * public["x"].std()
+    x = np.linspace(-10, 15, 2_501, dtype="float32")
+    grid = {"x": np.tile(x, 2), "c": np.repeat([0, 1], len(x))}
+    density = np.exp(np.asarray(jax.jit(jax.vmap(oracle.log_prob))(grid), float)).reshape(2, -1)
+    for c in (0, 1):
+        centers = public["x"][public["c"] == c]
+        expected = sum(stats.norm.pdf(x, center, spread) for center in centers) / 3
+        np.testing.assert_allclose(density[c], expected, rtol=1e-3, atol=1e-6)
+    assert np.trapezoid(density, x).sum() == pytest.approx(1, abs=1e-4)
+    cdf = np.cumsum(density.sum(axis=0)) * (x[1] - x[0])
+    drawn = np.asarray(drawn_by(oracle, key, 20_000)["x"])
+    for factor, agrees in ((1.0, True), (1.1, False)):
+        p = stats.kstest(factor * drawn, lambda t: np.interp(t, x, cdf), method="asymp").pvalue
+        assert (p > FALSE_ALARM) == agrees
+
+
+def test_a_constant_column_must_be_met():
+    oracle = smoothed_resample({"a": np.full(3, 7.0), "b": np.array([1.0, 2.0, 3.0])})
+    met, missed = (oracle.log_prob({"a": np.asarray(a), "b": np.asarray(2.0)}) for a in (7.0, 7.5))
+    assert np.isfinite(met)
+    assert np.isneginf(missed)

@@ -121,9 +121,9 @@ def test_a_slot_ends_where_its_table_says(which):
 @pytest.mark.parametrize(
     ("draw", "resolution", "law"),
     [
-        (_lattice.laplace, _lattice.EXPONENTIAL_RESOLUTION, stats.laplace),
-        (_lattice.exponential, _lattice.EXPONENTIAL_RESOLUTION, stats.expon),
-        (_lattice.gaussian, _lattice.GAUSSIAN_RESOLUTION, stats.norm),
+        (_lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, stats.laplace),
+        (_lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, stats.expon),
+        (_lattice.lattice_gaussian, _lattice.GAUSSIAN_RESOLUTION, stats.norm),
     ],
 )
 def test_distribution(draw, resolution, law, key):
@@ -136,7 +136,7 @@ def test_distribution(draw, resolution, law, key):
     assert stats.chisquare(counts).pvalue < FALSE_ALARM
 
 
-@pytest.mark.parametrize("draw", [_lattice.laplace, _lattice.gaussian])
+@pytest.mark.parametrize("draw", [_lattice.lattice_laplace, _lattice.lattice_gaussian])
 def test_low_bits_and_signs_are_fair(draw, key):
     drawn = integers(jax.jit(draw, static_argnums=1)(key, (2**20,)))
     assert stats.chisquare(np.bincount(drawn & 255, minlength=256)).pvalue > FALSE_ALARM
@@ -150,12 +150,12 @@ def test_low_bits_and_signs_are_fair(draw, key):
 def test_tails(key):
     """Counts beyond 10 scales and beyond 4.5 sigma, where cheap samplers give out."""
     count = 2**22
-    drawn = np.abs(integers(jax.jit(_lattice.laplace, static_argnums=1)(key, (count,))))
+    drawn = np.abs(integers(jax.jit(_lattice.lattice_laplace, static_argnums=1)(key, (count,))))
     for scales in (8, 10, 12):
         expected = count * math.exp(-scales)
         seen = (drawn > scales * _lattice.EXPONENTIAL_RESOLUTION).sum()
         assert abs(seen - expected) < 5 * math.sqrt(expected) + 1
-    drawn = np.abs(integers(jax.jit(_lattice.gaussian, static_argnums=1)(key, (count,))))
+    drawn = np.abs(integers(jax.jit(_lattice.lattice_gaussian, static_argnums=1)(key, (count,))))
     for sigmas in (3.5, 4.5):
         expected = count * 2 * stats.norm.sf(sigmas)
         seen = (drawn > sigmas * _lattice.GAUSSIAN_RESOLUTION).sum()
@@ -169,7 +169,7 @@ def test_the_exponential_starts_again(monkeypatch, key):
     weights[0] = weights[_lattice._CELLS] = 2**95
     often = (_alias.alias_table(weights, 3), *tables[1:])
     monkeypatch.setattr(_lattice, "exponential_tables", lambda: often)
-    drawn = integers(jax.jit(_lattice.exponential, static_argnums=1)(key, (4096,)))
+    drawn = integers(jax.jit(_lattice.lattice_exponential, static_argnums=1)(key, (4096,)))
     restarts = drawn // (24 * _lattice.EXPONENTIAL_RESOLUTION)
     counts = np.bincount(np.minimum(restarts, 6), minlength=7)
     expected = 4096 * np.array([2.0 ** -(i + 1) for i in range(6)] + [2.0**-6])
@@ -177,7 +177,8 @@ def test_the_exponential_starts_again(monkeypatch, key):
 
 
 @pytest.mark.parametrize(
-    "draw", [_lattice.laplace, pytest.param(_lattice.gaussian, marks=pytest.mark.slow)]
+    "draw",
+    [_lattice.lattice_laplace, pytest.param(_lattice.lattice_gaussian, marks=pytest.mark.slow)],
 )
 def test_same_bits_everywhere(draw, key):
     alone = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
@@ -188,7 +189,9 @@ def test_same_bits_everywhere(draw, key):
     np.testing.assert_array_equal(wide, alone)
 
 
-@pytest.mark.parametrize("draw", [_lattice.exponential, _lattice.laplace, _lattice.gaussian])
+@pytest.mark.parametrize(
+    "draw", [_lattice.lattice_exponential, _lattice.lattice_laplace, _lattice.lattice_gaussian]
+)
 def test_jax_sees_two_draws_from_one_key(draw, key):
     twice = jax.jit(lambda key: (draw(key, ()), draw(key, ())))
     with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
@@ -196,9 +199,11 @@ def test_jax_sees_two_draws_from_one_key(draw, key):
 
 
 def test_lanes_share_nothing(key):
-    drawn = integers(_lattice.laplace(key, (50_000,)))
+    drawn = integers(_lattice.lattice_laplace(key, (50_000,)))
     assert len(np.unique(drawn)) == drawn.size
-    drawn = integers(jax.vmap(lambda one: _lattice.laplace(one, ()))(jax.random.split(key, 50_000)))
+    drawn = integers(
+        jax.vmap(lambda one: _lattice.lattice_laplace(one, ()))(jax.random.split(key, 50_000))
+    )
     assert len(np.unique(drawn)) == drawn.size
 
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from dpjax.random import GAUSSIAN, LAPLACE
-from dpjax.random._noise import exponential, gumbel
+from dpjax.random._noise import float_exponential, float_gumbel
 
 FALSE_ALARM = 1e-6
 PAIRS = pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_draws(noise, distribution, key):
 
 @pytest.mark.parametrize(
     ("draw", "distribution"),
-    [(gumbel, stats.gumbel_r), (exponential, stats.expon)],
+    [(float_gumbel, stats.gumbel_r), (float_exponential, stats.expon)],
     ids=["gumbel", "exponential"],
 )
 def test_draws_for_selection(draw, distribution, key):

@@ -22,7 +22,7 @@ from dpjax.random._release import (
     largest_value,
     usable_scale,
 )
-from dpjax.random._selection import exponential_index, permute_and_flip_index, score_gaps
+from dpjax.random._selected_index import exponential_index, permute_and_flip_index, score_gaps
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INSIDE = st.integers(-(2**28), 2**28)

@@ -1,6 +1,7 @@
-"""Exponential variables that start again, against a reference in NumPy and Python integers.
+"""What is drawn, bit for bit, against a reference in NumPy and Python integers.
 
-With the shipped tables that happens once in 2.6 * 10^10 draws: here in every second one.
+With the shipped tables an exponential variable starts again once in 2.6 * 10^10 draws: here in
+every second one.
 """
 
 import functools
@@ -12,7 +13,7 @@ import pytest
 
 from dpjax.random import _alias, _chacha20, _lattice
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._selection import exponential_index, permute_and_flip_index
+from dpjax.random._selected_index import exponential_index, permute_and_flip_index
 
 # The most samples of one key in one batch.
 BORDER = _chacha20._CHUNK // 9 * 16
@@ -95,6 +96,55 @@ def integers(limbs):
     return np.where(unsigned >= 2**63, unsigned - 2**64, unsigned)
 
 
+def of_gaussian(drawn):
+    top, low = _lattice.gaussian_tables()
+    total = looked_up(top, drawn[:4]).astype(object) - 2048
+    for first in (4, 6, 8, 10):
+        total = 128 * total + looked_up(low, drawn[first : first + 2]) - 2048
+    return total
+
+
+def test_gaussian_is_made_of_its_tables(key):
+    """From words of its own for each: 3,072 blocks, which are many lanes."""
+    drawn = words(np.asarray(jax.random.key_data(key)), 12, 4096, 0)
+    np.testing.assert_array_equal(
+        integers(_lattice.lattice_gaussian(key, (4096,))), of_gaussian(drawn)
+    )
+
+
+def next_to_ends(table, count, seed):
+    """Words that only their last bits decide on: where slots end, or just before."""
+    random, below = np.random.default_rng(seed), table.width - _alias.SLOT_BITS
+    slots = random.integers(_alias.SLOTS, size=count)
+    stored = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), table.limbs, 0)
+    own = stored[slots] % 2**below
+    word = slots.astype(object) * 2**below + np.maximum(own - random.integers(2, size=count), 0)
+    shifts = range(table.width - 32, -1, -32)
+    return [(word // 2**shift % 2**32).astype(np.uint32) for shift in shifts]
+
+
+def test_the_last_bits_of_every_word_count():
+    """Where the others tie, which words that are drawn never show."""
+    top, low = _lattice.gaussian_tables()
+    first, *groups = _lattice.exponential_tables()
+    zeros = jnp.zeros(4000, jnp.uint32)
+    gaussian, exponential = (
+        np.stack([limb for i, table in enumerate(tables) for limb in next_to_ends(table, 4000, i)])
+        for tables in ((top, low, low, low, low), (first, *groups))
+    )
+    found = _lattice._gaussian(lambda _: tuple(jnp.asarray(gaussian)), zeros)
+    np.testing.assert_array_equal(integers(found), of_gaussian(gaussian))
+    cells = looked_up(first, exponential[:3])
+    exponential, cells = exponential[:, cells < 3072], cells[cells < 3072]
+    total = cells.astype(object)
+    for i, table in enumerate(groups):
+        total = 4096 * total + looked_up(table, exponential[3 + 2 * i : 5 + 2 * i])
+    draw, zeros = lambda _: tuple(jnp.asarray(exponential)), zeros[: len(cells)]
+    _, sign, found = _lattice._exponential(draw, zeros)
+    np.testing.assert_array_equal(integers(found), total)
+    np.testing.assert_array_equal(sign, exponential[2] & 1)
+
+
 @pytest.mark.parametrize(
     "count", [17, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, BORDER + 1))]
 )
@@ -102,9 +152,9 @@ def test_every_sample_takes_its_own_rounds(often, key, count):
     data = np.asarray(jax.random.key_data(key))
     total, signs, _, rounds = reference(data, often, count)
     assert count == 1 or rounds > 3
-    np.testing.assert_array_equal(integers(_lattice.exponential(key, (count,))), total)
+    np.testing.assert_array_equal(integers(_lattice.lattice_exponential(key, (count,))), total)
     signed = np.where(signs == 1, -1 - total, total)
-    np.testing.assert_array_equal(integers(_lattice.laplace(key, (count,))), signed)
+    np.testing.assert_array_equal(integers(_lattice.lattice_laplace(key, (count,))), signed)
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(BORDER, marks=pytest.mark.slow)])
@@ -134,7 +184,7 @@ def test_options_beyond_the_first_table_are_selected(often, key, select):
 @pytest.mark.slow
 def test_batches_have_the_bits_of_their_keys(often, key):
     keys = jax.random.split(key, 6)
-    draw = functools.partial(_lattice.laplace, shape=(300,))
+    draw = functools.partial(_lattice.lattice_laplace, shape=(300,))
     alone = np.stack([integers(draw(one)) for one in keys])
     assert not np.array_equal(alone[0], alone[1])
     nested = jax.jit(jax.vmap(jax.vmap(draw)))(keys.reshape(2, 3))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax import _durable
 from dpjax.sensitivity import _checkpoint, _compiler, _loop
 from dpjax.sensitivity._compiler import compilation
 
@@ -167,7 +168,7 @@ def test_the_processor_is_known_by_its_vector_instructions():
 
 def test_a_file_that_claims_another_version_is_corrupted(sample, monkeypatch):
     sample()
-    monkeypatch.setattr(_checkpoint.json, "loads", _with_old_version(_checkpoint.json.loads))
+    monkeypatch.setattr(_durable.json, "loads", _with_old_version(_durable.json.loads))
     with pytest.raises(ValueError, match="corrupted"):
         sample()  # What a file says of itself is under its hash too.
 
@@ -226,7 +227,7 @@ def test_writing_is_atomic(sample, tmp_path, monkeypatch):
     """A run that dies while it writes leaves the file as it was, and a partial one that is not."""
     sample()
     before = (tmp_path / "run").read_bytes()
-    (tmp_path / f"run.{_checkpoint._host()}.7.partial").write_bytes(before[:50])
+    (tmp_path / f"run.{_durable._host()}.7.partial").write_bytes(before[:50])
     assert sample().value == sample(checkpoint=None).value
     order = []
     monkeypatch.setattr(os, "fsync", lambda _: order.append("fsync"))
@@ -238,18 +239,18 @@ def test_writing_is_atomic(sample, tmp_path, monkeypatch):
 
 WRITING = """
 import sys, time
-from dpjax.sensitivity import _checkpoint
+from dpjax import _durable
 def parts():
     yield b"some"
     print("writing", flush=True)
     time.sleep(600)
-_checkpoint._replace(_checkpoint.pathlib.Path(sys.argv[1]), parts())
+_durable._replace(_durable.pathlib.Path(sys.argv[1]), parts())
 """
 
 
 def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environment, tmp_path):
     """Not what a living process writes, what other hosts do, or files of another checkpoint."""
-    host = _checkpoint._host()
+    host = _durable._host()
     kept = [f"run.elsewhere{host}.7.partial", f"run2.{host}.7.partial", f"run.{host}.7.partial.old"]
     left = [f"run.{host}.{2**22 + 1}.partial", f"run.{host}.{os.getpid()}.partial"]
     left.append(f"run.1-of-4.{host}.7.partial")
@@ -312,7 +313,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, en
         if not path.exists():
             return set()
         header = path.read_bytes().split(b"\n")[1]
-        run = _checkpoint.json.loads(header)["run"]
+        run = _durable.json.loads(header)["run"]
         return {chunk for _, chunk in _checkpoint._read(path, run)}
 
     known = set()

@@ -8,7 +8,6 @@ from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax.sensitivity import _probes, _waiting
-from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._pairs import RandomPair
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
@@ -116,7 +115,7 @@ def test_a_process_that_has_come_to_rest_is_given_up(monkeypatch, uniform):
     monkeypatch.setattr(_waiting.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(_waiting.time, "process_time", lambda: 0.0)
     with pytest.raises(_waiting.NoAnswerError, match=r"lu, triangular_solve.*NPROC=64"):
-        _waiting.wait_for(Rests(), sampler, Layout((None,), 10, 10))
+        _waiting.wait_for(Rests(), sampler.programs, None)
 
 
 def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
@@ -134,7 +133,7 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
         def block_until_ready(self):
             return self
 
-    _waiting.wait_for(Slow(), sampler, Layout((None,), 10, 10))
+    _waiting.wait_for(Slow(), sampler.programs, None)
     assert max(naps) <= _waiting._LONGEST_NAP
 
 

@@ -15,9 +15,9 @@ from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
-from dpjax.random._key_ledger import claimed
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
+from dpjax.random._open_ledgers import refuse_unpaid_steps, tell_of_training
 from dpjax.random._release import add_noise
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def gaussian_noise(
 
     Raises:
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
+            `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
@@ -110,15 +111,15 @@ def gaussian_noise(
 
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        with claimed(key, ()):
-            return NoiseState(key, jnp.int32(0), multiplier, coordinates, noise)
+        tell_of_training(key)
+        return NoiseState(key, jnp.int32(0), multiplier, coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
         check_clipped(updates)
         next_key, step_key = jax.random.split(state.key)
         noisy = with_noise(step_key, updates, state.noise_multiplier, distribution)
-        return divided(noisy, size), after_a_step(state, next_key)
+        return averaged(noisy, size), after_a_step(state, next_key)
 
     return transformation(init, update)
 
@@ -133,6 +134,7 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
 @functools.partial(jax.jit, static_argnames="noise")
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
+    refuse_unpaid_steps()
     value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
     key = key_for_each(key, (value, bound))
     calibration = Calibration(
@@ -158,7 +160,7 @@ def check_clipped(updates: Any) -> None:
         )
 
 
-def divided(tree: Any, size: Scalar) -> Any:
+def averaged(tree: Any, size: Scalar) -> Any:
     """Post-processing: a sum over a batch as an average."""
     return jax.tree.map(lambda x: x / jnp.asarray(size).astype(x.dtype), tree)
 

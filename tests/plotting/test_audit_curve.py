@@ -1,4 +1,4 @@
-"""Plots: what is drawn is what was found."""
+"""Audited bounds: what is drawn is what was found."""
 
 import dataclasses
 
@@ -9,7 +9,6 @@ import pytest
 from dpjax import plotting
 from dpjax.auditing import audit, audit_curve
 
-figures = pytest.importorskip("matplotlib.figure")
 # Not compiled, which would take the longest here.
 BIT = {"value": jnp.asarray(0), "neighbor": jnp.asarray(1), "jit": False}
 
@@ -26,11 +25,6 @@ def key():
 @pytest.fixture
 def results(key):
     return audit_curve(key, flip, samples=(3_000, 300, 1_000), **BIT)
-
-
-@pytest.fixture
-def ax():
-    return figures.Figure().subplots()
 
 
 def test_bounds_are_drawn_in_order(results, ax):
@@ -59,7 +53,3 @@ def test_results_that_bound_different_things_are_refused(key, results, ax):
     for bad in ([], [*results, other]):
         with pytest.raises(ValueError, match="results"):
             plotting.audit_curve(bad, ax)
-
-
-def test_importing_dpjax_does_not_import_matplotlib(run_python):
-    assert run_python("import sys, dpjax; print('matplotlib' in sys.modules)") == "False"

@@ -14,7 +14,7 @@ from dpjax._numerics import compute_dtype
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._lattice import exponential_rounds
-from dpjax.random._noise import EXPONENTIAL, exponential, gumbel
+from dpjax.random._noise import EXPONENTIAL, float_exponential, float_gumbel
 from dpjax.random._release import OUTWARD, usable_scale
 
 
@@ -83,7 +83,7 @@ def float_index(
 ) -> jax.Array:
     """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
     scale = usable_scale(calibration.scale, scores.dtype)
-    race = exponential if flip else gumbel
+    race = float_exponential if flip else float_gumbel
     noise = race(key, scores.shape, scale.dtype)
     index = jnp.argmax(noise - score_gaps(scores) / (OUTWARD * scale)).astype(jnp.int32)
     return _selected(index, scores, calibration, scale)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.auditing._bounds import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
 
 
 @pytest.mark.parametrize(

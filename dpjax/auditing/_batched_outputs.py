@@ -19,7 +19,7 @@ _MOST_NUMBERS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SamplePlan:
     """How the samples of one value are spent.
 
     Attributes:
@@ -60,7 +60,7 @@ class Sampler:
         """Whether the mechanism states its distribution."""
         return hasattr(self.mechanism, "log_prob")
 
-    def plan(self, key: jax.Array, value: Any, neighbor: Any, samples: int) -> Plan:
+    def plan(self, key: jax.Array, value: Any, neighbor: Any, samples: int) -> SamplePlan:
         """Spends the samples; refuses outputs that cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
@@ -72,7 +72,9 @@ class Sampler:
         most = max(1, _MOST_NUMBERS // width)
         learning = min(samples // 4, most)
         fitting = [size for size in _BATCHES if size <= min(learning, most)]
-        return Plan(max(fitting, default=min(_BATCHES[0], most)), learning, samples - 2 * learning)
+        return SamplePlan(
+            max(fitting, default=min(_BATCHES[0], most)), learning, samples - 2 * learning
+        )
 
     def batches(self, key: jax.Array, value: Any, count: int, size: int) -> Iterator[Any]:
         """Outputs under independent keys, as NumPy arrays with a leading axis."""

@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax.accounting import compose_events
-from dpjax.accounting._events import add_event
+from dpjax.accounting._compose_events import add_event
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE

@@ -1,22 +1,13 @@
-"""Plots of results; matplotlib is imported when one is drawn."""
+"""Audited lower bounds against the number of samples."""
 
-import collections.abc
-import typing
+from collections.abc import Iterable
+from typing import Any
 
-from dpjax import _checks
-from dpjax.auditing import _result
-
-__all__ = [
-    "audit_curve",
-]
-
-# From matplotlib's color cycle, so that a style of one's own applies.
-_BOUND, _CLAIM = "C0", "C3"
+from dpjax.auditing._result import AuditResult
+from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
 
 
-def audit_curve(
-    results: collections.abc.Iterable[_result.AuditResult], ax: typing.Any = None
-) -> typing.Any:
+def audit_curve(results: Iterable[AuditResult], ax: Any = None) -> Any:
     """Plots audited lower bounds against the number of samples, and what the mechanism claims.
 
     A bound above the line of the claim refutes it. Below, the bounds rise towards the truth as
@@ -58,32 +49,29 @@ def audit_curve(
     if len({_question(result) for result in ordered}) != 1:
         raise ValueError("results must hold at least one, and bound one thing at one confidence")
     first = ordered[0]
-    if ax is None:
-        ax = _checks.extra("matplotlib.pyplot", "demo").figure(layout="constrained").subplots()
+    ax = axes_or_new(ax)
     samples, bounds = zip(*((result.samples, result.bound) for result in ordered), strict=True)
     label = f"audited lower bound, confidence {first.confidence:.8g}"
-    ax.plot(samples, bounds, color=_BOUND, marker="o", label=label)
+    ax.plot(samples, bounds, color=BLUE, marker="o", label=label)
     if first.claimed is not None:
-        ax.axhline(first.claimed, color=_CLAIM, linestyle="--", label=f"claimed, {first.claimed:g}")
+        ax.axhline(
+            first.claimed, color=VERMILION, linestyle="--", label=f"claimed, {first.claimed:g}"
+        )
     top = 1.1 * max(*bounds, first.claimed or 0.0, 1e-12)
     ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
     ax.set_xscale("log")
     ax.set_xlabel("samples of each value")
     ax.set_ylabel(_axis_label(first))
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    legend_above(ax)
     return ax
 
 
-def _question(result: _result.AuditResult) -> tuple[typing.Any, ...]:
+def _question(result: AuditResult) -> tuple[Any, ...]:
     at = result.delta if result.bounded == "epsilon" else result.epsilon
     return result.bounded, at, result.claimed, result.confidence
 
 
-def _axis_label(result: _result.AuditResult) -> str:
+def _axis_label(result: AuditResult) -> str:
     if result.bounded == "epsilon":
         return f"epsilon at delta = {result.delta:g}"
     return f"delta at epsilon = {result.epsilon:g}"
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -1,0 +1,86 @@
+"""Auditing in one run: how well all coins of many canaries can be guessed from one output."""
+
+import math
+
+import numpy as np
+import scipy
+
+from dpjax import _checks
+
+# Relative error of SciPy's binomial probabilities, given away to stay on the safe side.
+_ROUNDING = 1e-9
+# Beyond it no number of guesses that a machine can count refutes anything.
+_MOST_EPSILON = 64.0
+
+
+def one_run_epsilon(
+    *, canaries: int, guesses: int, correct: int, delta: float = 0.0, p: float = 0.05
+) -> float:
+    """A lower bound on epsilon, from one run on a database with many canaries.
+
+    A fair coin is tossed for each of m canaries. It decides whether the canary is in the database
+    or, where databases keep their size, which of two records z and z' is. From the one output r of
+    the coins are guessed (others may be left out, once the output is seen), v of them right. Under
+    (epsilon, delta)-DP the number of right guesses is dominated by a binomial with probability
+    e^epsilon / (1 + e^epsilon), but for mass of order m delta:
+    P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
+
+    Args:
+        canaries: m, at least 1.
+        guesses: r, at most m.
+        correct: v, at most r.
+        delta: at which epsilon is bounded, in [0, 1).
+        p: the probability that the bound is above the truth, in (0, 1/2).
+
+    Returns:
+        The largest epsilon that the guesses refute, rounded down; 0 where they refute none. At most
+        64.
+
+    Raises:
+        TypeError: if a count is not an integer, or another parameter not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        The bound exceeds the true epsilon at delta with probability at most p, over coins and
+        mechanism, if canaries, delta and p were fixed before, the coins are fair and independent,
+        and the guesses depend on the output alone. Under add-or-remove-one for canaries that are in
+        or out, under replace-one for pairs z and z'. One output shows less than many runs would:
+        with r guesses, all of them right, at most log(r / log(1 / p)), roughly.
+
+    Source:
+        Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Appendix D.
+
+    Example:
+        >>> import dpjax
+        >>> round(dpjax.auditing.one_run_epsilon(canaries=100, guesses=100, correct=100), 3)
+        3.493
+    """
+    m = _checks.integer("canaries", canaries, least=1)
+    r = _checks.integer("guesses", guesses, least=0, most=m)
+    v = _checks.integer("correct", correct, least=0, most=r)
+    delta = _checks.non_negative("delta", delta)
+    if delta >= 1:
+        raise ValueError(f"delta must be below 1, got {delta}")
+    p = _checks.fraction("p", p)
+    if p >= 0.5:
+        raise ValueError(f"p must be below 1/2, got {p}")
+
+    if chance(m, r, v, 0.0, delta) >= p:
+        return 0.0
+    refuted, allowed = 0.0, _MOST_EPSILON
+    while (middle := (refuted + allowed) / 2) not in (refuted, allowed):
+        if chance(m, r, v, middle, delta) < p:
+            refuted = middle
+        else:
+            allowed = middle
+    return refuted
+
+
+def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """How likely v right guesses are at most, under (epsilon, delta)-DP; grows with epsilon."""
+    if v == 0:
+        return 1.0
+    binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))
+    below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))  # P(v - i <= B < v), i = 1, ..., v.
+    likelier = float(np.max(below / np.arange(1, v + 1)))
+    return (float(binomial.sf(v - 1)) + 2 * m * delta * likelier) * (1 + _ROUNDING)

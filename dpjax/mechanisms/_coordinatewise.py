@@ -1,0 +1,205 @@
+"""Mechanisms that add independent noise to every coordinate of arrays."""
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks, _limbs
+from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
+from dpjax.mechanisms._mechanism import sum_over_leaves
+from dpjax.norms import is_float
+from dpjax.random._noise import Lattice, Noise
+from dpjax.random._release import (
+    add_noise,
+    clamped,
+    largest_release,
+    largest_value,
+    shares_programs,
+    usable_scale,
+)
+
+# Of an interval, in scales: narrower ones have the density times the width for a probability.
+_NARROW = 2.0**-12
+
+
+class CoordinatewiseMechanism(LatticeMechanism):
+    """Adds noise to arrays that are made of the value, and releases what is made of the noisy ones.
+
+    A subclass gives its `_calibration`. A linear map before the noise is `_before_noise`, its
+    inverse `_after_noise`, and `_noisy` maps an output again. Sensitivity, norm, grid, scale, range
+    and density are then those of the mapped arrays. An audit takes `grids` for that of the outputs
+    and `clamped` for a value: a subclass whose map moves values overrides both.
+
+    Attributes:
+        sensitivity: of the arrays that get noise.
+        epsilon: of the guarantee.
+        norm: in which the sensitivity is measured.
+        noise: the distribution at scale 1.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    noise: Noise
+
+    @property
+    def _lattice(self) -> Lattice | None:
+        return self.noise.lattice
+
+    def _after_noise(self, noisy: Any) -> Any:
+        """What is released of noisy arrays."""
+        return noisy
+
+    def _noisy(self, output: Any) -> Any:
+        """The noisy arrays that an output was made of."""
+        return output
+
+    def _compiles_in_pieces(self, value: Any) -> bool:
+        return self._is_exact and shares_programs(value)
+
+    def _draw(self, key: jax.Array, value: Any) -> Any:
+        arrays = self._before_noise(value)
+        return self._after_noise(add_noise(key, arrays, self._calibration(arrays), self.noise))
+
+    def grids(self, value: Any) -> Any:
+        """The spacing of every array that gets noise: a power of two for floats, 1 for integers.
+
+        Args:
+            value: a pytree of real arrays, or of `jax.ShapeDtypeStruct`s.
+
+        Returns:
+            A pytree of the same structure; 0 for noise in floats.
+        """
+        return self.grid_for(like=value)
+
+    def range(
+        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+    ) -> tuple[Any, Any]:
+        """Between which values nothing is clamped; what lies outside is released as the nearer end.
+
+        For floats 2^93 steps of the grid: more than 10^15 sensitivities for a vector of 10^9 at
+        epsilon 1, where float64 no longer resolves one. For integers what their release can hold.
+
+        Args:
+            shape: of the value; () unless told.
+            dtype: of the value; by default JAX's default float.
+            like: instead of both, a pytree of arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+            The two ends, in the units of the value; those of every array of `like`.
+        """
+        arrays, calibration = self._asked(shape, like, dtype)
+
+        def upper_end(leaf: Any) -> Any:
+            return as_number(largest_value(leaf.dtype, calibration, self.noise))
+
+        high = jax.tree.map(upper_end, arrays)
+        return jax.tree.map(operator.neg, high), high
+
+    def clamped(self, value: Any) -> Any:
+        """The arrays that get noise: NaN becomes 0, what is out of `range` its nearer end.
+
+        Args:
+            value: a pytree of real arrays.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        arrays = self._before_noise(_checks.real_arrays("value", value))
+        calibration = self._calibration(arrays)
+
+        def as_noised(x: jax.Array) -> jax.Array:
+            within = clamped(x, largest_value(x.dtype, calibration, self.noise))
+            return within.astype(x.dtype) if is_float(x) else within
+
+        return jax.tree.map(as_noised, arrays)
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        arrays = self._before_noise(_checks.real_arrays("value", value))
+        calibration = self._calibration(arrays)
+
+        def of_array(y: Any, x: jax.Array) -> jax.Array:
+            center = clamped(x, largest_value(x.dtype, calibration, self.noise))
+            scale = usable_scale(self._scale_drawn(x, calibration), x.dtype)
+            return _log_prob(y, center, scale, self.noise, largest_release(x.dtype))
+
+        return sum_over_leaves(of_array, self._noisy(output), arrays)
+
+    def error_quantile(
+        self,
+        probability: float,
+        *,
+        shape: tuple[int, ...] | None = None,
+        like: Any = None,
+        simultaneous: bool = False,
+    ) -> Any:
+        """What the noise of a coordinate stays below with a given probability, or a higher one.
+
+        Of the noise alone: rounding adds up to a step of the grid (to integers, 1/2), and a value
+        out of the mechanism's range is clamped first.
+
+        Args:
+            probability: in (0, 1).
+            shape: of the value, of JAX's default float; () unless told.
+            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
+            simultaneous: for all coordinates of all arrays at once, instead of for each one.
+
+        Returns:
+            A scalar in the units of the value, one for every array of `like`.
+        """
+        arrays, calibration = self._asked(shape, like)
+        together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
+        quantile = self.noise.tail_quantile(_tail_of_one(probability, together))
+        return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration) * quantile, arrays)
+
+
+def _tail_of_one(probability: float, together: int) -> float:
+    """The tail per coordinate: 1 - probability^(1/d) where d independent ones must hold at once."""
+    probability = _checks.fraction("probability", probability)
+    return -math.expm1(math.log(probability) / together)
+
+
+def _log_prob(
+    output: Any, center: jax.Array, scale: jax.Array, noise: Noise, end: float
+) -> jax.Array:
+    """Log density of one noisy array; log probability where it holds integers.
+
+    Args:
+        output: the array.
+        center: what the noise was added to, of the dtype of the computation.
+        scale: of the noise.
+        noise: the distribution at scale 1.
+        end: what releases are clamped to, in magnitude.
+
+    Returns:
+        A scalar.
+    """
+    output = jnp.asarray(output)
+    if output.shape != center.shape:
+        raise ValueError(f"output must be of the value's shape {center.shape}, got {output.shape}")
+    given, output = output, output.astype(center.dtype)
+    if is_float(center):
+        error, half = (output - center) / scale, 0.0
+        inside = noise.log_density(error) - jnp.log(scale)
+    else:
+        # Subtracted as integers: floats would lose the last ones.
+        error, half = _integer_difference(output, center, scale.dtype) / scale, 0.5 / scale
+        mass = noise.log_interval(error - half, error + half)
+        # In float32 the ends of a narrow interval coincide: there, the density times the width.
+        inside = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(scale), mass)
+    # What lies beyond the largest release is released as it: the ends have a probability.
+    low, high = output <= -end, output >= end
+    tail = noise.log_cdf(jnp.where(low, error, -error) + half)
+    possible = (output >= -end) & (output <= end)
+    possible &= output.astype(given.dtype) == given  # A fraction is no release of an integer.
+    return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))
+
+
+def _integer_difference(output: jax.Array, center: jax.Array, dtype: Any) -> jax.Array:
+    """The difference of two integers of a dtype, as a float: it may need one bit more."""
+    one = _limbs.constant(1)
+    negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
+    return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)

@@ -1,0 +1,91 @@
+"""One of several things at random, with probabilities that are known exactly."""
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax._pytree import frozen_pytree, static
+
+_WORDS = 2**32
+
+
+class Choice(Protocol):
+    """Chooses an index from 0."""
+
+    @property
+    def log_probabilities(self) -> jax.Array:
+        """Of every index."""
+        ...
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        """An index."""
+        ...
+
+
+@frozen_pytree
+class UniformChoice:
+    """All with the same probability, to within count / 2^32 of it."""
+
+    count: int = static()
+
+    @property
+    def log_probabilities(self) -> jax.Array:
+        return jnp.full(self.count, -math.log(self.count))
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        # From half the words that `randint` takes.
+        return jax.random.bits(key, (), jnp.uint32) % jnp.uint32(self.count)
+
+
+@frozen_pytree
+class WeightedChoice:
+    """Each with a probability of its own, a multiple of 2^-32 that is not 0.
+
+    Attributes:
+        ends: how many of the 2^32 words choose one up to this, for all but the last.
+        log_probabilities: of every one.
+    """
+
+    ends: jax.Array
+    log_probabilities: jax.Array
+
+    @classmethod
+    def of(cls, words: np.ndarray) -> "WeightedChoice":
+        """From how many of the 2^32 words choose each."""
+        ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
+        return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
+
+    def draw(self, key: jax.Array) -> jax.Array:
+        word = jax.random.bits(key, (), jnp.uint32)
+        return jnp.searchsorted(self.ends, word, side="right")
+
+
+def words_of(weights: np.ndarray) -> np.ndarray:
+    """How many of the 2^32 words each weight gets: its share, to within one word."""
+    ends = np.cumsum(weights / weights.max())
+    return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
+
+
+def weighted_choice(name: str, weights: Any, count: int) -> WeightedChoice:
+    """A choice by public weights, which need not add up to 1; refuses what it could not draw."""
+    if _checks.is_traced(weights):
+        raise TypeError(f"{name} must be known when an oracle is made, got traced {weights.dtype}")
+    try:
+        array = np.asarray(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be numbers, got {_checks.shown(weights)}") from error
+    if array.shape != (count,):
+        raise ValueError(f"{name} must be {count} numbers, got shape {array.shape}")
+    if not (np.isfinite(array).all() and (array > 0).all()):
+        raise ValueError(f"{name} must be finite and above 0, got {_checks.shown(array.tolist())}")
+    words = words_of(array)
+    if words.min() == 0:
+        smallest = array[np.argmin(words)] / array.sum()
+        raise ValueError(
+            f"{name} must each be at least 2^-32 of their sum to be drawn, got {smallest:.2g} of it"
+        )
+    return WeightedChoice.of(words)

@@ -1,0 +1,95 @@
+"""The noise of mechanisms, side by side."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax.plotting._axes import axes_or_new, style, with_unit
+
+_POINTS = 1_001
+_SHOWN = 0.995  # Of the mass of the widest.
+
+
+def noise(
+    mechanisms: Mapping[str, Any],
+    *,
+    shape: tuple[int, ...] = (),
+    probability: float = 0.95,
+    unit: str = "",
+    ax: Any = None,
+) -> Any:
+    """Plots the densities of the noise that mechanisms add to a coordinate.
+
+    Markers on a curve stand where the noise stays between them with a given probability.
+
+    Args:
+        mechanisms: by the name that the legend shall give them; of additive noise, or `bernstein`,
+            whose noise is that of a lattice value.
+        shape: of the value: rounding a large vector to the grid costs a little scale.
+        probability: between the markers.
+        unit: of the value.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if a mechanism does not add noise to numbers.
+        ValueError: if there is none, one adds no noise at all, or the probability is none.
+
+    Formal guarantees:
+        The scales are those of `effective_scale`; between lattice points, finer than any plot, the
+        density of what is really drawn is 0.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> mechanisms = {
+        ...     "Laplace": dpjax.laplace(1.0, epsilon=1.0),
+        ...     "Gaussian": dpjax.gaussian(1.0, epsilon=1.0, delta=1e-5),
+        ... }
+        >>> axes = dpjax.plotting.noise(mechanisms, unit="mm")
+        >>> axes.get_xlabel()
+        'noise [mm]'
+    """
+    _checks.fraction("probability", probability)
+    if not mechanisms:
+        raise ValueError("mechanisms must hold at least one, got none")
+    for name, mechanism in mechanisms.items():
+        if not adds_noise(mechanism):
+            raise TypeError(
+                f"mechanisms must add noise to numbers, got {type(mechanism).__name__} as {name!r}"
+            )
+    scales = {name: float(each.effective_scale(shape)) for name, each in mechanisms.items()}
+    if min(scales.values()) <= 0:
+        raise ValueError(f"mechanisms must add noise, got scales {_checks.shown(scales)}")
+    tails = [
+        scales[name] * each.noise.tail_quantile(1 - _SHOWN) for name, each in mechanisms.items()
+    ]
+    offsets = np.linspace(-max(tails), max(tails), _POINTS)
+    ax = axes_or_new(ax)
+    for index, (name, mechanism) in enumerate(mechanisms.items()):
+        inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
+        # The markers' places are points of the curve.
+        at = np.union1d(offsets, [-inside, inside])
+        log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
+        density = np.exp(np.asarray(log_density, np.float64)) / scales[name]
+        marked = np.searchsorted(at, [-inside, inside]).tolist()
+        label = f"{name}: {probability:g} within ±{inside:.3g}"
+        ax.plot(at, density, label=label, markevery=marked, **style(index))
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(with_unit("noise", unit))
+    ax.set_ylabel(with_unit("probability density", f"1/{unit}" if unit else ""))
+    ax.legend(frameon=False)
+    return ax
+
+
+def adds_noise(mechanism: Any) -> bool:
+    """Whether a mechanism adds noise to numbers; others select, or lie."""
+    return hasattr(mechanism, "noise") and hasattr(mechanism, "effective_scale")

@@ -1,0 +1,163 @@
+"""The distribution of sampled distances, and the one that becomes the sensitivity."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import scipy
+
+from dpjax import _checks
+from dpjax.base import OperatingPoint, Sensitivity, describe_confidence
+from dpjax.plotting._axes import BLACK, BLUE, GREEN, SKY, VERMILION, axes_or_new, with_unit
+
+# Steps that are drawn; a page shows no more.
+_MOST_STEPS = 2_000
+
+Band = Literal["dkw", "beta"]
+
+
+def sensitivity_ecdf(
+    distances: Any,
+    point: OperatingPoint | Sensitivity | None = None,
+    *,
+    cdf: Callable[[np.ndarray], Any] | None = None,
+    bands: Sequence[Band] = ("beta",),
+    confidence: float = 0.99,
+    unit: str = "",
+    ax: Any = None,
+) -> Any:
+    """Plots the share of sampled pairs by distance, and the distance that is taken.
+
+    Bands say where the distribution function may lie: "dkw" everywhere at once, "beta" at each
+    distance by itself (Clopper and Pearson), which is what one order statistic needs and narrow in
+    the tails.
+
+    Args:
+        distances: of m pairs, shape (m,), as `dpjax.sensitivity_samples` returns them; NaN counts
+            as infinite. Of many pairs 2,000 steps are drawn.
+        point: whose k is marked, with what it promises: an `OperatingPoint` or a `Sensitivity`
+            sampled from m pairs.
+        cdf: the true distribution function, where it is known; takes and returns arrays.
+        bands: any of "dkw" and "beta".
+        confidence: of the bands, two-sided.
+        unit: of the distances.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if `distances` is not a vector with a finite entry, the point is of another
+            number of pairs, or a band or confidence is none.
+
+    Formal guarantees:
+        The bands hold for independent pairs and any distribution, at their confidence. A point that
+        is chosen after a look at this plot promises less than it says: fix it in advance.
+
+    Source:
+        Rubinstein and Aldà (2017), Figure 1; Massart (1990); Clopper and Pearson (1934).
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> point = dpjax.operating_point(m=200, gamma=0.1)
+        >>> distances = np.random.default_rng(0).exponential(size=200)
+        >>> axes = dpjax.plotting.sensitivity_ecdf(distances, point, bands=["dkw", "beta"])
+        >>> axes.get_ylabel()
+        'share of pairs'
+    """
+    ordered = _ordered(distances)
+    m, finite = len(ordered), int(np.isfinite(ordered).sum())
+    if finite == 0:
+        raise ValueError("distances must hold a finite one")
+    k = None if point is None else _index(point, m)
+    alpha = 1 - _checks.fraction("confidence", confidence)
+    for band in bands:
+        _checks.choice("bands", band, ("dkw", "beta"))
+    ranks = _steps(finite, k)
+    x, share = ordered[ranks - 1], ranks / m
+    ax = axes_or_new(ax)
+    if "dkw" in bands:
+        width = math.sqrt(math.log(2 / alpha) / (2 * m))
+        _fill(
+            ax,
+            x,
+            share - width,
+            share + width,
+            SKY,
+            f"DKW band, confidence {confidence:g} everywhere",
+        )
+    if "beta" in bands:
+        low, high = _clopper_pearson(ranks, m, alpha)
+        _fill(
+            ax, x, low, high, GREEN, f"exact Beta band, confidence {confidence:g} at each distance"
+        )
+    ax.step(
+        np.append(x[:1], x),
+        np.append(0.0, share),
+        where="post",
+        color=BLUE,
+        label=f"{m} sampled pairs",
+    )
+    if cdf is not None:
+        grid = np.linspace(0, x[-1], 501)
+        ax.plot(grid, np.asarray(cdf(grid)), color=BLACK, linestyle="--", label="true distribution")
+    if point is not None and k is not None:
+        _mark(ax, point, k, m, ordered[k - 1])
+    ax.set_xlim(left=0)
+    ax.set_ylim(0, 1.03)
+    ax.set_xlabel(with_unit("distance between the values on neighboring databases", unit))
+    ax.set_ylabel("share of pairs")
+    ax.legend(loc="lower right", framealpha=1)
+    return ax
+
+
+def _ordered(distances: Any) -> np.ndarray:
+    array = np.asarray(distances, np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
+    return np.sort(np.where(np.isnan(array), np.inf, array))
+
+
+def _index(point: OperatingPoint | Sensitivity, m: int) -> int:
+    if point.m != m or point.k is None:
+        raise ValueError(f"point must be of the m={m} pairs at hand, got m={point.m}")
+    return point.k
+
+
+def _steps(finite: int, k: int | None) -> np.ndarray:
+    """The ranks that are drawn: all of few, and the chosen one."""
+    ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
+    chosen = [k] if k is not None and k <= finite else []
+    return np.union1d(ranks, np.asarray(chosen, int))
+
+
+def _clopper_pearson(ranks: np.ndarray, m: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+    low = scipy.special.betaincinv(ranks, m - ranks + 1, alpha / 2)
+    rest = np.maximum(m - ranks, 1)
+    high = np.where(ranks < m, scipy.special.betaincinv(ranks + 1, rest, 1 - alpha / 2), 1.0)
+    return low, high
+
+
+def _fill(
+    ax: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, label: str
+) -> None:
+    edges = {"step": "post", "color": color, "alpha": 0.3, "linewidth": 0}
+    ax.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), label=label, **edges)
+
+
+def _mark(ax: Any, point: OperatingPoint | Sensitivity, k: int, m: int, distance: float) -> None:
+    """The chosen order statistic, down to its distance; what is infinite is only told."""
+    promise = f"gamma = {point.gamma:.4g}, {describe_confidence(point.confidence)}"
+    label = f"order statistic k = {k} of {m}: {distance:.3g}\n({promise})"
+    ax.axhline(
+        1 - point.gamma,
+        color=VERMILION,
+        linestyle=":",
+        label=f"1 - gamma = {1 - point.gamma:.4g}",
+    )
+    if math.isfinite(distance):
+        ax.vlines(distance, 0, k / m, color=VERMILION, linestyle="-.")
+    ax.plot([distance], [k / m], color=VERMILION, marker="D", linestyle="none", label=label)

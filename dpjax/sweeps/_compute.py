@@ -1,0 +1,83 @@
+"""Computing what is missing of a part: chunks of cells, over devices."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from dpjax._programs import Program
+from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
+from dpjax.sensitivity._in_flight import run_in_flight
+from dpjax.sensitivity._layout import Device, Layout, placed, within
+from dpjax.sensitivity._waiting import wait_for
+from dpjax.sweeps._axes import Axis
+from dpjax.sweeps._cell_keys import cell_keys
+from dpjax.sweeps._parts import Part
+
+# Cells of a chunk, and their values.
+Keep = Callable[[np.ndarray, list[np.ndarray]], Any]
+
+
+def compute(
+    key: jax.Array,
+    part: Part,
+    cells: np.ndarray,
+    *,
+    axes: Sequence[Axis],
+    repeats: int,
+    size: int,
+    devices: tuple[Device | None, ...],
+    keep: Keep,
+) -> None:
+    """Computes cells of a part, a chunk of them on every device at a time.
+
+    Chunks are consecutive cells. So those that a resumed run computes are those that the
+    interrupted one had left, and each runs whole, padded, in the program of all others: the same
+    bits.
+    """
+    layout = Layout(devices, len(cells), size)
+    key = placed(key, layout)
+    shape = [len(axis) for axis in axes]
+
+    def start(chunks: list[int | None]) -> tuple[list[np.ndarray], list[jax.Array]]:
+        of_chunks = [_cells_of(chunk, cells, size) for chunk in chunks]
+        padded = np.concatenate([np.resize(x if len(x) else cells, size) for x in of_chunks])
+        places = np.unravel_index(padded // repeats, shape) if shape else ()
+        values = {
+            axis.name: jax.tree.map(lambda x, place=place: x[place], axis.values)
+            for axis, place in zip(axes, places, strict=True)
+        }
+        mesh = layout.local_mesh()
+        with within(mesh):
+            out = _compiled_chunk(key, part.words[padded], values, program=part.program, mesh=mesh)
+        return of_chunks, out
+
+    def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
+        of_chunks, out = started
+        for array in out:
+            wait_for(array, (part.program,), devices[0])
+        values = [
+            np.asarray(array).reshape(len(of_chunks), size, *array.shape[1:]) for array in out
+        ]
+        for i, of_chunk in enumerate(of_chunks):
+            if len(of_chunk):
+                keep(of_chunk, [array[i, : len(of_chunk)] for array in values])
+
+    run_in_flight(layout.steps(), start, finish)
+
+
+def _cells_of(chunk: int | None, cells: np.ndarray, size: int) -> np.ndarray:
+    return cells[:0] if chunk is None else cells[chunk * size : (chunk + 1) * size]
+
+
+@functools.partial(jax.jit, static_argnames=("program", "mesh"))
+def _compiled_chunk(
+    key: jax.Array, words: jax.Array, values: Any, *, program: Program, mesh: Mesh | None
+) -> list[jax.Array]:
+    def chunk(key: jax.Array, words: jax.Array, values: Any) -> list[jax.Array]:
+        return jax.tree.leaves(jax.vmap(program)(cell_keys(key, words), values))
+
+    return on_every(mesh, chunk, (SHARED, SPREAD, SPREAD))(key, words, values)

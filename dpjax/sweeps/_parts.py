@@ -1,0 +1,116 @@
+"""The parts of a sweep: one for each choice of the static parameters, with a program of its own."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._programs import Program
+from dpjax.sensitivity._chunks import fitting
+from dpjax.sweeps._axes import Axis
+from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
+from dpjax.sweeps._outputs import Output, outputs_of
+
+# As few as keep an interruption from taking much, if they are not too small to be fast.
+_CHUNKS, _LEAST_CELLS = 16, 64
+_LEAST = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """The cells of one choice of the static parameters.
+
+    Attributes:
+        name: what messages call it.
+        fingerprint: of the choice.
+        program: takes a key and the traced parameters to the outputs.
+        outputs: of a cell.
+        words: what is folded into the key, for every cell: traced parameters in the order given,
+            the last one moving fastest, but for the repeat.
+    """
+
+    name: str
+    fingerprint: str
+    program: Program
+    outputs: tuple[Output, ...]
+    words: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def default_batch_size(self) -> int:
+        """Cells in a chunk: a power of two, by what fits and by how many there are."""
+        parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
+        most = min(parts, max(_LEAST, _power_of_two(len(self))))
+        return min(most, fitting(self.program.largest_array()))
+
+
+def parts_of(
+    function: Callable[..., Any],
+    key: jax.Array,
+    traced: Sequence[Axis],
+    static: Sequence[Axis],
+    repeats: int,
+) -> list[Part]:
+    """All parts, traced; those whose outputs differ are refused before anything is computed."""
+    parts = [
+        _trace(function, key, traced, static, choice, repeats)
+        for choice in itertools.product(*(range(len(axis)) for axis in static))
+    ]
+    for part in parts[1:]:
+        if part.outputs != parts[0].outputs:
+            raise ValueError(
+                "function must return arrays of the same names, shapes and dtypes for all choices"
+                f" of static parameters, got ({', '.join(map(str, parts[0].outputs))}) at"
+                f" {parts[0].name} and ({', '.join(map(str, part.outputs))}) at {part.name}"
+            )
+    return parts
+
+
+def _trace(
+    function: Callable[..., Any],
+    key: jax.Array,
+    traced: Sequence[Axis],
+    static: Sequence[Axis],
+    choice: tuple[int, ...],
+    repeats: int,
+) -> Part:
+    chosen = {axis.name: axis.values[i] for axis, i in zip(static, choice, strict=True)}
+    labels = {
+        axis.name: axis.coordinates[axis.name][i] for axis, i in zip(static, choice, strict=True)
+    }
+    values = {
+        axis.name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), axis.values)
+        for axis in traced
+    }
+    key_spec = jax.ShapeDtypeStruct((), key.dtype)
+    program = Program.trace(
+        "function", lambda key, values: function(key, **chosen, **values), key_spec, values
+    )
+    if not program.is_concrete:
+        raise TypeError("function closes over a traced value, but sweep runs on the host")
+    known = {axis.name: axis.fingerprints[i] for axis, i in zip(static, choice, strict=True)}
+    return Part(
+        ", ".join(f"{name}={label}" for name, label in labels.items()),
+        fingerprint_of_cell(known[name] for name in sorted(known)).hex(),
+        program,
+        outputs_of(program.outputs),
+        _words(traced, known, repeats),
+    )
+
+
+def _words(traced: Sequence[Axis], known: dict[str, bytes], repeats: int) -> np.ndarray:
+    names = [*(axis.name for axis in traced), *known]
+    by_name = sorted(range(len(names)), key=lambda i: names[i])
+    grid = itertools.product(*(axis.fingerprints for axis in traced))
+    static = tuple(known.values())
+    cells = [fingerprint_of_cell((point + static)[i] for i in by_name) for point in grid]
+    return words_of_cells(cells, np.arange(repeats))
+
+
+def _power_of_two(number: float) -> int:
+    """The least that is not below a number."""
+    return 2 ** max(0, (int(np.ceil(number)) - 1).bit_length())

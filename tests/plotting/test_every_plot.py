@@ -1,0 +1,102 @@
+"""What all plots share: axes that are given or made, labels, styles, and nothing left behind."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import plotting
+from dpjax.base import Release
+
+matplotlib = pytest.importorskip("matplotlib")
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+LAPLACE = dpjax.laplace(1.0, 1.0)
+GAUSSIAN = dpjax.gaussian(1.0, 1.0, 1e-5)
+POINTS = [
+    dpjax.operating_point(m=m, gamma=0.1, confidence=confidence)
+    for m in (100, 200)
+    for confidence in (0.99, None)
+]
+AUDIT = {"bounded": "epsilon", "delta": 0.0, "claimed": 1.0, "confidence": 0.95, "samples": 100}
+
+
+def square(x):
+    return x[0] ** 2
+
+
+# Each with as many curves as it has.
+PLOTS = {
+    "audit_curve": lambda ax, _: plotting.audit_curve(
+        [types.SimpleNamespace(bound=0.5, **AUDIT)], ax=ax
+    ),
+    "ledger_history": lambda ax, _: plotting.ledger_history(
+        types.SimpleNamespace(history=lambda: [{"spent_epsilon": 0.1}], budget=(1, 0)), ax=ax
+    ),
+    "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
+    "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
+    "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
+    "release_with_error": lambda ax, _: plotting.release_with_error(
+        Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
+    ),
+    "released_function": lambda ax, _: plotting.released_function(
+        dpjax.BernsteinPolynomial(jnp.arange(3.0)), square, ax=ax
+    ),
+    "sensitivity_ecdf": lambda ax, _: plotting.sensitivity_ecdf(
+        np.arange(1.0, 101), POINTS[0], cdf=lambda x: x / 100, unit="mm", ax=ax
+    ),
+    "utility": lambda ax, sweep: plotting.utility(sweep, ax=ax),
+}
+every = pytest.mark.parametrize("name", PLOTS)
+
+
+def test_every_plot_is_here():
+    assert set(PLOTS) == {name for name in vars(plotting) if not name.startswith("_")}
+
+
+@every
+def test_it_draws_on_the_axes_that_it_is_given(name, ax, sweep):
+    before = dict(matplotlib.rcParams)
+    assert PLOTS[name](ax, sweep) is ax
+    assert ax.get_lines()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert not pyplot.get_fignums()
+    assert dict(matplotlib.rcParams) == before
+
+
+@every
+def test_no_two_curves_differ_by_color_alone(name, ax, sweep):
+    PLOTS[name](ax, sweep)
+    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
+    looks = [(line.get_linestyle(), line.get_marker()) for line in lines]
+    colors = [matplotlib.colors.to_hex(line.get_color()) for line in lines]
+    assert len(set(looks)) == len(lines)
+    assert set(colors) <= {color.lower() for color in plotting._axes.COLORS}
+
+
+@every
+def test_without_axes_it_makes_a_figure(name, sweep, monkeypatch):
+    monkeypatch.setattr(pyplot, "show", lambda: pytest.fail("a plot must not show itself"))
+    with matplotlib.rc_context():
+        pyplot.switch_backend("agg")
+        made = PLOTS[name](None, sweep)
+        assert pyplot.get_fignums() == [made.figure.number]
+        made.figure.canvas.draw()  # No warning, which would be an error here.
+        pyplot.close(made.figure)
+
+
+def test_importing_dpjax_does_not_import_matplotlib(run_python):
+    assert run_python("import sys, dpjax; print('matplotlib' in sys.modules)") == "False"
+
+
+def test_a_plot_in_a_process_without_a_screen(run_python):
+    code = """
+import sys, dpjax
+axes = dpjax.plotting.noise({"Laplace": dpjax.laplace(1.0, 1.0)})
+axes.figure.canvas.draw()
+print('xarray' in sys.modules, len(axes.get_lines()))
+"""
+    assert run_python(code, DISPLAY="", MPLBACKEND="") == "False 1"

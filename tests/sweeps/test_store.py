@@ -1,0 +1,312 @@
+"""Sweeps on disk: what is finished is kept, nothing is done twice, nothing else is taken."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import xarray
+
+import dpjax
+from dpjax import _durable
+from dpjax.sensitivity import _compiler
+from dpjax.sweeps import _compute
+
+XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
+
+
+@pytest.fixture
+def swept(key, draw, tmp_path):
+    """A sweep with a folder; each test names what matters to it."""
+
+    def swept(**settings):
+        settings = {
+            "key": key,
+            "function": draw,
+            "traced": {"x": XS},
+            "static": {"shift": [0, 1]},
+            "repeats": REPEATS,
+            "batch_size": SIZE,
+            "path": tmp_path / "sweep",
+            **settings,
+        }
+        return dpjax.sweep(settings.pop("key"), settings.pop("function"), **settings)
+
+    return swept
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The cells that are computed, in order, without those that fill up a chunk."""
+    cells = []
+    compute = _compute._compiled_chunk
+
+    def logged(key, words, values, **settings):
+        cells.extend(row for row in map(tuple, words.tolist()) if row not in cells)
+        return compute(key, words, values, **settings)
+
+    monkeypatch.setattr(_compute, "_compiled_chunk", logged)
+    return cells
+
+
+def test_what_is_there_is_not_done_again(swept, computed, tmp_path):
+    first = swept()
+    assert len(computed) == 24
+    computed.clear()
+    again = swept(batch_size=None)
+    assert computed == []
+    assert (again.attrs["cells_computed"], again.attrs["cells_found"]) == (0, 24)
+    xarray.testing.assert_equal(again, first)
+    xarray.testing.assert_equal(swept(path=None), first)
+    assert len(list((tmp_path / "sweep").glob("*.chunk"))) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "cells"),
+    [
+        ({"traced": {"x": (0.25, *XS)}}, 2 * REPEATS),
+        ({"traced": {"x": XS[1:]}}, 0),
+        ({"repeats": REPEATS + 1}, 2 * len(XS)),
+        ({"static": {"shift": [2, 1, 0]}}, len(XS) * REPEATS),
+    ],
+    ids=["a value", "fewer values", "a repeat", "a choice"],
+)
+def test_an_extended_sweep_computes_its_own_cells_only(swept, computed, more, cells):
+    first = swept()
+    before = set(computed)
+    computed.clear()
+    larger = swept(**more)
+    assert len(computed) == cells
+    assert not before & set(computed)
+    both = [name for name in ("x", "shift", "repeat") if name in first.coords]
+    shared = {name: np.intersect1d(first[name], larger[name]) for name in both}
+    xarray.testing.assert_equal(larger.sel(shared), first.sel(shared))
+    xarray.testing.assert_equal(swept(**more, path=None), larger)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch, tmp_path, error):
+    logged = _compute._compiled_chunk
+
+    def interrupted(*arguments, **settings):
+        if len(computed) == 2 * SIZE:
+            raise error
+        return logged(*arguments, **settings)
+
+    with monkeypatch.context() as context:
+        context.setattr(_compute, "_compiled_chunk", interrupted)
+        with pytest.raises(error) as ended:
+            swept()
+    said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call goes on there"
+    assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
+    before = set(computed)
+    computed.clear()
+    resumed = swept()
+    assert len(computed) == 14
+    assert not before & set(computed)
+    xarray.testing.assert_equal(resumed, swept(path=None))
+
+
+def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monkeypatch):
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_compute, "_compiled_chunk", interrupted)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        swept(path=None)
+    assert "no cell is kept: given path=PATH" in ended.value.__notes__[0]
+
+
+def test_progress_counts_what_was_found(swept, capsys):
+    swept(traced={"x": XS[:2]})
+    capsys.readouterr()
+    swept(progress=True)
+    assert re.search(r"24\.0/24\.0 .* cells/s", capsys.readouterr().err)
+
+
+OTHERS = {
+    "key": {"key": jax.random.key(1)},
+    "function": {"function": lambda key, x, shift: jax.random.uniform(key) * x},
+    "traced": {"traced": {"x": [1, 2]}},
+    "batch size": {"batch_size": 4},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_sweep_is_refused_by_name(swept, name, tmp_path):
+    swept()
+    before = {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()}
+    with pytest.raises(ValueError, match=rf"sweep .* is of another run, with another .*{name}"):
+        swept(**OTHERS[name])
+    assert {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()} == before
+
+
+def test_what_a_function_closes_over_counts(swept):
+    public = np.zeros(3, np.float32)
+    function = lambda key, x, shift: jax.random.uniform(key) + public.sum() + x  # noqa: E731
+    swept(function=function)
+    public[1] = 1
+    with pytest.raises(ValueError, match=r"with another function at shift=\d: name another folder"):
+        swept(function=function)
+
+
+def test_choices_that_are_not_asked_for_must_be_of_the_same_key(swept, keys):
+    swept(static={"shift": [5]})
+    with pytest.raises(ValueError, match="with another key: name another folder"):
+        swept(key=keys(1))
+    swept(function=lambda key, x, shift: x)  # Nobody knows what it was at 5.
+    with pytest.raises(ValueError, match=r"with another function at shift=\d"):
+        swept()
+
+
+def test_programs_that_were_compiled_otherwise_are_refused(swept, monkeypatch):
+    swept()
+    with monkeypatch.context() as context:
+        context.setattr(jax, "__version__", "0.1")
+        with pytest.raises(ValueError, match="with another versions"):
+            swept()
+    with monkeypatch.context() as context:
+        context.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        with pytest.raises(ValueError, match="with another compiler flags"):
+            swept()
+    monkeypatch.setattr(_compiler, "_processor", lambda: "another")
+    with pytest.raises(ValueError, match="with another processor"):
+        swept()
+
+
+@pytest.mark.parametrize("change", ["short", "flipped", "other", "empty"])
+def test_a_damaged_chunk_is_refused_and_kept(swept, tmp_path, change):
+    swept()
+    file = next((tmp_path / "sweep").glob("*.chunk"))
+    data = bytearray(file.read_bytes())
+    data[-3] ^= change == "flipped"
+    changed = {"short": data[:-1], "flipped": data, "other": b"something", "empty": b""}[change]
+    file.write_bytes(changed)
+    message = {"short": "is truncated", "flipped": "is corrupted"}.get(change, "is not a chunk")
+    with pytest.raises(ValueError, match=rf"chunk .*{file.name} {message}"):
+        swept()
+    assert file.read_bytes() == changed
+    file.unlink()
+    xarray.testing.assert_equal(swept(), swept(path=None))
+
+
+@pytest.mark.parametrize("place", range(30, 400, 37))
+def test_what_a_chunk_says_of_itself_is_under_its_hash(swept, tmp_path, place):
+    swept()
+    file = next((tmp_path / "sweep").glob("*.chunk"))
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match="is corrupted"):
+        swept()
+
+
+def test_a_second_process_is_refused(swept, tmp_path):
+    swept(traced={"x": XS[:1]})
+    refused = pytest.raises(ValueError, match="is being computed by another process")
+    with _durable.alone(tmp_path / "sweep" / "lock", ""), refused:
+        swept()
+    assert swept().attrs["cells_found"] == 2 * REPEATS
+
+
+def test_chunks_of_two_runs_are_one_sweep(swept, tmp_path):
+    """Where there are no locks: what overlaps has the same bits."""
+    swept(traced={"x": XS[:2]}, path=tmp_path / "a")
+    swept(traced={"x": XS[1:]}, path=tmp_path / "b")
+    for file in (tmp_path / "b").glob("*.chunk"):
+        file.rename(tmp_path / "a" / file.name)
+    found = swept(path=tmp_path / "a")
+    assert found.attrs["cells_computed"] == 0
+    xarray.testing.assert_equal(found, swept(path=None))
+
+
+def test_a_file_is_no_folder(swept, tmp_path):
+    (tmp_path / "file").write_text("something")
+    with pytest.raises(ValueError, match="must be a folder, and is a file"):
+        swept(path=tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "something"
+
+
+def test_no_word_of_a_secure_key_is_on_disk(swept, tmp_path):
+    key = dpjax.random.secure_key()
+    swept(key=key)
+    words = np.asarray(jax.random.key_data(key))
+    for file in (tmp_path / "sweep").iterdir():
+        data = file.read_bytes()
+        for word in words:
+            forms = (word.astype("<u4").tobytes(), word.astype(">u4").tobytes())
+            assert not any(form in data for form in forms)
+            assert f"{word}".encode() not in data
+            assert f"{word:08x}".encode() not in data
+
+
+def test_every_chunk_is_written_synced_and_renamed(swept, tmp_path, monkeypatch):
+    order = []
+    replace, fsync = os.replace, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (order.append("sync"), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (order.append("rename"), replace(*names)))
+    swept()
+    assert order == ["sync"] + 6 * ["sync", "rename", "sync"]
+    left = tmp_path / "sweep" / f"ab12.chunk.{_durable._host()}.7.partial"
+    left.write_bytes(b"some")
+    swept()
+    assert not left.exists()
+
+
+RUN = """
+import hashlib, sys
+import jax, jax.numpy as jnp, dpjax
+path = sys.argv[1]
+def function(key, x, n):
+    values = jax.random.normal(key, (200,))
+    value = jax.lax.fori_loop(0, 400, lambda i, y: jnp.sin(y) + values.mean(), values * x)
+    return {"sum": value.sum(), "first": value[:n]}
+print("ready", flush=True)
+found = dpjax.sweep(
+    jax.random.key(0), function, traced={"x": [0.5, 1.0, 2.0]}, static={"n": {"a": 1, "b": 1}},
+    repeats=2000, batch_size=50, path=path,
+)
+bits = hashlib.sha256(found["sum"].values.tobytes() + found["first"].values.tobytes())
+print(bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"])
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, environment):
+    random = np.random.default_rng(0)
+
+    def start(folder):
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, str(folder)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    whole = start(tmp_path / "whole")
+    begun = time.monotonic()
+    expected, computed, found = whole.communicate(timeout=300)[0].split()
+    assert (computed, found) == ("12000", "0")
+    duration = time.monotonic() - begun
+    killed, went_on, folder = 0, 0, tmp_path / "0"
+    while killed < kills:
+        process = start(folder)
+        time.sleep(random.uniform(0, duration))
+        process.send_signal(signal.SIGKILL)
+        ended, _ = process.communicate()
+        killed += not ended
+        duration *= 0.8 if ended else 1.0  # The first run had to compile.
+        if ended or killed == kills or random.uniform() < 0.2:
+            bits, computed, found = start(folder).communicate(timeout=300)[0].split()
+            assert bits == expected
+            assert int(computed) + int(found) == 12_000
+            went_on += 0 < int(found) < 12_000
+            folder = tmp_path / f"{killed} {time.monotonic()}"
+    assert went_on or kills < 10
