@@ -126,6 +126,8 @@ def _vector(rounds: int) -> None:
                 "jax.random.laplace (not private)",
                 race.seconds["laplace"],
                 race.seconds["jax"],
+                0.1,
+                "nine ChaCha20 words and nine table entries a coordinate, for one threefry word",
             ),
             Row(f"Gaussian {vector}", in_part, race.seconds["gaussian"], in_opendp),
         ],

@@ -181,14 +181,19 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
     """floor(x / divisor) for a uint32 divisor from 1 to 2^16, in the same steps whatever x is."""
     negative = is_negative(x)
     magnitude = where(negative, invert(x), x)
+    inverse = np.uint32(2**32 - 1) // divisor
     rest = jnp.zeros_like(x.high)
     digits = []
     # Schoolbook division, 16 bits at a time: the rest is below 2^16, so that nothing overflows.
     for limb in magnitude:
         for digit in (limb >> np.uint32(16), limb & _HALF):
             dividend = (rest << np.uint32(16)) | digit
-            digits.append(dividend // divisor)
-            rest = dividend - digits[-1] * divisor
+            # At most one too small: inverse / 2^32 is below 1 / divisor by at most 2^-32.
+            guess = full_product(dividend, inverse).high
+            rest = dividend - guess * divisor
+            missed = (rest >= divisor).astype(jnp.uint32)
+            digits.append(guess + missed)
+            rest = rest - missed * divisor
     quotient = Limbs(
         (digits[0] << np.uint32(16)) | digits[1], (digits[2] << np.uint32(16)) | digits[3]
     )

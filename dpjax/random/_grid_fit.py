@@ -23,6 +23,7 @@ from jax import lax
 
 from dpjax import _limbs
 from dpjax._grid import power_of_two
+from dpjax._kernels import at_once
 from dpjax._limbs import Limbs
 from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree, static, up
@@ -185,4 +186,4 @@ def _divisor(lattice: Lattice, steps: Any, numpy: Any) -> tuple[Any, Any]:
 def divided(noise: Limbs, fit: GridFit) -> Limbs:
     """round(noise / c), halves up."""
     centered = _limbs.add(noise, _limbs.halve(fit.points))
-    return _limbs.floor_divide(_limbs.shift_right(centered, fit.shift), fit.divisor)
+    return at_once(_limbs.floor_divide(_limbs.shift_right(centered, fit.shift), fit.divisor))

@@ -30,6 +30,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import _limbs
+from dpjax._kernels import at_once
 from dpjax._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
 from dpjax.random._chacha20 import NOISE, Draw, WordSampler, consume, sample
@@ -146,8 +147,7 @@ def _exponential(
         round_number, unfinished, unused, sign, total = state
         bits = draw(round_number)
         ended, new_sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
-        return (
-            round_number + np.uint32(1),
+        changed = (
             unfinished & ~ended,
             tuple(
                 jnp.where(unfinished, new, old)
@@ -156,6 +156,7 @@ def _exponential(
             jnp.where(unfinished, new_sign, sign),
             _limbs.where(unfinished, _limbs.add(total, drawn), total),
         )
+        return round_number + np.uint32(1), *at_once(changed)
 
     _, _, unused, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), go_on, start)
     return unused, sign, total
@@ -188,7 +189,7 @@ def _gaussian(draw: Draw, _: jax.Array) -> Limbs:
             total.low << np.uint32(_LEVEL_BITS),
         )
         total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
-    return total
+    return at_once(total)
 
 
 def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:

@@ -56,17 +56,30 @@ VECTORS = [
 ]
 
 
-@pytest.mark.parametrize("rounds", [_chacha20._rolled_rounds, _chacha20._unrolled_rounds])
+@pytest.mark.parametrize("way", ["rounds_of_rows", "rounds_of_words", "unrolled_rounds"])
 @pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
-def test_rfc_8439(vector, rounds, monkeypatch):
+def test_rfc_8439(vector, way, monkeypatch):
     key, counter, nonce, expected = vector
-    monkeypatch.setattr(_chacha20.lax, "platform_dependent", lambda rows, **_: rounds(rows))
+    rounds = getattr(_chacha20, f"_{way}")
+    monkeypatch.setattr(_chacha20.lax, "platform_dependent", lambda state, **_: rounds(state))
     words = np.frombuffer(bytes.fromhex(key), "<u4").tolist()
     nonces = np.frombuffer(bytes.fromhex(nonce), "<u4").tolist()
     state = np.array([*_chacha20._CONSTANTS, *words, counter, *nonces], np.uint32)
     block = np.asarray(_chacha20.block_function(jnp.asarray(state[:, None])))[:, 0]
     assert block.astype("<u4").tobytes().hex() == expected
     assert _chacha20._block_on_host(state).astype("<u4").tobytes().hex() == expected
+
+
+def test_a_block_does_not_depend_on_how_many_there_are():
+    """Nor on how they are computed: few lanes in one way, many in another."""
+    lanes = _chacha20._MANY_LANES + 3
+    state = np.random.default_rng(0).integers(2**32, size=(16, lanes), dtype=np.uint32)
+    blocks = np.asarray(_chacha20.block_function(jnp.asarray(state)))
+    for few in (5, _chacha20._MANY_LANES - 1):
+        alone = _chacha20.block_function(jnp.asarray(state[:, :few]))
+        np.testing.assert_array_equal(alone, blocks[:, :few])
+    for lane in (*range(9), *range(lanes - 9, lanes)):
+        np.testing.assert_array_equal(blocks[:, lane], _chacha20._block_on_host(state[:, lane]))
 
 
 def test_bits_are_the_key_stream(key):

@@ -1,6 +1,7 @@
-"""Exponential variables that start again, against a reference in NumPy and Python integers.
+"""What is drawn, bit for bit, against a reference in NumPy and Python integers.
 
-With the shipped tables that happens once in 2.6 * 10^10 draws: here in every second one.
+With the shipped tables an exponential variable starts again once in 2.6 * 10^10 draws: here in
+every second one.
 """
 
 import functools
@@ -93,6 +94,55 @@ def reference(key, tables, count, *, width=9, first=0):
 def integers(limbs):
     unsigned = np.asarray(limbs.high).astype(object) * 2**32 + np.asarray(limbs.low).astype(object)
     return np.where(unsigned >= 2**63, unsigned - 2**64, unsigned)
+
+
+def of_gaussian(drawn):
+    top, low = _lattice.gaussian_tables()
+    total = looked_up(top, drawn[:4]).astype(object) - 2048
+    for first in (4, 6, 8, 10):
+        total = 128 * total + looked_up(low, drawn[first : first + 2]) - 2048
+    return total
+
+
+def test_gaussian_is_made_of_its_tables(key):
+    """From words of its own for each: 3,072 blocks, which are many lanes."""
+    drawn = words(np.asarray(jax.random.key_data(key)), 12, 4096, 0)
+    np.testing.assert_array_equal(
+        integers(_lattice.lattice_gaussian(key, (4096,))), of_gaussian(drawn)
+    )
+
+
+def next_to_ends(table, count, seed):
+    """Words that only their last bits decide on: where slots end, or just before."""
+    random, below = np.random.default_rng(seed), table.width - _alias.SLOT_BITS
+    slots = random.integers(_alias.SLOTS, size=count)
+    stored = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), table.limbs, 0)
+    own = stored[slots] % 2**below
+    word = slots.astype(object) * 2**below + np.maximum(own - random.integers(2, size=count), 0)
+    shifts = range(table.width - 32, -1, -32)
+    return [(word // 2**shift % 2**32).astype(np.uint32) for shift in shifts]
+
+
+def test_the_last_bits_of_every_word_count():
+    """Where the others tie, which words that are drawn never show."""
+    top, low = _lattice.gaussian_tables()
+    first, *groups = _lattice.exponential_tables()
+    zeros = jnp.zeros(4000, jnp.uint32)
+    gaussian, exponential = (
+        np.stack([limb for i, table in enumerate(tables) for limb in next_to_ends(table, 4000, i)])
+        for tables in ((top, low, low, low, low), (first, *groups))
+    )
+    found = _lattice._gaussian(lambda _: tuple(jnp.asarray(gaussian)), zeros)
+    np.testing.assert_array_equal(integers(found), of_gaussian(gaussian))
+    cells = looked_up(first, exponential[:3])
+    exponential, cells = exponential[:, cells < 3072], cells[cells < 3072]
+    total = cells.astype(object)
+    for i, table in enumerate(groups):
+        total = 4096 * total + looked_up(table, exponential[3 + 2 * i : 5 + 2 * i])
+    draw, zeros = lambda _: tuple(jnp.asarray(exponential)), zeros[: len(cells)]
+    _, sign, found = _lattice._exponential(draw, zeros)
+    np.testing.assert_array_equal(integers(found), total)
+    np.testing.assert_array_equal(sign, exponential[2] & 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""Integers of 64 bits in two uint32, against Python's."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _limbs
+
+
+def test_division_is_exact():
+    """Next to every multiple too, where a quotient that is guessed may be one too small."""
+    random = np.random.default_rng(0)
+    divisors = [1, 2, 3, 5, 255, 257, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1, 2**16]
+    divisors += random.integers(1, 2**16, 200).tolist()
+    pairs = []
+    for divisor in divisors:
+        multiples = [q * divisor for q in (1, 2**16 - 1, 2**16, 2**32 - 1, (2**63 - 1) // divisor)]
+        bits = [int(random.integers(2**63)) >> int(random.integers(63)) for _ in range(20)]
+        around = [x + step for x in multiples for step in (-1, 0, 1)]
+        pairs += [(x, divisor) for x in (*bits, *around, 2**63 - 1) if x < 2**63]
+    pairs += [(-1 - x, divisor) for x, divisor in pairs]
+    integers = np.array([x for x, _ in pairs], np.int64).view(np.uint64)
+    x = _limbs.Limbs(
+        jnp.asarray((integers >> np.uint64(32)).astype(np.uint32)),
+        jnp.asarray(integers.astype(np.uint32)),
+    )
+    found = _limbs.floor_divide(x, jnp.asarray([divisor for _, divisor in pairs], jnp.uint32))
+    high, low = (np.asarray(limb).astype(np.uint64) for limb in found)
+    quotients = (high << np.uint64(32) | low).view(np.int64)
+    assert quotients.tolist() == [x // divisor for x, divisor in pairs]
