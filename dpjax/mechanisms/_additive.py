@@ -17,7 +17,7 @@ from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import Lattice, Noise
+from dpjax.random._noise import GAUSSIAN, Lattice, Noise
 
 
 @frozen_pytree
@@ -85,6 +85,16 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
         # of Gaussian noise 2^-118 (1 + e^epsilon).
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Of Gaussian noise in the l2 norm: (Delta / sigma)^2 / 2 and 0; else as of any mechanism.
+
+        Bun and Steinke (2016), Proposition 1.6.
+        """
+        if self.noise is not GAUSSIAN or self.norm != "l2" or self.sensitivity.zero_allowed:
+            return super().zcdp
+        return (float(self.sensitivity.value) / float(self.scale)) ** 2 / 2 * (1 + 1e-12), 0.0
 
 
 def additive(
