@@ -1,5 +1,6 @@
 """How cost grows with the number of pairs and of records, over three decades of each."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -83,11 +84,13 @@ def run() -> None:
 
 def _grown(label: str, sizes: list[int], job: Callable[[int], None]) -> tuple[list[float], float]:
     """Seconds at each size, and the exponent of what they are beyond the fixed cost."""
-    runs = {f"{size:.0e}": (lambda size=size: job(size)) for size in [SMALL, *sizes]}
-    race = Race(runs, rounds=1)
-    fixed, *seconds = race.seconds.values()
-    growing = np.maximum(np.array(seconds) - fixed, 1e-9)
-    exponent = float(np.polyfit(np.log(sizes), np.log(growing), 1)[0])
+    fixed = Race({"fixed": lambda: job(SMALL)}, rounds=5).seconds["fixed"]
+    race = Race({f"{size:.0e}": lambda size=size: job(size) for size in sizes}, rounds=1)
+    seconds = list(race.seconds.values())
+    growing = [(n, t - fixed) for n, t in zip(sizes, seconds, strict=True) if t > 2 * fixed]
+    # Of a single size nothing follows.
+    exponent = float(np.polyfit(*np.log(growing).T, 1)[0]) if len(growing) > 1 else math.nan
+    race.seconds["fixed"] = fixed
     record(f"growth: {label}", [], race=race, sizes={"sizes": sizes}, results=exponent)
     print(
         f"{label}: {', '.join(f'{x:.3g}' for x in seconds)} s, exponent {exponent:.2f}", flush=True

@@ -13,12 +13,14 @@ JOBS = (
     "svm",
     "kde",
     "training",
+    "dp_sgd",
     "order_statistic",
     "lapack",
     "releases",
     "sweep",
     "first_answer",
     "growth",
+    "ledger",
 )
 
 

@@ -2,6 +2,7 @@
 
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
+from dpjax import learning as learning
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
@@ -9,6 +10,9 @@ from dpjax import random as random
 from dpjax import targets as targets
 from dpjax._shaped_norm import NoiseShape as NoiseShape
 from dpjax._version import __version__ as __version__
+from dpjax.accounting._ledger import Ledger as Ledger
+from dpjax.accounting._ledger_errors import BudgetExceededError as BudgetExceededError
+from dpjax.accounting._ledger_errors import LedgerError as LedgerError
 from dpjax.base import Guarantee as Guarantee
 from dpjax.base import Mechanism as Mechanism
 from dpjax.base import NeighboringRelation as NeighboringRelation

@@ -240,12 +240,11 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     columns = _BLOCK // _GROUP
     blocks = distances.size // _BLOCK
 
-    def inside(patterns: jax.Array) -> jax.Array:
-        return (patterns >= low) & (patterns < high)
-
     def occurs(index: jax.Array) -> jax.Array:
-        found = inside(_patterns(_block(distances, index))).astype(jnp.uint32)
-        return jnp.max(found.reshape(_GROUP, columns), axis=0)
+        # Without sign, what is below low wraps around to far above.
+        beyond_low = _patterns(_block(distances, index)) - low
+        least = jnp.min(beyond_low.reshape(_GROUP, columns), axis=0)
+        return (least < high - low).astype(jnp.uint32)
 
     occupied = lax.map(occurs, jnp.arange(blocks)).reshape(-1)
     (groups,) = jnp.nonzero(occupied, size=_MOST_KEPT, fill_value=occupied.size)
@@ -255,7 +254,7 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     grouped = _patterns(distances.at[members].get(mode="clip"))
     rest = _patterns(distances[blocks * _BLOCK :])
     kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
-    return jnp.where(inside(kept), kept, high), jnp.sum(occupied) > _MOST_KEPT
+    return jnp.where(kept - low < high - low, kept, high), jnp.sum(occupied) > _MOST_KEPT
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import uuid
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import round_up, sum_up
-from dpjax.base import Guarantee, SampledEvent
+from dpjax.base import Guarantee, Release, SampledEvent
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:
@@ -52,26 +53,26 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     """
     if not guarantees:
         raise ValueError("guarantees must hold at least one, got none")
-    concrete = [_concrete(guarantee) for guarantee in guarantees]
-    relations = {guarantee.relation for guarantee in concrete}
+    known = [concrete(guarantee) for guarantee in guarantees]
+    relations = {guarantee.relation for guarantee in known}
     if len(relations) > 1:
         raise ValueError(
             f"guarantees must share a neighboring relation, got {sorted(map(str, relations))}"
         )
-    sizes = {guarantee.group_size for guarantee in concrete}
+    sizes = {guarantee.group_size for guarantee in known}
     if len(sizes) > 1:
         raise ValueError(f"guarantees must be for groups of one size, got {sorted(sizes)}")
-    events = _distinct_events(concrete)
+    events = _distinct_events(known)
     gamma, confidence = _joint(events)
     return Guarantee(
-        sum_up(guarantee.epsilon for guarantee in concrete),
-        min(1.0, sum_up(guarantee.delta for guarantee in concrete)),
+        sum_up(guarantee.epsilon for guarantee in known),
+        min(1.0, sum_up(guarantee.delta for guarantee in known)),
         gamma,
         confidence,
         events,
-        concrete[0].relation,
-        tuple(dict.fromkeys(note for guarantee in concrete for note in guarantee.notes)),
-        concrete[0].group_size,
+        known[0].relation,
+        tuple(dict.fromkeys(note for guarantee in known for note in guarantee.notes)),
+        known[0].group_size,
     )
 
 
@@ -103,7 +104,7 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
         >>> dpjax.accounting.group(dpjax.laplace(0.01, epsilon=0.5).guarantee, 3)
         (epsilon=1.5, delta=0)-DP, for groups of 3
     """
-    one = _concrete(guarantee)
+    one = concrete(guarantee)
     size = _checks.integer("size", size, least=1, most=10**9)
     events = tuple(
         SampledEvent(min(1.0, _times(event.gamma, size)), event.confidence, event.identity)
@@ -146,7 +147,7 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
         >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
         (epsilon=1, delta=0, gamma=0.0723607)-random DP, confidence 0.99
     """
-    under_p = _concrete(guarantee)
+    under_p = concrete(guarantee)
     tau = _checks.non_negative("kl", kl)
     n = _checks.integer("n", n, least=1)
     events = _distinct_events([under_p])
@@ -170,7 +171,40 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
     )
 
 
-def _concrete(guarantee: Any) -> Guarantee:
+def post_process(release: Release, function: Callable[[Any], Any]) -> Release:
+    """What a function makes of a release, under the same guarantee.
+
+    Args:
+        release: of a mechanism.
+        function: of its value, and of public things; not of the private database.
+
+    Returns:
+        A `Release`.
+
+    Raises:
+        TypeError: if the release is none, or the function not a function.
+
+    Formal guarantees:
+        Those of the release: nothing that is computed from a release alone loses privacy. That the
+        function knows nothing else that is private is yours to keep.
+
+    Source:
+        Dwork and Roth (2014), Proposition 2.1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> counts = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.array([3, 0, 5]))
+        >>> positive = dpjax.accounting.post_process(counts, lambda x: jnp.maximum(x, 0))
+        >>> positive.guarantee
+        (epsilon=1, delta=0)-DP, seeded key
+    """
+    if not isinstance(release, Release):
+        raise TypeError(f"release must be a Release, got {_checks.shown(release)}")
+    return Release(_checks.function("function", function)(release.value), release.guarantee)
+
+
+def concrete(guarantee: Any) -> Guarantee:
     """The same guarantee with Python numbers for leaves."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")

@@ -17,8 +17,10 @@ from dpjax.random._keys import check_key
 
 # Standard errors that a mean may be off: a false alarm once in 1.7 million checks.
 _SIGMAS = 5.0
+# Releases of one program.
+_BATCH = 2**12
 # Keys under which strange values are compared, each exactly.
-_STRANGE_DRAWS = 2**12
+_STRANGE_DRAWS = _BATCH
 # Relative rounding error of a log probability in float32, summed over some coordinates.
 _ROUNDING = 1e-4
 
@@ -124,8 +126,17 @@ def _releases(case: _Case) -> None:
     _require(isinstance(first, Release), f"a release must be a dpjax.Release, got {type(first)}")
     again = mechanism(case.key, case.value)
     _require(_same(first.value, again.value), "the same key must give the same release")
-    jitted = jax.jit(lambda key, value: mechanism(key, value))(case.key, case.value)
+    traces = []
+
+    @jax.jit
+    def release(mechanism: Mechanism, key: jax.Array, value: Any) -> Release:
+        traces.append(1)
+        return mechanism(key, value)
+
+    jitted = release(mechanism, case.key, case.value)
     _require(_close(first.value, jitted.value), "jit must not change a release")
+    release(case.make(epsilon=case.epsilon / 2), case.key, case.value)
+    _require(len(traces) == 1, "a new epsilon must not trace the mechanism again")
 
 
 def _depends_on_the_key(case: _Case) -> None:
@@ -180,19 +191,6 @@ def _works_over_grids(case: _Case) -> None:
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         closed = jnp.isnan(leaf[2:]) if floating else leaf[2:] < 0
         _require(bool(jnp.all(closed)), "a bad traced parameter must not give a release")
-
-
-def _traces_once(case: _Case) -> None:
-    traces = []
-
-    @jax.jit
-    def release(mechanism: Mechanism, key: jax.Array) -> Release:
-        traces.append(1)
-        return mechanism(key, case.value)
-
-    for epsilon in (case.epsilon / 2, case.epsilon):
-        release(case.make(epsilon=epsilon), case.key)
-    _require(len(traces) == 1, "a new epsilon must not trace the mechanism again")
 
 
 def _refuses(case: _Case) -> None:
@@ -271,7 +269,6 @@ _CHECKS: tuple[Callable[[_Case], None], ...] = (
     _guarantees,
     _refuses,
     _works_over_grids,
-    _traces_once,
     _sanitizes,
     _keeps_its_guarantee,
     _bounds_its_error,
@@ -279,7 +276,12 @@ _CHECKS: tuple[Callable[[_Case], None], ...] = (
 
 
 def _draws(case: _Case, mechanism: Mechanism, count: int) -> Any:
-    return _released_values(mechanism, jax.random.split(case.key, count), case.value)
+    """In batches of one size, so that all counts share a program."""
+    keys = jax.random.split(case.key, (math.ceil(count / _BATCH), _BATCH))
+    batches = [
+        jax.device_get(_released_values(mechanism, keys[i], case.value)) for i in range(len(keys))
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *batches)
 
 
 @jax.jit

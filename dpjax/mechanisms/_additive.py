@@ -18,7 +18,7 @@ from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import Lattice, Noise
+from dpjax.random._noise import GAUSSIAN, Lattice, Noise
 
 
 @frozen_pytree
@@ -65,9 +65,10 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
 
     def _covered_scale(self, calibration: Calibration) -> Scalar:
-        """The scale; NaN where a traced delta is too small for the tables of the noise."""
+        """The scale; NaN where traced parameters ask more of the noise's tables than they keep."""
         lattice = self.noise.lattice
-        if lattice is None or not _checks.is_traced(self.delta):
+        traced = _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
+        if lattice is None or not traced:
             return self.scale
         return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
 
@@ -90,6 +91,16 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
         # of Gaussian noise 2^-118 (1 + e^epsilon).
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Of Gaussian noise in the l2 norm: (Delta / sigma)^2 / 2 and 0; else as of any mechanism.
+
+        Bun and Steinke (2016), Proposition 1.6.
+        """
+        if self.noise is not GAUSSIAN or self.norm != "l2" or self.sensitivity.zero_allowed:
+            return super().zcdp
+        return (float(self.sensitivity.value) / float(self.scale)) ** 2 / 2 * (1 + 1e-12), 0.0
 
 
 def additive(

@@ -10,6 +10,7 @@ from dpjax.random._selected_index import exponential_index, float_index
 
 _EXPONENTIAL = SelectionRule(
     name="exponential",
+    bounded_range=True,
     draw=exponential_index,
     draw_in_floats=partial(float_index, flip=False),
     log_pmf=jax.nn.log_softmax,

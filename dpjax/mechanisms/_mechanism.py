@@ -15,6 +15,7 @@ from dpjax._numerics import outward
 from dpjax._pytree import TreeSpec
 from dpjax.base import (
     Guarantee,
+    Mechanism,
     NeighboringRelation,
     NoiseKind,
     Norm,
@@ -26,8 +27,8 @@ from dpjax.base import (
 )
 from dpjax.mechanisms._prepared import prepared
 from dpjax.norms import norm_function
-from dpjax.random._key_ledger import claimed
 from dpjax.random._keys import check_key, is_seeded
+from dpjax.random._open_ledgers import told
 
 
 class SensitivityMechanism(abc.ABC):
@@ -104,6 +105,17 @@ class SensitivityMechanism(abc.ABC):
         charged = 2 * (np.logaddexp(0.0, float(self.epsilon)) - math.log(2)) * (1 + 1e-12)
         return accounting.LaplaceDpEvent(float(1 / charged))
 
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """What one release with ideal noise costs: rho and delta of approximate zCDP, rounded up.
+
+        Of a mechanism that promises (epsilon, delta): epsilon^2 / 2 and delta (Bun and Steinke
+        2016, Proposition 1.4 and section 8). gamma is not in it.
+        """
+        if self.sensitivity.zero_allowed or not self._is_exact:
+            return math.inf, 1.0
+        return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
+
     def _compiles_in_pieces(self, value: Any) -> bool:
         """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
         del value
@@ -149,8 +161,8 @@ class SensitivityMechanism(abc.ABC):
 
         Args:
             key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases
-                of one value under one key, at two epsilons, give the value away. A
-                `dpjax.random.KeyLedger` that is open claims it.
+                of one value under one key, at two epsilons, give the value away. A ledger that is
+                open (`dpjax.Ledger`, `dpjax.random.KeyLedger`) claims it.
             value: a pytree of real arrays. What it holds never decides whether a release happens:
                 NaN and values out of range become fixed public values and get noise.
 
@@ -164,6 +176,7 @@ class SensitivityMechanism(abc.ABC):
                 mechanism is a batch that `vmap` returned, or values are mapped over by `vmap` (or
                 sharded by `shard_map`) and keys are not: it would use one draw for all of them; or
                 if a ledger knows the key.
+            BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         check_key(key)
         mechanism = prepared(self)
@@ -173,15 +186,25 @@ class SensitivityMechanism(abc.ABC):
             _check_sampled_outputs(self.sensitivity, value)
             self._check_value(value)
             mechanism.accepted.add(kind)
-        guarantee = self.guarantee
-        if is_seeded(key):
-            guarantee = dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
-        # A NaN in a private value is not an error to stop at.
-        with claimed(key, (self, value)), jax.debug_nans(False), jax.debug_infs(False):
-            return Release(mechanism.draw(key, value), guarantee)
+        guarantee = guarantee_under(key, self)
+
+        def draw() -> Release:
+            # A NaN in a private value is not an error to stop at.
+            with jax.debug_nans(False), jax.debug_infs(False):
+                return Release(mechanism.draw(key, value), guarantee)
+
+        return told(draw, key, (self, value), guarantee=guarantee, what=type(self).__name__)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
+
+
+def guarantee_under(key: jax.Array, mechanism: Mechanism) -> Guarantee:
+    """What a release under a key promises: of a seeded key it says so."""
+    guarantee = mechanism.guarantee
+    if not is_seeded(key):
+        return guarantee
+    return dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
 
 
 def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:

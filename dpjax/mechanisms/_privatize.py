@@ -11,12 +11,14 @@ from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
 from dpjax._records import record_arrays
 from dpjax.base import Mechanism, Release, Sensitivity, Target
-from dpjax.random._key_ledger import KeyLedger, claimed
+from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.mechanisms._requests import request_of
 from dpjax.random._keys import check_key
+from dpjax.random._open_ledgers import OpenLedger, Request, told
 
 
 def privatize(
-    target: Target, mechanism: Mechanism, *, ledger: KeyLedger | None = None
+    target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
 ) -> Callable[[jax.Array, Any], Release]:
     """A private version of a target: `private(key, database) -> Release`.
 
@@ -25,20 +27,22 @@ def privatize(
     Args:
         target: the function that was sampled.
         mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`.
-        ledger: a `dpjax.random.KeyLedger` that claims the key of every release, whether it is open
-            or not; then not jit-able.
+        ledger: a `dpjax.Ledger`, whose budget pays for every release before its noise is drawn, or
+            a `dpjax.random.KeyLedger`, whether it is open or not; then not jit-able.
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n, where a
         DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys.
 
     Raises:
-        TypeError: if the target is not a function, or the mechanism is none; at a release, if the
-            key is not a typed key or the database does not hold arrays of the kinds that were
-            sampled.
+        TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
+            if the key is not a typed key or the database does not hold arrays of the kinds that
+            were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
             or the ledger knows the key.
+        BudgetExceededError: at a release, if the ledger has too little left.
+        LedgerError: at a release, if the ledger cannot be trusted or not be written.
 
     Formal guarantees:
         Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
@@ -46,7 +50,8 @@ def privatize(
         the database holds decides whether a release happens; its structure, dtypes and size do, and
         count as public, so read a file with dtypes that do not depend on what it holds. For an
         analytic sensitivity the claim that it bounds this target, on databases of this size, is
-        yours.
+        yours. What a `dpjax.Ledger` remembers having released is released again under any key, free
+        of charge, and its database is not looked at.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -60,9 +65,15 @@ def privatize(
         (epsilon=1, delta=0)-DP, seeded key
     """
     _checks.function("target", target)
+    if ledger is not None and not isinstance(ledger, OpenLedger):
+        raise TypeError(
+            "ledger must be a dpjax.Ledger or a dpjax.random.KeyLedger, got"
+            f" {type(ledger).__name__}: {_checks.shown(ledger)}"
+        )
     sensitivity = _sensitivity_of(mechanism)
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
+    requests: dict[Any, Request] = {}
 
     def private(key: jax.Array, database: Any) -> Release:
         check_key(key)
@@ -70,12 +81,29 @@ def privatize(
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
         if traced.is_concrete:
             traced.check_unchanged("target")
-        with claimed(key, (mechanism, records), ledger):
+
+        def draw() -> Release:
             if not traced.is_concrete:
                 return mechanism(key, traced(records))
             # A NaN in a private value is not an error to stop at.
             with jax.debug_nans(False), jax.debug_infs(False):
                 return mechanism(key, evaluate_alone(records, program=traced))
+
+        def request() -> Request:
+            known = traced.fingerprint, key.dtype, TreeSpec.of(records)
+            if known not in requests:
+                requests[known] = request_of(traced, mechanism, key, records)
+            return requests[known]
+
+        return told(
+            draw,
+            key,
+            (mechanism, records, traced.jaxpr.consts),
+            guarantee=guarantee_under(key, mechanism),
+            what=getattr(target, "__name__", type(target).__name__),
+            request=request,
+            ledger=ledger,
+        )
 
     return private
 

@@ -173,7 +173,7 @@ def _lie_weight(epsilon: Scalar, count: int) -> Any:
     if isinstance(epsilon, float):
         # exp is good to an ulp; a weight one too high is the outward direction.
         share = 2**32 / (math.exp(min(epsilon, 700.0)) + count - 1)
-        weight = math.ceil(share * (1 + 1e-15))
+        weight = math.ceil(share * (1 + 1e-14))
         if weight > most:
             raise ValueError(
                 f"epsilon={epsilon:g} is too small for {count} categories: their probabilities"

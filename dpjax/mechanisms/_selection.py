@@ -30,6 +30,7 @@ class SelectionRule:
         draw: draws an index, `draw(key, scores, calibration)`.
         draw_in_floats: the same with noise in floats.
         log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
+        bounded_range: whether log ratios of probabilities lie in an interval of length epsilon.
 
     Formal guarantees:
         None of its own.
@@ -39,6 +40,7 @@ class SelectionRule:
     draw: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
     draw_in_floats: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
     log_pmf: Callable[[jax.Array], jax.Array]
+    bounded_range: bool = False
 
 
 @frozen_pytree
@@ -63,6 +65,15 @@ class SelectionMechanism(LatticeMechanism):
     norm = "linf"
 
     _scale_name = "2 sensitivity / epsilon"
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Of the exponential mechanism, whose range is bounded: epsilon^2 / 8 and 0.
+
+        Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
+        """
+        rho, delta = super().zcdp
+        return (rho / 4 if self.rule.bounded_range else rho), delta
 
     @property
     def _lattice(self) -> Lattice | None:

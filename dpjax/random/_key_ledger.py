@@ -1,33 +1,23 @@
 """Remembers which keys were used, so that none is used twice."""
 
-import contextlib
-import contextvars
-import hashlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
-import numpy as np
 
-from dpjax import _checks
+from dpjax.base import Guarantee
 from dpjax.random._keys import check_key
-
-_LEDGERS: contextvars.ContextVar[tuple["KeyLedger", ...]] = contextvars.ContextVar(
-    "open ledgers", default=()
-)
-# Programs that were compiled while no ledger was open release without a claim: under this context
-# JAX traces them anew, and the release refuses.
-_CLAIMING = jax.make_user_context(False)
+from dpjax.random._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
 
 
-class KeyLedger:
+class KeyLedger(OpenLedger):
     """Fingerprints of the keys that releases have used; a key that comes again is refused.
 
     `with ledger:` claims the key of every release inside, by a mechanism or a private function;
     `dpjax.privatize(target, mechanism, ledger=ledger)` claims those of one private function. Two
     releases under one key share their noise, and their difference gives the values away.
+    `dpjax.Ledger` does the same, and holds a budget.
 
     Attributes:
         path: where the fingerprints are kept; None for memory only.
@@ -48,22 +38,13 @@ class KeyLedger:
         Args:
             path: of an SQLite file; None keeps the ledger in memory.
         """
+        super().__init__()
         self.path = path
-        self._opened: list[contextlib.ExitStack] = []
         self._connection = sqlite3.connect(":memory:" if path is None else path)
         with self._connection:
             self._connection.execute(
                 "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"
             )
-
-    def __enter__(self) -> Self:
-        opened = contextlib.ExitStack()
-        opened.enter_context(_open((*_LEDGERS.get(), self)))
-        self._opened.append(opened)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.pop().close()
 
     def claim(self, key: jax.Array) -> None:
         """Records a key as used.
@@ -76,62 +57,27 @@ class KeyLedger:
             ValueError: if the key was claimed before.
         """
         check_key(key)
-        _refuse_traced(key)
-        fingerprint = _fingerprint(key)
+        refuse_traced(key)
+        claimed = fingerprint_of_key(key)
         try:
             with self._connection:
-                self._connection.execute("INSERT INTO used_keys VALUES (?)", (fingerprint,))
+                self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
         except sqlite3.IntegrityError as error:
             raise ValueError(
-                f"key {fingerprint[:12]} was used for a release before: its noise would be the"
+                f"key {claimed[:12]} was used for a release before: its noise would be the"
                 " same; take a fresh one, by jax.random.split or dpjax.random.secure_key()"
             ) from error
+
+    def record(
+        self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
+    ) -> None:
+        """Claims the key of a release."""
+        del guarantee, what, request
+        self.claim(key)
 
     def __len__(self) -> int:
         return self._connection.execute("SELECT COUNT(*) FROM used_keys").fetchone()[0]
 
     def __contains__(self, key: Any) -> bool:
         query = "SELECT 1 FROM used_keys WHERE fingerprint = ?"
-        return self._connection.execute(query, (_fingerprint(key),)).fetchone() is not None
-
-
-@contextlib.contextmanager
-def claimed(key: jax.Array, used: Any, ledger: KeyLedger | None = None) -> Iterator[None]:
-    """Claims the key of a release in every open ledger; inside none is open: it counts once.
-
-    Args:
-        key: a typed key.
-        used: what else the release is made of; where it is traced the key may serve many times.
-        ledger: another one to claim it in.
-    """
-    ledgers = dict.fromkeys(_LEDGERS.get() if ledger is None else (*_LEDGERS.get(), ledger))
-    if not ledgers:
-        yield
-        return
-    _refuse_traced((key, used))
-    for one in ledgers:
-        one.claim(key)
-    with _open(()):
-        yield
-
-
-@contextlib.contextmanager
-def _open(ledgers: tuple[KeyLedger, ...]) -> Iterator[None]:
-    token = _LEDGERS.set(ledgers)
-    try:
-        with _CLAIMING(bool(ledgers)):
-            yield
-    finally:
-        _LEDGERS.reset(token)
-
-
-def _refuse_traced(used: Any) -> None:
-    if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
-        raise TypeError(
-            "a KeyLedger claims keys on the host, not inside jit or vmap, where one key may serve"
-            " many releases: there, use jax.debug_key_reuse"
-        )
-
-
-def _fingerprint(key: jax.Array) -> str:
-    return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
+        return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None

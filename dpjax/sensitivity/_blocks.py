@@ -21,6 +21,8 @@ from dpjax.sensitivity._layout import AXIS, Device, Layout, row_of, within
 from dpjax.sensitivity._pairs import RandomPair
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
+# So many distances of one device are selected from on the host, before a program is compiled.
+_FEW = 2**16
 
 
 @jax.tree_util.register_dataclass
@@ -129,10 +131,19 @@ def _compiled_step(
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = layout.mesh()
+    if mesh is None and block.distances.size <= _FEW:
+        return _kth_on_the_host(block, k)
     everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
     with within(mesh):
         distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
+
+
+def _kth_on_the_host(block: Block, k: int) -> tuple[float, float]:
+    distances = np.asarray(block.distances).reshape(-1)
+    # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+    ordered = np.where(distances >= 0, np.abs(distances), np.inf)
+    return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
 
 
 @functools.partial(jax.jit, static_argnames="mesh")

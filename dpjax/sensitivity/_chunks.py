@@ -11,6 +11,7 @@ _CHUNK_BYTES = {"cpu": 2 * 2**20}
 _ACCELERATOR_CHUNK_BYTES = 256 * 2**20
 # Code on the host runs for long: a chunk is what progress shows, and what a checkpoint keeps.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
+_STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
 _LEAST_PAIRS = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 
@@ -18,11 +19,14 @@ def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
     """Pairs in a chunk: a function of programs, m, shapes and backend alone, never more than m."""
     if batch_size is not None:
         most = _checks.integer("batch_size", batch_size, least=1)
-    else:
-        most = fitting(pair.bytes_of_a_pair)
-        if pair.calls_host:
-            most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
-    return _size_of_parts(pair, m, most)
+        return _size_of_parts(pair, m, most)
+    most = fitting(pair.bytes_of_a_pair)
+    if pair.calls_host:
+        most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
+        return _size_of_parts(pair, m, most)
+    # Few chunks are nearly even, so that little of the last one is padding; many are all the same.
+    step = max(1, most // _STEPS)
+    return min(m, -(-_even_part(m, most) // step) * step)
 
 
 def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
@@ -33,8 +37,12 @@ def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
 def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
     """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
     if pair.calls_host:
-        return -(-count // -(-count // most))
+        return _even_part(count, most)
     return min(count, most)
+
+
+def _even_part(count: int, most: int) -> int:
+    return -(-count // -(-count // most))
 
 
 def fitting(each: int) -> int:

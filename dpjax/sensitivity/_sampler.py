@@ -104,11 +104,12 @@ def sample_sensitivity(
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000 up to 50 people, typically the
-        outliers, may be less protected than epsilon says. Assumes that the private database is a
-        draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle costs), and
-        that m, gamma, confidence and the key were fixed before the samples were looked at. Oracle,
-        n, target and tuning must come from public knowledge; then the estimate may be published.
+        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000, on average over databases, up to
+        50 people, typically the outliers, may be less protected than epsilon says. Assumes that the
+        private database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong
+        oracle costs), and that m, gamma, confidence and the key were fixed before the samples were
+        looked at. Oracle, n, target and tuning must come from public knowledge; then the estimate
+        may be published.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".

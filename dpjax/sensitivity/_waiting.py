@@ -8,7 +8,8 @@ import jax
 from dpjax import _lapack
 from dpjax._programs import Program
 
-_LONGEST_NAP = 0.05
+# Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
+_SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
 # A program that computes uses its cores, also beside others; one that hangs uses none. Counted in
 # naps, not in seconds, for a suspended process takes none.
 _PATIENCE = 1200
@@ -33,10 +34,10 @@ def wait_for(array: Any, programs: tuple[Program, ...], device: Any) -> None:
     if platform != "cpu" or any(program.calls_host for program in programs):
         array.block_until_ready()
         return
-    nap, naps, spent = 1e-4, 0, time.process_time()
+    nap, naps, spent = _SHORTEST_NAP, 0, time.process_time()
     while not array.is_ready():
         time.sleep(nap)
-        nap = min(2 * nap, _LONGEST_NAP)
+        nap = min(_LONGER * nap, _LONGEST_NAP)
         naps += 1
         if naps % _PATIENCE == 0:
             before, spent = spent, time.process_time()

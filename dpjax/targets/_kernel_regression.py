@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax import _checks
 from dpjax._fixed_point import average, bits_of_a_digit
@@ -16,7 +17,8 @@ from dpjax.targets._bounds import running_dtype, unit
 def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
     """Priestley-Chao kernel regression with a Gaussian kernel, as a function-valued target.
 
-    With records sorted by x, f(t) = (1/h) sum_{i >= 2} (x_i - x_{i-1}) K((t - x_i) / h) y_i.
+    With records sorted by x, f(t) = (1/h) sum_{i >= 2} (x_i - x_{i-1}) K((t - x_i) / h) y_i. Of
+    records with the same x, the one with the least y counts.
 
     Args:
         bandwidth: h, above 0, in the units of x.
@@ -47,12 +49,14 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
     h = _checks.positive("bandwidth", bandwidth)
 
     def regress(database: Any) -> Callable[[jax.Array], jax.Array]:
-        # By y where x is tied, so that the order of the records never counts.
-        x, y = jax.lax.sort((database["x"], database["y"]), num_keys=2)
-        weights = jnp.diff(x, prepend=x[:1]) * y / h
+        dtype = compute_dtype(database["x"].dtype)
+        x, y = _by_x(database["x"].astype(dtype), database["y"].astype(dtype))
+        gaps = jnp.diff(x, prepend=x[:1])
+        weights = jnp.where(gaps > 0, gaps * y / h, 0)
 
         def curve(point: jax.Array) -> jax.Array:
-            return jnp.sum(weights * _gaussian_kernel((point[0] - x) / h))
+            kernel = _gaussian_kernel((point[0] - x) / h)
+            return jnp.dot(weights, kernel, precision=lax.Precision.HIGHEST)
 
         return curve
 
@@ -157,6 +161,25 @@ def nadaraya_watson_bound(
     least = Fraction(1, 2 ** bits_of_a_digit(n, running))
     rounding = 20 * unit(running) * (1 + least / share)
     return round_up(min(4 / (1 + share * n) + rounding, 2 + 20 * unit(running)))
+
+
+def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Records sorted by x; of those with the same x the first has the least y, others infinity.
+
+    On a CPU, XLA sorts integers in a sixth of the time that it takes for floats with a payload.
+    """
+    keys = _order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
+    keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
+    in_order = lax.sort(keys)
+    firsts = jnp.searchsorted(in_order, keys)
+    # A minimum knows no order, but for NaN.
+    least = jnp.full_like(y, jnp.inf).at[firsts].min(jnp.where(jnp.isnan(y), jnp.inf, y))
+    return lax.bitcast_convert_type(_order_like_integers(in_order), x.dtype), least
+
+
+def _order_like_integers(bits: jax.Array) -> jax.Array:
+    """The bits of floats as integers of the same order; the same again leads back."""
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 def _gaussian_kernel(u: jax.Array) -> jax.Array:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import Guarantee, NeighboringRelation, SampledEvent
-from dpjax.accounting import compose, group, transfer
+from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
+from dpjax.accounting import compose, group, post_process, transfer
 
 
 def sampled(epsilon, gamma, confidence, identity, delta=0.0):
@@ -252,6 +252,21 @@ def test_group_size_out_of_range(size):
 def test_group_size_must_be_an_integer():
     with pytest.raises(TypeError, match="size must be"):
         group(A, 2.0)
+
+
+# Post-processing.
+
+
+def test_post_processing_costs_nothing():
+    release = Release(jnp.array([1.5, -2.0]), A)
+    made = post_process(release, jnp.abs)
+    assert made.value.tolist() == [1.5, 2.0]
+    assert made.guarantee is A
+    jitted = jax.jit(lambda release: post_process(release, lambda x: {"sum": x.sum()}))(release)
+    assert float(jitted.value["sum"]) == -0.5
+    for bad in ((A, jnp.abs), (release, 1.0)):
+        with pytest.raises(TypeError, match="must be a"):
+            post_process(*bad)
 
 
 # Transfer.

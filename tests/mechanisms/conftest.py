@@ -1,8 +1,12 @@
 """What the statistical tests of mechanisms share."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
+
+BATCH = 2**12  # Releases of one program, so that all counts share it.
 
 
 @jax.jit
@@ -20,7 +24,9 @@ def draws(key):
     """Independent releases of one value: `draws(mechanism, value, count)`, NumPy arrays."""
 
     def draw(mechanism, value, count):
-        return jax.tree.map(np.asarray, _draws(mechanism, jax.random.split(key, count), value))
+        keys = jax.random.split(key, (math.ceil(count / BATCH), BATCH))
+        batches = [jax.device_get(_draws(mechanism, keys[i], value)) for i in range(len(keys))]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *batches)
 
     return draw
 

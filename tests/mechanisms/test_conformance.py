@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -151,10 +152,23 @@ class _Telltale(AdditiveMechanism):
         )
 
 
-def _tells_of_nan(s, e):
-    usual = dpjax.laplace(s, e)
-    fields = (getattr(usual, field.name) for field in dataclasses.fields(usual))
-    return _Telltale(*fields)
+@frozen_pytree
+class _OtherUnderJit(AdditiveMechanism):
+    """Private, and off by a little where the value is traced."""
+
+    def __call__(self, key, value):
+        traced = isinstance(value, jax.core.Tracer)
+        return super().__call__(key, value + 1e-3 if traced else value)
+
+
+def _made_as(kind):
+    """Laplace noise in a mechanism of another kind."""
+
+    def make(s, e):
+        usual = dpjax.laplace(s, e)
+        return kind(*(getattr(usual, field.name) for field in dataclasses.fields(usual)))
+
+    return make
 
 
 BROKEN = {
@@ -164,7 +178,8 @@ BROKEN = {
     "scale 10% low": (_quiet(0.9), "density of log_prob"),
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),
-    "tells of NaN": (_tells_of_nan, "value of nan must be released like"),
+    "another value under jit": (_made_as(_OtherUnderJit), "jit must not change"),
+    "tells of NaN": (_made_as(_Telltale), "value of nan must be released like"),
     "accepts anything": (_accepts_anything, "epsilon=0.0 must be refused"),
 }
 

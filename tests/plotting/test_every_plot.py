@@ -32,6 +32,9 @@ PLOTS = {
     "audit_curve": lambda ax, _: plotting.audit_curve(
         [types.SimpleNamespace(bound=0.5, **AUDIT)], ax=ax
     ),
+    "ledger_history": lambda ax, _: plotting.ledger_history(
+        types.SimpleNamespace(history=lambda: [{"spent_epsilon": 0.1}], budget=(1, 0)), ax=ax
+    ),
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),

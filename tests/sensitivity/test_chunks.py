@@ -41,6 +41,15 @@ def test_a_chunk_depends_on_shapes_alone(size, keys):
     assert size(10**7, n=4000) < size(10**7, n=1000)
 
 
+def test_little_of_the_last_chunk_is_padding(size):
+    for m in (513, 900, 1025, 1500, 4603, 10**5):
+        chunk = size(m, n=1000)
+        assert chunk <= 512
+        assert -(-m // chunk) == -(-m // 512)  # No more chunks than there must be,
+        assert -(-m // chunk) * chunk - m <= m / 16  # and few sizes, each of which is a program.
+        assert chunk % 16 == 0
+
+
 def test_chunks_for_the_host_are_even(size):
     """Padding costs evaluations there: fewer than one for each chunk."""
     on_host = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SETUP = """
 import jax, jax.numpy as jnp, numpy as np, dpjax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 key = jax.random.key(0)
 def oracle(key, n):
     return jax.random.normal(key, (n,))
@@ -30,7 +30,7 @@ def distances(mesh=None):
 """
 
 
-def test_the_same_bits_on_any_mesh(run_python):
+def test_the_same_bits_on_any_mesh_with_a_key_on_any_device(run_python):
     run_python(
         SETUP
         + """
@@ -53,24 +53,13 @@ inside = jax.jit(lambda: dpjax.sensitivity_samples(
 np.testing.assert_allclose(inside, expected, rtol=1e-3)
 each = [sample(mesh, n=3, m=100, positions="each", gamma=0.2) for mesh in (None, meshes[3])]
 assert each[0] == each[1]
-""",
-        devices=8,
-    )
 
-
-def test_a_key_may_lie_on_any_device_and_a_mesh_be_any_one_of_them(run_python):
-    run_python(
-        SETUP
-        + """
-from jax.sharding import Mesh
-expected, far = sample(), jax.device_put(key, jax.devices()[3])
-one, all = Mesh(jax.devices()[1:2], ("x",)), Mesh(jax.devices(), ("x",))
-key = far
-for mesh in (one, all):
-    assert sample(mesh) == expected
-    with jax.set_mesh(all):
-        assert sample(mesh) == expected
-np.testing.assert_array_equal(distances(one), distances())
+key, every = jax.device_put(key, jax.devices()[3]), Mesh(jax.devices(), ("x",))
+for mesh in (meshes[4], every):
+    assert sample(mesh) == value
+    with jax.set_mesh(every):
+        assert sample(mesh) == value
+np.testing.assert_array_equal(distances(meshes[4]), expected)
 """,
         devices=8,
     )

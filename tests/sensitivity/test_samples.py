@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._blocks import kth_distance
+from dpjax.sensitivity import _blocks
+from dpjax.sensitivity._blocks import Block, kth_distance
 from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import RandomPair
@@ -87,6 +88,15 @@ def test_the_sampler_selects_among_the_same_bits(samples, key, k):
     layout = Layout((None,), 500, 64)
     selected, _ = kth_distance(sample_block(key, sampler, layout), k, layout=layout)
     assert selected == np.sort(distances)[k - 1]
+
+
+def test_the_host_selects_what_a_program_does(monkeypatch):
+    strange = jnp.asarray([[3.0, -0.0, jnp.nan, 1.0, -1.0], [jnp.inf, 0.0, 1e-40, 1.0, jnp.inf]])
+    block, layout = Block(strange, jnp.asarray([0.5])), Layout((None,), 5, 5)
+    on_host = [kth_distance(block, k, layout=layout) for k in range(1, 11)]
+    monkeypatch.setattr(_blocks, "_FEW", 0)
+    assert on_host == [kth_distance(block, k, layout=layout) for k in range(1, 11)]
+    assert [np.signbit(distance) for distance, _ in on_host] == [False] * 10
 
 
 def test_under_jit_and_vmap_over_keys(samples, keys):

@@ -68,6 +68,33 @@ def test_order_of_records_does_not_matter(make):
     np.testing.assert_allclose(curve(target, database), curve(target, permuted), atol=1e-5)
 
 
+@pytest.mark.parametrize("small", [[-1e-40], [0.0, -0.0]], ids=["denormal", "zero"])
+def test_of_tied_records_the_least_response_counts_in_any_order(small):
+    generator = np.random.default_rng(3)
+    x = np.concatenate([np.repeat([*small, -0.5, 0.25, 0.5, 0.75], 8), generator.normal(size=9)])
+    database = {"x": x, "y": generator.normal(size=x.size)}
+    target = targets.priestley_chao(bandwidth=0.1)
+    got = curve(target, database)
+    least = np.lexsort((database["y"], database["x"]))
+    first = least[np.diff(database["x"][least], prepend=-np.inf) > 0]
+    alone = {name: column[first] for name, column in database.items()}
+    np.testing.assert_allclose(got, direct_priestley_chao(alone, 0.1), atol=1e-5)
+    order = generator.permutation(x.size)
+    permuted = {name: column[order] for name, column in database.items()}
+    np.testing.assert_array_equal(got, curve(target, permuted))
+
+
+@pytest.mark.parametrize("place", ["x", "y"])
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_a_strange_record_shows_in_any_order(place, strange):
+    """Its distances count as infinite, wherever it stands."""
+    database = records(4)
+    database[place][7] = strange
+    permuted = {name: column[::-1] for name, column in database.items()}
+    for some in (database, permuted):
+        assert not np.any(np.isfinite(curve(targets.priestley_chao(bandwidth=0.1), some)))
+
+
 @pytest.mark.parametrize("make", [targets.priestley_chao, targets.nadaraya_watson])
 def test_single_record(make):
     assert np.all(np.isfinite(curve(make(bandwidth=0.1), {"x": [0.5], "y": [1.0]})))

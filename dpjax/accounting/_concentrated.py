@@ -1,0 +1,128 @@
+"""Zero-concentrated differential privacy: what releases cost in it, and what it is worth."""
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import scipy
+
+from dpjax import _checks
+from dpjax.accounting._composition import concrete
+from dpjax.base import Guarantee
+
+# What roundings in float64 may add, relative to the terms of a sum.
+_ROUNDING = 1e-13
+Conversion = Literal["optimal", "simple"]
+
+
+class Concentration(NamedTuple):
+    """delta-approximate rho-zCDP.
+
+    Attributes:
+        rho: the Renyi divergence of every order a is at most a rho.
+        delta: but for an event of this probability.
+    """
+
+    rho: float
+    delta: float
+
+
+def concentration(release: Any) -> Concentration:
+    """What one release costs: by its mechanism, if that knows better than its guarantee."""
+    known = getattr(release, "zcdp", None)
+    if known is not None:
+        rho, delta = map(float, known)
+        return Concentration(rho, delta)
+    guarantee = guarantee_of(release)
+    rho = float(guarantee.epsilon) ** 2 / 2 * (1 + _ROUNDING)
+    return Concentration(rho, float(guarantee.delta))
+
+
+def guarantee_of(release: Any) -> Guarantee:
+    """The guarantee of a mechanism, or of a release, or one as it is; in Python numbers."""
+    promised = release if isinstance(release, Guarantee) else getattr(release, "guarantee", None)
+    if not isinstance(promised, Guarantee):
+        raise TypeError(
+            "releases must be mechanisms or guarantees, got"
+            f" {type(release).__name__}: {_checks.shown(release)}"
+        )
+    return concrete(promised)
+
+
+def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal") -> float:
+    """The epsilon of (epsilon, delta)-DP that rho-zCDP implies.
+
+    "simple" is rho + 2 sqrt(rho log(1 / delta)). "optimal" minimizes over orders a > 1 the bound
+    a rho + log(1 / (a delta)) / (a - 1) + log(1 - 1 / a), the least that can be had from Renyi
+    divergences at one order.
+
+    Args:
+        rho: 0 or above.
+        delta: strictly between 0 and 1.
+        method: "optimal" or "simple".
+
+    Returns:
+        epsilon, rounded up.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Holds for every mechanism that is rho-zCDP: every order gives a bound, so that the search
+        for the best one decides how small epsilon is, and not whether it is right.
+
+    Source:
+        Bun and Steinke (2016), Proposition 1.3; Canonne, Kamath and Steinke (2020), Proposition 12.
+
+    Example:
+        >>> import dpjax
+        >>> round(dpjax.accounting.zcdp_to_epsilon(0.5, delta=1e-8), 4)
+        6.0862
+        >>> round(dpjax.accounting.zcdp_to_epsilon(0.5, delta=1e-8, method="simple"), 4)
+        6.5697
+    """
+    rho = _checks.non_negative("rho", rho)
+    delta = _checks.fraction("delta", delta)
+    _checks.choice("method", method, get_args(Conversion))
+    if rho == 0:
+        return 0.0
+    log = -math.log(delta)
+    simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
+    if method == "simple":
+        return simple
+    # The order of the simple conversion is 1 + sqrt(log / rho); the best one is near.
+    start = math.log(log / rho) / 2
+    found = scipy.optimize.minimize_scalar(
+        lambda x: _at_order(rho, log, x),
+        bounds=(start - 12, start + 3),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    return max(0.0, min(simple, _at_order(rho, log, float(found.x))))
+
+
+def _at_order(rho: float, log: float, x: float) -> float:
+    """The bound at order 1 + e^x, rounded up."""
+    above_one = math.exp(x)
+    order = 1 + above_one
+    terms = (
+        order * rho,
+        log / above_one,
+        -math.log1p(above_one) / above_one,
+        x - math.log1p(above_one),
+    )
+    return math.fsum(terms) + _ROUNDING * math.fsum(map(abs, terms))
+
+
+def largest_rho(epsilon: float, delta: float) -> float:
+    """The largest rho, up to rounding, that is worth (epsilon, delta)."""
+    low, high = 0.0, epsilon + 1.0
+    while zcdp_to_epsilon(high, delta=delta) <= epsilon:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        if zcdp_to_epsilon(middle, delta=delta) <= epsilon:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,78 @@
+"""Composition by dp-accounting: privacy loss distributions, and Renyi divergences.
+
+Two of its accountants ignore how often an event is repeated: that of privacy loss distributions for
+randomized response, that of Renyi divergences for the exponential mechanism. So only events of
+Gaussian and Laplace noise are handed over with a count; any other release counts as what its
+guarantee says.
+"""
+
+import collections
+import math
+from typing import Any
+
+from dpjax import _checks
+from dpjax.accounting._concentrated import guarantee_of
+
+# The accountants' own rounding, of sums of 10^5 terms and fast Fourier transforms.
+_ROUNDING, _LEAST_DELTA = 1e-9, 1e-12
+
+
+def pld_epsilon(releases: list[Any], delta: float) -> float:
+    """The joint epsilon by privacy loss distributions, which are rounded to worse losses."""
+    accounting = _checks.extra("dp_accounting", "accounting")
+    distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
+    common = _checks.extra("dp_accounting.pld.common", "accounting")
+    joint = distributions.identity()
+    for (kind, *numbers), count in _counted(releases, accounting).items():
+        if kind == "gaussian":
+            one = distributions.from_gaussian_mechanism(numbers[0] / math.sqrt(count))
+        elif kind == "laplace":
+            one = distributions.from_laplace_mechanism(numbers[0]).self_compose(count)
+        else:
+            parameters = common.DifferentialPrivacyParameters(*numbers)
+            one = distributions.from_privacy_parameters(parameters).self_compose(count)
+        joint = joint.compose(one)
+    return _rounded(joint.get_epsilon_for_delta(_smaller(delta)))
+
+
+def renyi_epsilon(releases: list[Any], delta: float) -> float:
+    """The joint epsilon by Renyi divergences; deltas of guarantees are taken from delta."""
+    accounting = _checks.extra("dp_accounting", "accounting")
+    accountant = accounting.rdp.RdpAccountant()
+    spare = delta
+    for (kind, *numbers), count in _counted(releases, accounting).items():
+        if kind == "gaussian":
+            event = accounting.GaussianDpEvent(numbers[0])
+        elif kind == "laplace":
+            event = accounting.LaplaceDpEvent(numbers[0])
+        else:
+            epsilon, own = numbers
+            spare -= own * count * (1 + _ROUNDING)
+            event = accounting.ZCDpEvent(epsilon**2 / 2 * (1 + _ROUNDING))
+        accountant.compose(event, count)
+    return _rounded(accountant.get_epsilon(_smaller(spare))) if spare > 0 else math.inf
+
+
+def _counted(releases: list[Any], accounting: Any) -> dict[tuple[Any, ...], int]:
+    """How often there is each kind of release."""
+    return collections.Counter(_kind(release, accounting) for release in releases)
+
+
+def _kind(release: Any, accounting: Any) -> tuple[Any, ...]:
+    promised = guarantee_of(release)
+    event: Any = getattr(release, "dp_event", None)
+    if isinstance(event, accounting.GaussianDpEvent):
+        return "gaussian", event.noise_multiplier * (1 - _ROUNDING)
+    # The event of some mechanisms is a Laplace mechanism of larger epsilon.
+    laplace = isinstance(event, accounting.LaplaceDpEvent)
+    if laplace and event.noise_multiplier * promised.epsilon > 1 - _ROUNDING:
+        return "laplace", event.noise_multiplier * (1 - _ROUNDING)
+    return "guarantee", promised.epsilon, promised.delta
+
+
+def _smaller(delta: float) -> float:
+    return max(delta * (1 - 1e-6) - 1e-15, _LEAST_DELTA * 1e-3)
+
+
+def _rounded(epsilon: float) -> float:
+    return epsilon * (1 + _ROUNDING) + _ROUNDING

@@ -1,0 +1,294 @@
+"""A budget of privacy for one database, kept in a file."""
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax._numerics import round_up
+from dpjax.accounting._composition import compose, concrete
+from dpjax.accounting._ledger_errors import BudgetExceededError
+from dpjax.accounting._ledger_file import (
+    DELTA_DIGITS,
+    EPSILON_DIGITS,
+    LedgerFile,
+    decimal,
+    decimals,
+)
+from dpjax.base import Guarantee, NeighboringRelation, Release, SampledEvent
+from dpjax.random._keys import check_key
+from dpjax.random._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
+
+_MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
+
+
+class Ledger(Account):
+    """The budget of one private database: every release is paid for before its noise is drawn.
+
+    `dpjax.privatize(target, mechanism, ledger=ledger)` pays for the releases of one private
+    function, `with ledger:` for every release inside, by a mechanism too. What a private function
+    has released is released again free of charge; a bare mechanism, which does not say what its
+    value is, pays every time. A key that comes again is refused.
+
+    Attributes:
+        path: of the file.
+        version: of the database, a public name.
+
+    Formal guarantees:
+        What all releases promise together is `ledger.spent`, and its epsilon and delta never exceed
+        the budget: by basic composition, which allows every release to be chosen by what was
+        released before; but gamma and the confidence, which have no budget, add up only for what
+        was fixed in advance, see `dpjax.accounting.compose`. A number of a guarantee counts as the
+        decimal that Python prints for it, rounded up to a multiple of 10^-12 for epsilon and of
+        10^-24 for delta; the float64 may be larger by a part of 2^-53, which the noise covers. Sums
+        are exact.
+
+        A debit is on the disk before noise is drawn, for any number of processes. A process that is
+        killed has at most paid for nothing; so has a release that fails. A file that is corrupted,
+        truncated, not a ledger, read-only, or older than its high-water mark (a file of the same
+        name with `.mark` at the end) is refused. What no file can know: that both were restored
+        together, copied together, or removed together. So leave them out of snapshots and backups
+        that are restored as a whole, on a disk of the machine (SQLite's write-ahead log does not
+        work on network file systems), and in the hands of whom you trust: nothing is signed.
+
+        Refusals depend on the ledger, the guarantee and the key alone. Which records a database
+        holds is not looked at, for whether they changed may be private: after a change open the
+        same ledger under another `version`, or what was released of the old ones is released.
+
+        The restrictions of `dpjax.random.KeyLedger` on what `with` covers hold here too.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        epsilon: float | str | Decimal,
+        delta: float | str | Decimal = 0,
+        version: str = "",
+    ) -> None:
+        """Opens a ledger, or makes one where there is none.
+
+        Args:
+            path: of an SQLite file, one for each private database.
+            epsilon: the budget, which never changes; above 0. Of a float counts what it prints.
+            delta: likewise, from 0 up to and without 1.
+            version: a public name of the state of the database. The budget is the same for all.
+
+        Raises:
+            TypeError: if a parameter is of another type.
+            ValueError: if the budget is out of range, or not that of the ledger.
+            LedgerError: if the file cannot be trusted or not be written.
+        """
+        super().__init__()
+        if not isinstance(version, str):
+            raise TypeError(f"version must be a text, got {_checks.shown(version)}")
+        budget = (
+            _units("epsilon", epsilon, EPSILON_DIGITS, math.floor),
+            _units("delta", delta, DELTA_DIGITS, math.floor),
+        )
+        if budget[0] <= 0:
+            raise ValueError(f"epsilon must be at least 10^-{EPSILON_DIGITS}, got {epsilon}")
+        if not 0 <= budget[1] < 10**DELTA_DIGITS:
+            raise ValueError(f"delta must be from 0 up to and without 1, got {delta}")
+        self.version = version
+        self._file = LedgerFile(path, budget)
+        self.path = self._file.path
+
+    @property
+    def budget(self) -> tuple[Decimal, Decimal]:
+        """The budget of epsilon and delta."""
+        return _as_decimals(*self._file.budget)
+
+    @property
+    def remaining(self) -> tuple[Decimal, Decimal]:
+        """What is left of epsilon and delta."""
+        self._file.update()
+        (epsilon, delta), spent = self._file.budget, self._file.spent
+        return _as_decimals(epsilon - spent[0], delta - spent[1])
+
+    @property
+    def spent(self) -> Guarantee:
+        """What all that was paid for promises together, see `dpjax.accounting.compose`."""
+        self._file.update()
+        guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.debits()]
+        together = compose(*guarantees) if guarantees else Guarantee(0.0)
+        epsilon, delta = map(_as_float, self._file.spent, (EPSILON_DIGITS, DELTA_DIGITS))
+        return Guarantee(
+            epsilon,
+            min(1.0, delta),
+            together.gamma,
+            together.confidence,
+            together.events,
+            together.relation,
+            together.notes,
+            together.group_size,
+        )
+
+    def history(self) -> list[dict[str, Any]]:
+        """What was paid for, in order: a row for each release, `pandas.DataFrame` takes them.
+
+        Returns:
+            Dicts of time (UTC), what (the name of the target, or of the mechanism), version,
+            epsilon and delta (what it cost), spent_epsilon and spent_delta (with all before it),
+            gamma, confidence, notes, key and request (fingerprints), and whether the release is
+            kept. Nothing in it is private; `what` is as public as the names of your functions.
+        """
+        self._file.update()
+        rows, spent = [], (0, 0)
+        for _, _, body in self._file.debits():
+            cost = int(body["epsilon"]), int(body["delta"])
+            spent = spent[0] + cost[0], spent[1] + cost[1]
+            guarantee = _decoded(body["guarantee"])
+            (epsilon, delta), (all_epsilon, all_delta) = _as_decimals(*cost), _as_decimals(*spent)
+            rows.append(
+                {
+                    "time": body["time"],
+                    "what": body["what"],
+                    "version": body["version"],
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "spent_epsilon": all_epsilon,
+                    "spent_delta": all_delta,
+                    "gamma": guarantee.gamma,
+                    "confidence": guarantee.confidence,
+                    "notes": ", ".join(guarantee.notes),
+                    "key": body["key"],
+                    "request": body["request"],
+                    "kept": self._file.has_release(body["request"]),
+                }
+            )
+        return rows
+
+    def charge(self, guarantee: Guarantee, *, key: jax.Array | None = None, what: str = "") -> None:
+        """Pays for a release that dpjax does not draw.
+
+        Args:
+            guarantee: of the release.
+            key: a typed key that it uses and no other release may.
+            what: a public description, for the history.
+
+        Raises:
+            TypeError: if the guarantee or the key are traced or of another kind.
+            ValueError: if the guarantee is a batch or NaN, or is for other neighbors than those of
+                the ledger, or the key was used before.
+            BudgetExceededError: if too little is left.
+            LedgerError: if the file cannot be trusted or not be written.
+        """
+        if key is not None:
+            check_key(key)
+            refuse_traced(key)
+        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what, None)
+
+    def record(
+        self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
+    ) -> None:
+        """Pays for a release that is about to be drawn."""
+        self._debit(guarantee, fingerprint_of_key(key), what, request and self._name(request))
+
+    def _debit(self, guarantee: Guarantee, key: str | None, what: str, request: str | None) -> None:
+        # Samplings that are written by hand get an identity here, for good.
+        promised = compose(guarantee)
+        if not (math.isfinite(promised.epsilon) and promised.delta < 1):
+            raise BudgetExceededError(f"no budget pays for a release that promises {promised}")
+        cost = (
+            _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
+            _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
+        )
+        self._file.debit(
+            cost,
+            neighbors=f"{promised.relation}, groups of {promised.group_size}",
+            key=key,
+            guarantee=_encoded(promised),
+            what=what,
+            version=self.version,
+            request=request,
+        )
+
+    def released(self, request: Request) -> Release | None:
+        """What was released under a request, if anything was."""
+        found = self._file.stored(self._name(request))
+        if found is None:
+            return None
+        body, payload = found
+        arrays, start = [], 0
+        for dtype, shape in body["arrays"]:
+            flat = np.frombuffer(payload, jnp.dtype(dtype), math.prod(shape), start)
+            arrays.append(jnp.asarray(flat.reshape(shape)))
+            start += flat.nbytes
+        value = jax.tree.unflatten(request.outputs.structure, arrays)
+        return Release(value, _decoded(body["guarantee"]))
+
+    def keep(self, request: Request, release: Release) -> Release:
+        """Remembers a release; of several under one request the first, which is returned."""
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(release.value)]
+        self._file.store(
+            self._name(request),
+            b"".join(array.tobytes() for array in arrays),
+            arrays=[(array.dtype.name, array.shape) for array in arrays],
+            guarantee=_encoded(release.guarantee),
+        )
+        return self.released(request) or release
+
+    def _name(self, request: Request) -> str:
+        return f"{request.name}/{self.version}"
+
+    def __repr__(self) -> str:
+        self._file.update()
+        spent, budget = decimals(self._file.spent), decimals(self._file.budget)
+        return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
+
+
+def _encoded(guarantee: Guarantee) -> dict[str, Any]:
+    """A guarantee as JSON, which keeps every digit."""
+    known = concrete(guarantee)
+    return {
+        "epsilon": known.epsilon,
+        "delta": known.delta,
+        "gamma": known.gamma,
+        "confidence": known.confidence,
+        "events": [(event.gamma, event.confidence, event.identity) for event in known.events],
+        "relation": known.relation.value,
+        "notes": known.notes,
+        "group_size": known.group_size,
+    }
+
+
+def _decoded(stored: dict[str, Any]) -> Guarantee:
+    return Guarantee(
+        stored["epsilon"],
+        stored["delta"],
+        stored["gamma"],
+        stored["confidence"],
+        tuple(SampledEvent(*event) for event in stored["events"]),
+        NeighboringRelation(stored["relation"]),
+        tuple(stored["notes"]),
+        stored["group_size"],
+    )
+
+
+def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int]) -> int:
+    """A number as a multiple of 10^-digits; a float is the decimal that it prints."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        raise TypeError(f"{name} must be a number, got {_checks.shown(value)}")
+    try:
+        exact = Decimal(str(float(value)) if isinstance(value, float) else value)
+    except InvalidOperation as error:
+        raise ValueError(f"{name} must be a number, got {_checks.shown(value)}") from error
+    if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
+        raise ValueError(f"{name} must be a finite number of usual size, got {value}")
+    return rounded(Fraction(exact) * 10**digits)
+
+
+def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
+    return Decimal(decimal(epsilon, EPSILON_DIGITS)), Decimal(decimal(delta, DELTA_DIGITS))
+
+
+def _as_float(units: int, digits: int) -> float:
+    return round_up(Fraction(units, 10**digits))
