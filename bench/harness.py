@@ -22,7 +22,16 @@ jax.config.update("jax_num_cpu_devices", os.cpu_count())
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 R = "R diffpriv 0.4.2, recorded"  # Least CPU times on two cores of an AMD EPYC.
-_PACKAGES = ("jax", "jaxlib", "numpy", "optax", "scikit-learn", "opendp", "diffprivlib")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "scikit-learn",
+    "opendp",
+    "diffprivlib",
+    "jax-privacy",
+)
 
 
 @dataclasses.dataclass(frozen=True)

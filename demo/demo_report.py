@@ -1,5 +1,6 @@
 """What the demo shows: one table, what its numbers mean, and one picture."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,8 +83,9 @@ def print_meaning(mean: Result, weights: Result, curve: Result) -> None:
     together = dpjax.accounting.compose(*(r.release.guarantee for r in (mean, weights, curve)))
     _print_notes(
         "gamma is a probability over random pairs of databases: the oracle draws at most"
-        f" {GAMMA:.0%} of them further apart than the sampled sensitivity. Of {n} patients up to"
-        f" {int(GAMMA * n)}, typically the outliers, may be less protected than epsilon says.",
+        f" {GAMMA:.0%} of them further apart than the sampled sensitivity. Of {n} patients, on"
+        f" average over databases, up to {math.ceil(GAMMA * n)}, typically the outliers, may be"
+        " less protected than epsilon says.",
         "The three releases about the same patients, with targets fixed in advance, together cost"
         f" {together}.",
         "True values, and what is computed from them, are shown for comparison only: they are not"

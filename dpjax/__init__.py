@@ -2,11 +2,13 @@
 
 from dpjax import accounting as accounting
 from dpjax import auditing as auditing
+from dpjax import learning as learning
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
 from dpjax import random as random
 from dpjax import targets as targets
+from dpjax._shaped_norm import NoiseShape as NoiseShape
 from dpjax._version import __version__ as __version__
 from dpjax.accounting._ledger import Ledger as Ledger
 from dpjax.accounting._ledger_errors import BudgetExceededError as BudgetExceededError
@@ -34,9 +36,11 @@ from dpjax.mechanisms._laplace import laplace as laplace
 from dpjax.mechanisms._permute_and_flip import permute_and_flip as permute_and_flip
 from dpjax.mechanisms._privatize import privatize as privatize
 from dpjax.mechanisms._randomized_response import randomized_response as randomized_response
+from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
 from dpjax.operating_points import operating_point as operating_point
 from dpjax.order_statistics import order_statistic as order_statistic
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity
+from dpjax.sensitivity._noise_shape import noise_shape as noise_shape
 from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
 from dpjax.sweeps._cell_keys import cell_key as cell_key

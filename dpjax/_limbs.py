@@ -181,23 +181,26 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
     """floor(x / divisor) for a uint32 divisor from 1 to 2^16, in the same steps whatever x is."""
     negative = is_negative(x)
     magnitude = where(negative, invert(x), x)
-    inverse = np.uint32(2**32 - 1) // divisor
     rest = jnp.zeros_like(x.high)
     digits = []
     # Schoolbook division, 16 bits at a time: the rest is below 2^16, so that nothing overflows.
     for limb in magnitude:
         for digit in (limb >> np.uint32(16), limb & _HALF):
-            dividend = (rest << np.uint32(16)) | digit
-            # At most one too small: inverse / 2^32 is below 1 / divisor by at most 2^-32.
-            guess = full_product(dividend, inverse).high
-            rest = dividend - guess * divisor
-            missed = (rest >= divisor).astype(jnp.uint32)
-            digits.append(guess + missed)
-            rest = rest - missed * divisor
+            quotient, rest = divide((rest << np.uint32(16)) | digit, divisor)
+            digits.append(quotient)
     quotient = Limbs(
         (digits[0] << np.uint32(16)) | digits[1], (digits[2] << np.uint32(16)) | digits[3]
     )
     return where(negative, invert(quotient), quotient)
+
+
+def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Quotient and rest of two uint32, without a division of x, whose time would depend on it."""
+    # At most one too small: inverse / 2^32 is below 1 / divisor by at most 2^-32.
+    guess = full_product(x, np.uint32(2**32 - 1) // divisor).high
+    rest = x - guess * divisor
+    missed = (rest >= divisor).astype(jnp.uint32)
+    return guess + missed, rest - missed * divisor
 
 
 def full_product(x: jax.Array, y: jax.Array) -> Limbs:

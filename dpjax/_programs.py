@@ -64,9 +64,9 @@ class Program:
         def with_origin(origin: Any, *args: Any) -> Any:
             return _origins.Tracing(origin, settings).call(fresh, *args)
 
-        with jax.default_matmul_precision("highest"), _needs_no_values(name):
+        with jax.default_matmul_precision("highest"), needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
-            _refuse_outside_code(name, jaxpr)
+            refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
@@ -148,7 +148,7 @@ def evaluate_alone(database: Any, *, program: Program) -> Any:
 
 
 @contextlib.contextmanager
-def _needs_no_values(name: str) -> Iterator[None]:
+def needs_no_values(name: str) -> Iterator[None]:
     """Says in our terms that a function asked for numbers that are not there when it is traced."""
     try:
         yield
@@ -178,7 +178,7 @@ def _host_call(equation: Any) -> HostCall | None:
     return called if isinstance(called, HostCall) else None
 
 
-def _refuse_outside_code(name: str, traced: Any) -> None:
+def refuse_outside_code(name: str, traced: Any) -> None:
     """Refuses what could raise, print or remember where it sees a private database."""
     seen = list(equations(traced.jaxpr))
     if any(equation.primitive.name == "custom_vmap_call" for equation in seen):

@@ -144,7 +144,8 @@ class Guarantee:
 
     On all pairs of neighboring databases but those of probability gamma under the oracle, every set
     of outputs S satisfies P(M(D) in S) <= exp(epsilon) P(M(D') in S) + delta. At gamma = .05 and
-    n = 1000 up to 50 people, typically the outliers, may be less protected than epsilon says.
+    n = 1000, on average over databases, up to 50 people, typically the outliers, may be less
+    protected than epsilon says.
 
     Attributes:
         epsilon: the bound on the log ratio of probabilities.

@@ -1,10 +1,11 @@
 """Executes the notebooks top to bottom, each in a fresh kernel: `make notebooks`.
 
 At full size what they show is written into the files. With DPJAX_NOTEBOOKS=small (see
-`verdicts.py`) each takes seconds, and no file changes. An error, or a verdict that no longer
-holds, makes it fail; the other notebooks are executed all the same.
+`verdicts.py`) each takes seconds, two at a time, and no file changes. An error, or a verdict that
+no longer holds, makes it fail; the other notebooks are executed all the same.
 """
 
+import concurrent.futures
 import sys
 import time
 from pathlib import Path
@@ -26,7 +27,11 @@ METADATA = {
 
 def main(paths: list[str]) -> int:
     """Executes some notebooks, or all; returns how many failed."""
-    failed = [path for path in map(Path, paths or sorted(HERE.glob("*.ipynb"))) if not passes(path)]
+    notebooks = list(map(Path, paths or sorted(HERE.glob("*.ipynb"))))
+    with concurrent.futures.ProcessPoolExecutor(2 if SMALL else 1) as pool:
+        failed = [
+            x for x, good in zip(notebooks, pool.map(passes, notebooks), strict=True) if not good
+        ]
     for path in failed:
         print(f"{path.name} failed", file=sys.stderr)
     return len(failed)

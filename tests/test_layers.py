@@ -36,6 +36,7 @@ LEVELS = {
     "_letters": 0,
     "base": 1,
     "_sum_targets": 2,
+    "_shaped_norm": 2,
     "operating_points": 2,
     "exact_sums": 2,
     "norms": 2,

@@ -27,3 +27,16 @@ def test_division_is_exact():
     high, low = (np.asarray(limb).astype(np.uint64) for limb in found)
     quotients = (high << np.uint64(32) | low).view(np.int64)
     assert quotients.tolist() == [x // divisor for x, divisor in pairs]
+
+
+def test_words_are_divided_exactly_by_any_divisor():
+    random = np.random.default_rng(1)
+    divisors = [*range(1, 9), 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
+    divisors += (random.integers(1, 2**32, 200) >> random.integers(32, size=200)).clip(1).tolist()
+    multiples = [(q * d, d) for d in divisors for q in (1, 2, 2**31 // d, (2**32 - 1) // d)]
+    pairs = [(x + step, d) for x, d in multiples for step in (-1, 0, 1)]
+    pairs += [(2**32 - 1, d) for d in divisors]
+    x, divisor = np.array([pair for pair in pairs if 0 <= pair[0] < 2**32], np.uint32).T
+    quotient, rest = _limbs.divide(jnp.asarray(x), jnp.asarray(divisor))
+    np.testing.assert_array_equal(quotient, x // divisor)
+    np.testing.assert_array_equal(rest, x % divisor)

@@ -20,6 +20,7 @@ NAMESPACES = (
     dpjax,
     dpjax.accounting,
     dpjax.auditing,
+    dpjax.learning,
     dpjax.mechanisms,
     dpjax.oracles,
     dpjax.plotting,

@@ -7,3 +7,4 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism as SensitivityMecha
 from dpjax.mechanisms._randomized_response import RandomizedResponse as RandomizedResponse
 from dpjax.mechanisms._selection import SelectionMechanism as SelectionMechanism
 from dpjax.mechanisms._selection import SelectionRule as SelectionRule
+from dpjax.mechanisms._shaped_gaussian import ShapedGaussianMechanism as ShapedGaussianMechanism

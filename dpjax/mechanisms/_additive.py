@@ -12,6 +12,7 @@ import numpy as np
 from dpjax import _checks
 from dpjax._numerics import outward
 from dpjax._pytree import frozen_pytree, static, up
+from dpjax._shaped_norm import NoiseShape
 from dpjax.base import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
@@ -43,6 +44,11 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     norm: Norm = static()
     noise: Noise = static()
 
+    @property
+    def _norm_of_noise(self) -> Norm:
+        """In which the arrays that get noise are compared."""
+        return self.norm
+
     def _delta(self) -> Scalar:
         return self.delta
 
@@ -51,7 +57,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
             self.scale,
             self.sensitivity.value,
             self.epsilon,
-            rounding_norm(self.norm, arrays),
+            rounding_norm(self._norm_of_noise, arrays),
             sum(leaf.size for leaf in jax.tree.leaves(arrays)),
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -59,9 +65,10 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
 
     def _covered_scale(self, calibration: Calibration) -> Scalar:
-        """The scale; NaN where a traced delta is too small for the tables of the noise."""
+        """The scale; NaN where traced parameters ask more of the noise's tables than they keep."""
         lattice = self.noise.lattice
-        if lattice is None or not _checks.is_traced(self.delta):
+        traced = _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
+        if lattice is None or not traced:
             return self.scale
         return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
 
@@ -77,7 +84,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
-        if self.noise.dp_event is None or self.noise.event_norm != self.norm:
+        if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
             # In another norm the same noise multiplier means another mechanism.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
@@ -146,6 +153,11 @@ def additive(
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
     if norm == "hamming":
         raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
+    if isinstance(norm, NoiseShape):
+        raise ValueError(
+            "norm must be monotone in the magnitudes of the coordinates, which that of a NoiseShape"
+            " is not: draw noise of a shape by dpjax.shaped_gaussian"
+        )
     if noise.lattice is not None and noise.lattice.certificate.delta > 0:
         delta = _checks.fraction("delta", delta)
     if _checks.is_traced(delta) or not np.array_equal(delta, 0):

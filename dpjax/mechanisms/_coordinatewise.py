@@ -152,11 +152,11 @@ class CoordinatewiseMechanism(LatticeMechanism):
         """
         arrays, calibration = self._asked(shape, like)
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
-        quantile = self.noise.tail_quantile(_tail_of_one(probability, together))
+        quantile = self.noise.tail_quantile(tail_of_one(probability, together))
         return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration) * quantile, arrays)
 
 
-def _tail_of_one(probability: float, together: int) -> float:
+def tail_of_one(probability: float, together: int) -> float:
     """The tail per coordinate: 1 - probability^(1/d) where d independent ones must hold at once."""
     probability = _checks.fraction("probability", probability)
     return -math.expm1(math.log(probability) / together)

@@ -51,6 +51,7 @@ class IndependentRecords(abc.ABC):
 
     def __call__(self, key: jax.Array, n: int, /) -> Any:
         """The first n records."""
+        n = _checks.integer("n", n, least=0)
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
     def at(self, key: jax.Array, numbers: jax.Array) -> Any:

@@ -55,8 +55,9 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Independe
 
     Raises:
         TypeError: if the records are not real arrays.
-        ValueError: if they have no common leading axis, fewer than 2 records, or if bandwidth is
-            not above 0.
+        ValueError: if they have no common leading axis, fewer than 2 records, a number is NaN or
+            infinite or all are too large for their standard deviation, or if bandwidth is not above
+            0.
 
     Formal guarantees:
         A guarantee under this oracle speaks of the smoothed public records, not of the population
@@ -78,10 +79,13 @@ def smoothed_resample(records: Any, bandwidth: float | None = None) -> Independe
     def spread(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.zeros(leaf.shape[1:])
-        return (width * jnp.std(leaf.astype(float), axis=0)).astype(leaf.dtype)
+        varies = jnp.any(leaf != leaf[:1], axis=0)  # Of equal numbers std may be what it rounds to.
+        return jnp.where(varies, width * jnp.std(leaf.astype(float), axis=0), 0).astype(leaf.dtype)
 
-    resampled = Resampled(public, UniformChoice(count))
-    return SmoothedResample(resampled, jax.tree.map(spread, public))
+    spreads = jax.tree.map(spread, public)
+    if not all(_checks.is_traced(x) or jnp.isfinite(x).all() for x in jax.tree.leaves(spreads)):
+        raise ValueError("records must be finite, with finite standard deviations")
+    return SmoothedResample(Resampled(public, UniformChoice(count)), spreads)
 
 
 def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:

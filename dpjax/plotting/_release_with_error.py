@@ -66,7 +66,8 @@ def release_with_error(
         )
     shape = release.value.shape
     values = np.asarray(release.value, np.float64).ravel()
-    error = float(mechanism.error_quantile(probability, shape=shape, simultaneous=simultaneous))
+    adding: Any = mechanism  # Others of the protocol do not know `like`.
+    error = float(adding.error_quantile(probability, like=release.value, simultaneous=simultaneous))
     if truth is not None and np.shape(truth) != shape:
         raise ValueError(
             f"truth must have the shape of the release, {shape}, got {np.shape(truth)}"

@@ -34,8 +34,8 @@ def sensitivity_ecdf(
     the tails.
 
     Args:
-        distances: of m pairs, shape (m,), as `dpjax.sensitivity_samples` returns them; NaN counts
-            as infinite. Of many pairs 2,000 steps are drawn.
+        distances: of m pairs, shape (m,), as `dpjax.sensitivity_samples` returns them; NaN and
+            negative numbers count as infinite. Of many pairs 2,000 steps are drawn.
         point: whose k is marked, with what it promises: an `OperatingPoint` or a `Sensitivity`
             sampled from m pairs.
         cdf: the true distribution function, where it is known; takes and returns arrays.
@@ -118,7 +118,7 @@ def _ordered(distances: Any) -> np.ndarray:
     array = np.asarray(distances, np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
-    return np.sort(np.where(np.isnan(array), np.inf, array))
+    return np.sort(np.where(array >= 0, array, np.inf))
 
 
 def _index(point: OperatingPoint | Sensitivity, m: int) -> int:

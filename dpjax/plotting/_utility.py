@@ -36,8 +36,8 @@ def utility(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the data are none of xarray's.
-        ValueError: if the data have other dimensions, it is not clear which variable is meant, or
-            the quantiles are no interval.
+        ValueError: if the data have other dimensions, none of one, or no numbers along x, it is not
+            clear which variable is meant, or the quantiles are no interval.
 
     Formal guarantees:
         None: what a sweep measures is not private.
@@ -67,6 +67,8 @@ def utility(
         )
     values = np.asarray(array.transpose(*wanted).values, np.float64)
     positions = np.asarray(array[x].values)
+    if positions.dtype.kind not in "biuf" or not values.size:
+        raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
     order = np.argsort(positions)
     ax = axes_or_new(ax)
     for index, (label, results) in enumerate(_curves(array, values, curve)):

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import contextvars
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -109,6 +110,24 @@ def told(
     with _open(()):
         release = draw()
     return release if account is None or asked is None else account.keep(asked, release)
+
+
+def tell_of_training(key: jax.Array) -> None:
+    """Lets ledgers of keys claim the key of a training, whose steps they will not hear of."""
+    refuse_unpaid_steps()
+    if ledgers := _OPEN.get():
+        refuse_traced(key)
+        for one in ledgers:
+            one.record(key, Guarantee(math.inf, 1.0), "training", None)
+
+
+def refuse_unpaid_steps() -> None:
+    """Refuses steps of a training while a budget is open: one step does not know what all cost."""
+    if any(isinstance(one, Account) for one in _OPEN.get()):
+        raise ValueError(
+            "a training pays for all of its steps at once: ledger.charge what they will promise, as"
+            " by accounting.dp_sgd, and train outside of `with ledger`"
+        )
 
 
 def fingerprint_of_key(key: jax.Array) -> str:

@@ -262,7 +262,7 @@ def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: i
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
-    lie = (word // jnp.maximum(weight, 1)).astype(jnp.uint32)
+    lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))

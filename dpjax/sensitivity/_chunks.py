@@ -11,7 +11,7 @@ _CHUNK_BYTES = {"cpu": 2 * 2**20}
 _ACCELERATOR_CHUNK_BYTES = 256 * 2**20
 # Code on the host runs for long: a chunk is what progress shows, and what a checkpoint keeps.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # Sizes of a chunk, at most: each is a program.
+_STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
 _LEAST_PAIRS = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 

@@ -14,7 +14,7 @@ from dpjax._version import __version__
 # How many devices a CPU plays, and what is written down, changes no program.
 _NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
 _OPTIONS = (
-    *("jax_disable_most_optimizations", "jax_optimization_level"),
+    *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
 # A name such as "Xeon" stands for many processors, and a virtual one may lack what its model has.

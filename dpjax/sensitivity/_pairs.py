@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._fingerprints import digest
 from dpjax._numerics import compute_dtype
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
+from dpjax._shaped_norm import NoiseShape
 from dpjax._sum_targets import Summable
 from dpjax.base import Norm, Oracle, Positions, Target
 from dpjax.neighbors import neighboring_pair
@@ -33,13 +35,15 @@ class RandomPair:
     Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: takes n records.
+        target: takes n records; where the norm has a shape, to the value as that maps it.
         oracle: takes a key to n + 1 records.
         norm: takes the difference of two values.
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
         two_records: takes a key and a position to that record of the oracle and the spare one, if
             the oracle says that records are independent, and nothing else is needed.
+        shape: of the noise, where the norm has one.
+        unmapped: the target itself, where the norm has a shape.
     """
 
     target: Program
@@ -48,6 +52,8 @@ class RandomPair:
     positions: Positions
     sums: SumOfRecords | None = None
     two_records: Program | None = None
+    shape: NoiseShape | None = None
+    unmapped: Program | None = None
 
     @classmethod
     def trace(
@@ -71,6 +77,13 @@ class RandomPair:
         _check_oracle(oracle_program, n)
         database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
         target_program = Program.trace("target", target, database)
+        shape = unmapped = None
+        if isinstance(norm, NoiseShape):
+            _check_shape(norm, key, target_program)
+            shape, unmapped = norm, target_program
+            # Distances are those of what gets noise, as it is computed.
+            target = functools.partial(_mapped_value, target, norm)
+            target_program, norm_of = Program.trace("target", target, database), norm_function("l2")
         value = target_program.outputs.tree()
         norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
         _check_norm(norm_program)
@@ -85,12 +98,18 @@ class RandomPair:
             two_records = Program.trace(
                 "oracle", two, key_spec, jax.ShapeDtypeStruct((), jnp.int32)
             )
-        return cls(target_program, oracle_program, norm_program, positions, sums, two_records)
+        programs = target_program, oracle_program, norm_program
+        return cls(*programs, positions, sums, two_records, shape, unmapped)
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """What the caller has given."""
         return self.target, self.oracle, self.norm
+
+    @property
+    def released(self) -> Program:
+        """The target as it is called for a release."""
+        return self.target if self.unmapped is None else self.unmapped
 
     @property
     def is_concrete(self) -> bool:
@@ -148,17 +167,29 @@ class RandomPair:
 
         `position` is the changed record where positions="each", and ignored otherwise.
         """
-        changed = {
+        if self.sums is None:
+            value, other = self.values(key, index, position)
+            return distance(self.norm, value, other), self.resolution(value)
+        changed = self._changed(key, index, position)
+        return self._distance_of_sums(self.sums, key, index, changed)
+
+    def values(self, key: jax.Array, index: jax.Array, position: jax.Array) -> tuple[Any, Any]:
+        """The target's values on the two databases of pair `index`."""
+        changed = self._changed(key, index, position)
+        database, neighbor = neighboring_pair(self.records_of(key, index), changed)
+        value = self.target(database, origin=sampled(Role.DATABASE, index))
+        return value, self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+
+    def resolution(self, value: Any) -> jax.Array:
+        """The norm of a unit in the last place of every coordinate of the target's value."""
+        return resolution(self.norm, value) if self.shape is None else self.shape.resolution(value)
+
+    def _changed(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array | int:
+        return {
             "last": lambda: self.n - 1,
             "average": lambda: self._random_position(key, index),
             "each": lambda: position,
         }[self.positions]()
-        if self.sums is None:
-            database, neighbor = neighboring_pair(self.records_of(key, index), changed)
-            value = self.target(database, origin=sampled(Role.DATABASE, index))
-            other = self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-            return distance(self.norm, value, other), resolution(self.norm, value)
-        return self._distance_of_sums(self.sums, key, index, changed)
 
     def _distance_of_sums(
         self, sums: SumOfRecords, key: jax.Array, index: jax.Array, changed: jax.Array | int
@@ -208,6 +239,21 @@ def _two_records(
 ) -> tuple[Any, Any]:
     records = oracle.at(key, jnp.stack([position, jnp.full_like(position, n)]))
     return jax.tree.map(lambda leaf: leaf[0], records), jax.tree.map(lambda leaf: leaf[1], records)
+
+
+def _mapped_value(target: Target, shape: NoiseShape, database: Any) -> jax.Array:
+    return shape.mapped(target(database))
+
+
+def _check_shape(shape: NoiseShape, key: jax.Array, target: Program) -> None:
+    """Refuses a shape of another value, and one that knows the pairs which are to be drawn."""
+    shape.check_fits(target.outputs.tree())
+    if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
+        raise ValueError(
+            "key must be another than the one that the shape of the noise was sampled with: noise"
+            " that fits the very pairs that its scale is taken from covers fewer others than gamma"
+            " says"
+        )
 
 
 def _refuse_a_rule(name: str, program: Program) -> None:

@@ -19,7 +19,7 @@ from dpjax._origins import Role, failures_in_short, sampled
 from dpjax._programs import evaluate_alone
 from dpjax.base import OperatingPoint
 from dpjax.neighbors import neighboring_pair, rotated
-from dpjax.norms import difference, distance, length, resolution
+from dpjax.norms import difference, distance, length
 from dpjax.sensitivity._blocks import spread_chunks
 from dpjax.sensitivity._chunks import probes_at_once
 from dpjax.sensitivity._layout import Device, within
@@ -190,7 +190,7 @@ def _probe(
 ) -> tuple[dict[str, jax.Array], Any, Any]:
     database, neighbor = neighboring_pair(pair.records_of(key, index))
     value = pair.target(database, origin=sampled(Role.DATABASE, index))
-    numbers = {"resolution": resolution(pair.norm, value)}
+    numbers = {"resolution": pair.resolution(value)}
     if permute:
         # By a rotation: rotations take every position to every other, so a target that ignores
         # them treats all positions alike, which is what sampling the last one stands on.

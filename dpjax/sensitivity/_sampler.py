@@ -63,7 +63,7 @@ def sample_sensitivity(
             `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
-            mechanism's.
+            mechanism's. A `NoiseShape` for `dpjax.shaped_gaussian`.
         m: number of pairs; given gamma alone, ten times the least.
         gamma: probability over random pairs that may be left uncovered; given m alone, the least.
         method: "exact" or "dkw", see `dpjax.operating_point`.
@@ -92,8 +92,9 @@ def sample_sensitivity(
     Raises:
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
-        ValueError: if a parameter is out of range or infeasible; if the oracle ignores its key or
-            the number of records that it is asked for; if the target depends on the order of the
+        ValueError: if a parameter is out of range or infeasible; if the key is the one that a
+            `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
+            or the number of records that it is asked for; if the target depends on the order of the
             records, or has another value in a batch than alone; if oracle or norm has a rule for
             `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
             checkpoint is of another run, truncated or corrupted; if processes make different calls.
@@ -103,11 +104,12 @@ def sample_sensitivity(
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000 up to 50 people, typically the
-        outliers, may be less protected than epsilon says. Assumes that the private database is a
-        draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle costs), and
-        that m, gamma, confidence and the key were fixed before the samples were looked at. Oracle,
-        n, target and tuning must come from public knowledge; then the estimate may be published.
+        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000, on average over databases, up to
+        50 people, typically the outliers, may be less protected than epsilon says. Assumes that the
+        private database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong
+        oracle costs), and that m, gamma, confidence and the key were fixed before the samples were
+        looked at. Oracle, n, target and tuning must come from public knowledge; then the estimate
+        may be published.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -163,9 +165,9 @@ def sample_sensitivity(
         batch_size=plan.layout.size,
         zero_allowed=estimate == 0,
         identity=plan.identity,
-        target=plan.pair.target.fingerprint,
+        target=plan.pair.released.fingerprint,
         records=plan.pair.records,
-        outputs=plan.pair.target.outputs,
+        outputs=plan.pair.released.outputs,
     )
 
 

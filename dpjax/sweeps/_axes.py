@@ -88,12 +88,18 @@ def _is_list_of_numbers(values: Any) -> bool:
 def _coordinates(name: str, values: Any, size: int) -> dict[str, np.ndarray]:
     """The numbers as they were given; of trees an index, and the numbers that each one has."""
     paths, _ = jax.tree_util.tree_flatten_with_path(values)
-    numbers = {
-        f"{name}_{name_of_path(path)}" if path else name: _indexable(leaf)
+    numbers = [
+        (f"{name}_{name_of_path(path)}" if path else name, _indexable(leaf))
         for path, leaf in paths
         if np.ndim(leaf) == 1
-    }
-    return {name: np.arange(size), **numbers}
+    ]
+    coordinates = dict(numbers)
+    if len(coordinates) < len(numbers):
+        raise ValueError(
+            f"{name} must give its numbers distinct names, got"
+            f" {', '.join(coordinate for coordinate, _ in numbers)}"
+        )
+    return {name: np.arange(size), **coordinates}
 
 
 def _indexable(leaf: Any) -> np.ndarray:

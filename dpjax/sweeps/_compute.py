@@ -29,6 +29,7 @@ def compute(
     axes: Sequence[Axis],
     repeats: int,
     size: int,
+    fingerprint: str,
     devices: tuple[Device | None, ...],
     keep: Keep,
 ) -> None:
@@ -52,7 +53,14 @@ def compute(
         }
         mesh = layout.local_mesh()
         with within(mesh):
-            out = _compiled_chunk(key, part.words[padded], values, program=part.program, mesh=mesh)
+            out = _compiled_chunk(
+                key,
+                part.words[padded],
+                values,
+                program=part.program,
+                fingerprint=fingerprint,
+                mesh=mesh,
+            )
         return of_chunks, out
 
     def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
@@ -73,10 +81,18 @@ def _cells_of(chunk: int | None, cells: np.ndarray, size: int) -> np.ndarray:
     return cells[:0] if chunk is None else cells[chunk * size : (chunk + 1) * size]
 
 
-@functools.partial(jax.jit, static_argnames=("program", "mesh"))
+@functools.partial(jax.jit, static_argnames=("program", "fingerprint", "mesh"))
 def _compiled_chunk(
-    key: jax.Array, words: jax.Array, values: Any, *, program: Program, mesh: Mesh | None
+    key: jax.Array,
+    words: jax.Array,
+    values: Any,
+    *,
+    program: Program,
+    fingerprint: str,  # For JAX's cache, which knows the user's rules for `vmap` by name only.
+    mesh: Mesh | None,
 ) -> list[jax.Array]:
+    del fingerprint
+
     def chunk(key: jax.Array, words: jax.Array, values: Any) -> list[jax.Array]:
         return jax.tree.leaves(jax.vmap(program)(cell_keys(key, words), values))
 

@@ -16,6 +16,12 @@ def check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[
     named = {output.name for output in outputs}
     if both := sorted(coordinates & named):
         raise ValueError(f"function must not name outputs like parameters: {', '.join(both)}")
+    own = {name for output in outputs for name in output.dimensions}
+    if both := sorted(own & (coordinates | named)):
+        raise ValueError(
+            f"parameters and outputs must not be named like a dimension of an output:"
+            f" {', '.join(both)}"
+        )
     if unknown := sorted(set(units) - coordinates - named):
         raise ValueError(
             f"units must be of {', '.join(sorted(coordinates | named))}, got"
@@ -48,7 +54,6 @@ def dataset(
     coordinates[REPEAT] = with_unit(REPEAT, (REPEAT,), np.arange(repeats))
     variables = {}
     for output, array in zip(outputs, values, strict=True):
-        own = tuple(f"{output.name}_dim_{i}" for i in range(len(output.shape)))
         whole = array.reshape(*shape, *output.shape)
-        variables[output.name] = with_unit(output.name, dimensions + own, whole)
+        variables[output.name] = with_unit(output.name, dimensions + output.dimensions, whole)
     return xarray.Dataset(variables, coordinates, attributes)

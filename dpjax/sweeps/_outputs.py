@@ -16,6 +16,11 @@ class Output:
     shape: tuple[int, ...]
     dtype: Any
 
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """Of one cell's array."""
+        return tuple(f"{self.name}_dim_{i}" for i in range(len(self.shape)))
+
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}{list(self.shape)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax._fingerprints import digest
 from dpjax._programs import Program
 from dpjax.sensitivity._chunks import fitting
 from dpjax.sweeps._axes import Axis
@@ -41,6 +42,20 @@ class Part:
     def __len__(self) -> int:
         return len(self.words)
 
+    def fingerprint_of_chunks(self, size: int) -> str:
+        """Of what chunks run.
+
+        Under `vmap` a rule of the user's may compute, which the program's own fingerprint leaves
+        out: it is another way to the same value, but nobody has checked that here.
+        """
+        if "custom_vmap_call" not in self.program.primitives():
+            return self.program.fingerprint
+        batch = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
+            self.program.inputs.tree(),
+        )
+        return digest(self.program.fingerprint, jax.make_jaxpr(jax.vmap(self.program))(*batch))
+
     def default_batch_size(self) -> int:
         """Cells in a chunk: a power of two, by what fits and by how many there are."""
         parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
@@ -55,11 +70,13 @@ def parts_of(
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """All parts, traced; those whose outputs differ are refused before anything is computed."""
+    """All parts, traced; what does not fit together is refused before anything is computed."""
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))
     ]
+    for part in parts:
+        part.program.check_unchanged("function")
     for part in parts[1:]:
         if part.outputs != parts[0].outputs:
             raise ValueError(
@@ -92,6 +109,7 @@ def _trace(
     )
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
+    _ = program.fingerprint  # Now: tracing the next part may write to what this one closes over.
     known = {axis.name: axis.fingerprints[i] for axis, i in zip(static, choice, strict=True)}
     return Part(
         ", ".join(f"{name}={label}" for name, label in labels.items()),

@@ -42,7 +42,8 @@ class Store:
     def __init__(self, path: Any):
         """Reads what is there; refuses what is damaged."""
         self.path = pathlib.Path(os.fspath(path))
-        _durable.check_folder(self.path, "sweep")
+        # One that is there may lie in a folder that cannot be written to: a disk that is mounted.
+        _durable.check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, and is a file")
         self.path.mkdir(exist_ok=True)

@@ -82,9 +82,10 @@ def sweep(
         TypeError: if the key is not a typed key, the function does not return real arrays, or a
             parameter has values of a kind that is not described above.
         ValueError: if a parameter has no values, equal ones, NaN, or numbers that JAX does not
-            hold; if outputs have other names, shapes or dtypes at other static parameters; if the
-            function calls code outside of JAX; if the folder is in use, damaged, or of another key,
-            function, version, processor or batch size, which the message names.
+            hold; if outputs have other names, shapes or dtypes at other static parameters, or a
+            name means two things; if the function calls code outside of JAX, or writes to an array
+            that it closes over; if the folder is in use, damaged, or of another key, function,
+            version, processor or batch size, which the message names.
 
     Formal guarantees:
         None for what it returns, which is as private as the function makes it: a sweep is an
@@ -160,6 +161,7 @@ def sweep(
                     axes=traced_axes,
                     repeats=repeats,
                     size=size,
+                    fingerprint=runs[part.fingerprint]["function"],
                     devices=devices,
                     keep=functools.partial(
                         _keep, store, runs, count, part, [x[i] for x in values], there[i]
@@ -177,7 +179,7 @@ def sweep(
 
 def _run_of(part: Part, size: int, shared: dict[str, Any]) -> dict[str, Any]:
     """Everything that decides the bits of a part: what its chunks on disk must agree on."""
-    return {**shared, "function": part.program.fingerprint, "batch size": size}
+    return {**shared, "function": part.fingerprint_of_chunks(size), "batch size": size}
 
 
 def _keep(

@@ -1,5 +1,6 @@
 """Regularized logistic regression, solved until a certificate says so."""
 
+import decimal
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -118,11 +119,14 @@ def logistic_regression(*, regularization: float) -> Callable[[Any], jax.Array]:
 def logistic_regression_bound(
     *, regularization: float, n: int, d: int, dtype: jax.typing.DTypeLike = "float32"
 ) -> float:
-    """A global l2 sensitivity of `logistic_regression`: min(2 W, 2 / (n lambda) + 2 E).
+    """A global l2 sensitivity of `logistic_regression`: min(2 W, 2 s(W) / (n lambda) + 2 E).
 
-    Replacing a record changes the gradient by at most 2 / n, and the objective is lambda-strongly
-    convex. At the minimizer lambda ||w||^2 is the average of m_i / (1 + exp(m_i)), m_i = y_i w'x_i,
-    and lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda.
+    At the minimizer lambda ||w||^2 is the average of m_i / (1 + exp(m_i)), m_i = y_i w'x_i, and
+    lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. There no record
+    pulls at w by more than s(W) / n, s(m) = 1 / (1 + exp(-m)), for its margin is -W at least. Where
+    one objective has its minimizer w', the gradient of the other, which has another record, is thus
+    at most 2 s(W) / n long, and it is lambda-strongly convex. That is below 2 / (n lambda), and
+    below 2 R / n with lambda R = s(R), where R is as long as weights can be by the pulls alone.
 
     E = 5 e / lambda bounds the error of a solution, by strong convexity: e = eps ((d + 1) W / 4 +
     8 + d / 8) bounds the rounding of a gradient, and the target stops where one that is computed is
@@ -152,7 +156,7 @@ def logistic_regression_bound(
     Example:
         >>> from dpjax import targets
         >>> round(targets.logistic_regression_bound(regularization=0.1, n=100, d=2), 2)
-        0.2
+        0.17
     """
     strength = Fraction(check_strength(regularization))
     n = _checks.integer("n", n, least=1)
@@ -160,13 +164,22 @@ def logistic_regression_bound(
     running = running_dtype(dtype)
     check_carried(float(strength), d, running)
     error = (1 + _GRADIENTS_IN_ERRORS) * _gradient_error(strength, d, running) / strength
-    exact = 2 / (n * strength)
+    exact = 2 * _strongest_pull(_longest(strength)) / (n * strength)
     return round_up(min(2 * _longest(strength) * (1 + (d + 8) * unit(running)), exact + 2 * error))
 
 
 def _longest(strength: Fraction) -> Fraction:
     """A bound on the length of the exact minimizer."""
     return min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
+
+
+def _strongest_pull(longest: Fraction) -> Fraction:
+    """A bound on 1 / (1 + exp(-W)): the slope of the loss of a record at weights of length W."""
+    context = decimal.Context(prec=50)
+    length = context.divide(
+        decimal.Decimal(longest.numerator), decimal.Decimal(longest.denominator)
+    )
+    return 1 / (1 + Fraction(context.exp(-length)) * (1 - Fraction(1, 10**30)))
 
 
 def _gradient_error(strength: Fraction, d: int, dtype: np.dtype) -> Fraction:

@@ -1,5 +1,6 @@
 """Time: a rejection sampler takes longer for larger noise, a table does not."""
 
+import re
 import time
 
 import jax
@@ -58,3 +59,26 @@ def test_the_time_of_a_release_tells_nothing(name, batch):
     release = jax.jit(lambda key: mechanism[name](key, jnp.float32(0)).value)
     # The standard error of 3,000 pairs is .018: .1 is five of them.
     assert abs(rank_correlation(release, batch)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "dtype"),
+    [
+        (dpjax.laplace(1.0, 1.0), "float32"),
+        (dpjax.gaussian(1.0, 1.0, 1e-5), "int32"),
+        (dpjax.permute_and_flip(1.0, 1.0), "int32"),
+        (dpjax.randomized_response(1.0, categories=3), "int32"),
+    ],
+    ids=["laplace", "gaussian", "permute-and-flip", "randomized response"],
+)
+def test_nothing_drawn_or_private_is_divided(mechanism, dtype):
+    """A processor's division of integers may take longer for a larger quotient."""
+
+    def release(key, value, mechanism):
+        return mechanism(key, value).value
+
+    key = dpjax.random.seeded_key(11)
+    program = str(jax.make_jaxpr(release)(key, jnp.zeros(7, dtype), mechanism))
+    # What is public, divisors and scales, are scalars.
+    assert re.search(r"[iu]32\[\] = div", program)
+    assert not re.search(r"[iu]32\[\d[^]]*\] = (div|rem)", program)

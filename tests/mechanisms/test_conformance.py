@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpjax
 from dpjax import _limbs
 from dpjax._limbs import Limbs
-from dpjax._pytree import frozen_pytree
+from dpjax._pytree import TreeSpec, frozen_pytree
+from dpjax._shaped_norm import shape_of
 from dpjax.auditing import check_conformance
 from dpjax.mechanisms import additive
 from dpjax.mechanisms._additive import AdditiveMechanism
@@ -20,6 +23,15 @@ def own(sensitivity, epsilon):
     return additive(sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e)
 
 
+def shaped(sensitivity, epsilon):
+    """Gaussian noise of a shape; a number is a bound in its norm."""
+    if not isinstance(sensitivity, dpjax.Sensitivity):
+        sensitivity = dpjax.analytic_sensitivity(sensitivity, norm=SHAPE)
+    return dpjax.shaped_gaussian(sensitivity, epsilon, 1e-2)
+
+
+MATRIX = np.array([[1.0, 0.3], [0.3, 0.5]])
+SHAPE = shape_of(MATRIX, TreeSpec.of(jnp.zeros(2)), 2.0**-20, None)
 SCALAR = {"value": jnp.asarray(0.0), "neighbor": jnp.asarray(1.0)}
 VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.4])}
 L2_VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.8])}
@@ -30,6 +42,8 @@ TREE = {
 COUNTS = {"value": jnp.asarray([3, 0]), "neighbor": jnp.asarray([4, 0])}
 SCORES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([1.0, 2.0, 1.0])}
 LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
+# At distance 1, but for a margin that covers the grid before the map.
+SHAPED = {"value": jnp.zeros(2), "neighbor": jnp.asarray(0.9999 * SHAPE.matrix @ [0.6, -0.8])}
 ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
 
 TABLE = {
@@ -45,6 +59,7 @@ TABLE = {
         lambda s, e: dpjax.gaussian(s, e, 1e-3, calibration="classical"),
         SCALAR,
     ),
+    "shaped gaussian": (shaped, SHAPED),
     "exponential": (dpjax.exponential, SCORES),
     "permute-and-flip": (dpjax.permute_and_flip, SCORES),
     "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2), LATTICE),
@@ -65,6 +80,7 @@ SLOW = {
     "gaussian, vector",
     "gaussian, integers",
     "gaussian, classical",
+    "shaped gaussian",
     "bernstein, order 3",
     "laplace, integers",
     "one's own",
@@ -136,10 +152,23 @@ class _Telltale(AdditiveMechanism):
         )
 
 
-def _tells_of_nan(s, e):
-    usual = dpjax.laplace(s, e)
-    fields = (getattr(usual, field.name) for field in dataclasses.fields(usual))
-    return _Telltale(*fields)
+@frozen_pytree
+class _OtherUnderJit(AdditiveMechanism):
+    """Private, and off by a little where the value is traced."""
+
+    def __call__(self, key, value):
+        traced = isinstance(value, jax.core.Tracer)
+        return super().__call__(key, value + 1e-3 if traced else value)
+
+
+def _made_as(kind):
+    """Laplace noise in a mechanism of another kind."""
+
+    def make(s, e):
+        usual = dpjax.laplace(s, e)
+        return kind(*(getattr(usual, field.name) for field in dataclasses.fields(usual)))
+
+    return make
 
 
 BROKEN = {
@@ -149,7 +178,8 @@ BROKEN = {
     "scale 10% low": (_quiet(0.9), "density of log_prob"),
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),
-    "tells of NaN": (_tells_of_nan, "value of nan must be released like"),
+    "another value under jit": (_made_as(_OtherUnderJit), "jit must not change"),
+    "tells of NaN": (_made_as(_Telltale), "value of nan must be released like"),
     "accepts anything": (_accepts_anything, "epsilon=0.0 must be refused"),
 }
 

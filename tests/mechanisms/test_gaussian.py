@@ -30,6 +30,19 @@ def test_delta_below_what_the_tables_miss_is_refused(key):
     assert scale(1e-20) > 0
 
 
+def test_a_traced_epsilon_that_delta_does_not_cover_has_no_scale_either(key):
+    """What is stated of the noise is NaN where what is released is."""
+
+    @jax.jit
+    def at(epsilon):
+        mechanism = dpjax.gaussian(1.0, epsilon, 1e-5)
+        released, stated = mechanism(key, 0.0).value, mechanism.effective_scale()
+        return released, stated, mechanism.error_quantile(0.9), mechanism.log_prob(0.0, 0.0)
+
+    assert np.isfinite(at(50.0)).all()
+    assert np.isnan(at(60.0)).all()
+
+
 def test_unknown_calibration_is_refused():
     with pytest.raises(ValueError, match=r"calibration must be one of .* got 'best'"):
         dpjax.gaussian(1.0, 1.0, 1e-5, calibration="best")

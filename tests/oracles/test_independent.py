@@ -48,6 +48,12 @@ def test_the_first_of_more_are_the_same(key):
     assert_same(oracle(key, 3), jax.tree.map(lambda leaf: leaf[:3], oracle(key, N)))
 
 
+@pytest.mark.parametrize(("n", "error"), [(-1, ValueError), (2.5, TypeError), (True, TypeError)])
+def test_a_number_of_records_that_is_none_is_refused(key, n, error):
+    with pytest.raises(error, match="n must be an integer of at least 0"):
+        independent(jax.random.bits)(key, n)
+
+
 def test_two_records_are_those_of_the_database_at_any_position(key):
     target = dpjax.targets.summable(lambda x: x["uniform"])
     sampler = RandomPair.trace(

@@ -97,6 +97,16 @@ def test_smoothing_noise_differs_between_columns_and_records(key):
 def test_constant_column_stays_constant(key):
     drawn = drawn_by(smoothed_resample(np.full(3, 7.0)), key, 100)
     assert set(drawn.tolist()) == {7.0}
+    # The mean of these is rounded, so their standard deviation is not 0 as computed.
+    oracle = smoothed_resample(np.full(400, 0.1, np.float32))
+    assert set(drawn_by(oracle, key, 100).tolist()) == {np.float32(0.1)}
+    np.testing.assert_allclose(oracle.log_prob(np.float32(0.1)), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, 3e38])
+def test_records_that_have_no_spread_are_refused(strange):
+    with pytest.raises(ValueError, match="records must be finite"):
+        smoothed_resample({"a": np.float32([1, strange, -strange]), "b": np.arange(3)})
 
 
 @both

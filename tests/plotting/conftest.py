@@ -19,6 +19,12 @@ class Array:
         return Array(dims, self.values.transpose(axes), self.coords, self.name, self.attrs)
 
 
+@pytest.fixture(autouse=True)
+def no_figures():
+    """Examples of docstrings, run earlier in this process, leave theirs open."""
+    pytest.importorskip("matplotlib.pyplot").close("all")
+
+
 @pytest.fixture
 def ax():
     return pytest.importorskip("matplotlib.figure").Figure().subplots()

@@ -31,6 +31,15 @@ def test_bars_are_the_error_quantile(simultaneous, ax):
     assert ("at once" in container.get_label()) == simultaneous
 
 
+def test_bars_of_integers_are_not_those_of_floats(ax):
+    mechanism, counts = dpjax.laplace(1.0, 1e-6), jnp.arange(1000)
+    release_with_error(Release(counts, mechanism.guarantee), mechanism, ax=ax)
+    error = mechanism.error_quantile(0.95, like=counts)
+    assert error < 0.99 * mechanism.error_quantile(0.95, shape=(1000,))
+    low, high = bars(ax)
+    np.testing.assert_allclose(high - low, 2 * error, rtol=1e-6)
+
+
 def test_truth_and_names_stand_at_their_coordinates(ax):
     release_with_error(RELEASE, LAPLACE, VALUE + 1, names=["a", "b", "c"], unit="mm", ax=ax)
     truth = ax.get_lines()[-1]

@@ -82,11 +82,11 @@ def test_of_many_pairs_some_steps_are_drawn_and_the_chosen_one(ax):
 
 
 def test_infinite_distances_count_and_are_not_drawn(ax):
-    distances = np.array([1.0, np.inf, 2.0, np.nan])
-    sensitivity_ecdf(distances, dpjax.operating_point(m=4, confidence=None), ax=ax)
-    x, y = labeled(ax.get_lines(), "4 sampled pairs").get_data()
-    assert (x.tolist(), y.tolist()) == ([1.0, 1.0, 2.0], [0.0, 0.25, 0.5])
-    assert "k = 4 of 4: inf" in labeled(ax.get_lines(), "order statistic").get_label()
+    distances = np.array([1.0, np.inf, -1.0, 2.0, np.nan])
+    sensitivity_ecdf(distances, dpjax.operating_point(m=5, confidence=None), ax=ax)
+    x, y = labeled(ax.get_lines(), "5 sampled pairs").get_data()
+    assert (x.tolist(), y.tolist()) == ([1.0, 1.0, 2.0], [0.0, 0.2, 0.4])
+    assert "k = 5 of 5: inf" in labeled(ax.get_lines(), "order statistic").get_label()
 
 
 def test_what_does_not_fit_is_refused(ax):

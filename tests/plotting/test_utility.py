@@ -46,6 +46,11 @@ def test_dimensions_have_any_name(sweep, ax):
 
 def test_results_of_xarray_are_drawn(sweep, ax):
     xarray = pytest.importorskip("xarray")
+    names = xarray.DataArray(np.ones((2, 3)), {"epsilon": ["a", "b"]}, ("epsilon", "repeat"))
+    with pytest.raises(ValueError, match="numbers along 'epsilon'"):
+        utility(names, ax=ax)
+    with pytest.raises(ValueError, match="at least one of all dimensions"):
+        utility(names.assign_coords(epsilon=[1, 2])[:, :0], ax=ax)
     array = xarray.DataArray(sweep.values, sweep.coords, sweep.dims, "error", {"units": "%"})
     utility(array.to_dataset().sel(norm="global"), ax=ax)
     (line,) = ax.get_lines()

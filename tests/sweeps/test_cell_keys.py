@@ -42,7 +42,7 @@ DISTINCT = [
 ]
 
 
-@pytest.mark.parametrize("values", ALIKE, ids=repr)
+@pytest.mark.parametrize("values", ALIKE)
 def test_what_a_function_sees_alike_is_one_coordinate(values):
     assert len({fingerprint_of_value("x", value) for value in values}) == 1
 

@@ -155,6 +155,26 @@ def test_what_a_function_closes_over_counts(swept):
         swept(function=function)
 
 
+def test_rules_for_vmap_count(swept):
+    """A chunk runs what they compute, which the program of one cell does not show."""
+    factor = [2.0]
+
+    @jax.custom_batching.custom_vmap
+    def scaled(x):
+        return 2 * x
+
+    @scaled.def_vmap
+    def rule(size, batched, x):
+        return factor[0] * x, True
+
+    function = lambda key, x, shift: scaled(x)  # noqa: E731
+    assert swept(function=function).value.values[0, 0, 0] == 1.0
+    factor[0] = 4.0
+    with pytest.raises(ValueError, match="with another function at shift"):
+        swept(function=function)
+    assert swept(function=function, path=None).value.values[0, 0, 0] == 2.0
+
+
 def test_choices_that_are_not_asked_for_must_be_of_the_same_key(swept, keys):
     swept(static={"shift": [5]})
     with pytest.raises(ValueError, match="with another key: name another folder"):
@@ -170,6 +190,8 @@ def test_programs_that_were_compiled_otherwise_are_refused(swept, monkeypatch):
         context.setattr(jax, "__version__", "0.1")
         with pytest.raises(ValueError, match="with another versions"):
             swept()
+    with jax.disable_jit(), pytest.raises(ValueError, match="with another compiler flags"):
+        swept()
     with monkeypatch.context() as context:
         context.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         with pytest.raises(ValueError, match="with another compiler flags"):
@@ -230,6 +252,17 @@ def test_a_file_is_no_folder(swept, tmp_path):
     with pytest.raises(ValueError, match="must be a folder, and is a file"):
         swept(path=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "something"
+
+
+def test_only_the_folder_itself_must_be_writable(swept, tmp_path, monkeypatch):
+    """Root may write anywhere, so the system is asked in a test's name."""
+    (tmp_path / "sweep").mkdir()
+    closed = {tmp_path}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in closed)
+    assert swept().attrs["cells_computed"] == 24
+    closed.add(tmp_path / "sweep")
+    with pytest.raises(ValueError, match="lies in no folder that can be written to"):
+        swept()
 
 
 def test_no_word_of_a_secure_key_is_on_disk(swept, tmp_path):

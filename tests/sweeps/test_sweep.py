@@ -248,6 +248,16 @@ REFUSED = {
         "x must have distinct values, got 0 and 2",
     ),
     "rounded": ({"traced": {"x": [0.1, 0.1 + 1e-12]}}, ValueError, "which count as one"),
+    "one name": (
+        {"traced": {"x": {"a_b": np.ones(2), "a": {"b": np.arange(2)}}}},
+        ValueError,
+        "x must give its numbers distinct names, got x_a_b, x_a_b",
+    ),
+    "a dimension": (
+        {"traced": {"value_dim_0": [1]}, "function": lambda key, **_: jnp.ones(3)},
+        ValueError,
+        "like a dimension of an output: value_dim_0",
+    ),
     "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which count as one"),
     "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not hold NaN"),
     "keys": ({"traced": {"x": jax.random.key(0)[None]}}, TypeError, "x must be numbers, got keys"),
@@ -282,9 +292,22 @@ FUNCTIONS = {
         "float32.*at n=1 and.*int32",
     ),
     "names": (lambda key, n: {f"a{n}": 1.0}, "a1: .* at n=1 and .a2: .* at n=2"),
+    "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "a dimension.*: a_dim_0"),
     "parameters": (lambda key, n: {"n": 1.0}, "must not name outputs like parameters: n"),
     "twice": (lambda key, n: {"a_b": 1.0, "a": {"b": 2.0}}, "distinct names, got a_b, a_b"),
 }
+
+
+def test_what_is_written_to_between_two_choices_is_refused(key):
+    """Else both would be computed from what the last one left there."""
+    buffer = np.zeros(3, np.float32)
+
+    def function(key, n):
+        buffer[:] = n
+        return jax.random.uniform(key, (3,)) + buffer
+
+    with pytest.raises(ValueError, match="function has changed since it was traced"):
+        dpjax.sweep(key, function, static={"n": [1, 2]})
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -68,9 +68,10 @@ def test_order_of_records_does_not_matter(make):
     np.testing.assert_allclose(curve(target, database), curve(target, permuted), atol=1e-5)
 
 
-def test_of_tied_records_the_least_response_counts_in_any_order():
+@pytest.mark.parametrize("small", [[-1e-40], [0.0, -0.0]], ids=["denormal", "zero"])
+def test_of_tied_records_the_least_response_counts_in_any_order(small):
     generator = np.random.default_rng(3)
-    x = np.concatenate([np.repeat([-1e-40, -0.5, 0.25, 0.5, 0.75], 8), generator.normal(size=9)])
+    x = np.concatenate([np.repeat([*small, -0.5, 0.25, 0.5, 0.75], 8), generator.normal(size=9)])
     database = {"x": x, "y": generator.normal(size=x.size)}
     target = targets.priestley_chao(bandwidth=0.1)
     got = curve(target, database)

@@ -130,10 +130,33 @@ def test_bound():
     def bound(strength, n, dtype="float64"):
         return targets.logistic_regression_bound(regularization=strength, n=n, d=3, dtype=dtype)
 
-    assert bound(0.5, 8) == pytest.approx(0.5)
-    assert bound(0.1, 3) == pytest.approx(2 * np.sqrt(2.785))  # Both lie in a ball.
-    assert bound(0.1, 1000) > 2 / (1000 * 0.1)
-    assert bound(0.1, 1000, "float32") == pytest.approx(0.02, rel=0.01)
+    pull = special.expit(np.sqrt(0.2785 / 0.5))
+    assert bound(0.5, 8) == pytest.approx(0.5 * pull)
+    assert bound(0.1, 2) == pytest.approx(2 * np.sqrt(2.785))  # Both lie in a ball.
+    pull = special.expit(np.sqrt(2.785))
+    assert bound(0.1, 1000) > 2 * pull / (1000 * 0.1)
+    assert bound(0.1, 1000, "float32") == pytest.approx(0.02 * pull, rel=0.01)
+    # It would be 2 R / n, if weights could be longer than they are.
+    longest = optimize.brentq(lambda r: 0.1 * r - special.expit(r), 0, 10)
+    assert bound(0.1, 1000) < 2 * longest / 1000 < 2 / (1000 * 0.1)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("strength", [0.1, 0.5, 1.0, 10.0])
+@pytest.mark.parametrize("n", [1, 2, 5, 100])
+def test_records_that_pull_hardest_are_within_the_bound(n, strength):
+    """All alike but for the label of one, which contradicts them in the neighbor."""
+
+    def minimizer(against):
+        def slope(w):
+            pulls = (n - against) * special.expit(-w) - against * special.expit(w)
+            return strength * w - pulls / n
+
+        return optimize.brentq(slope, -1 / strength, 1 / strength, xtol=1e-14)
+
+    bound = targets.logistic_regression_bound(regularization=strength, n=n, d=1, dtype="float64")
+    found = max(minimizer(k) - minimizer(k + 1) for k in range(n))
+    assert bound / 5 < found <= bound
 
 
 def test_a_strength_that_the_dtype_does_not_carry_is_refused():

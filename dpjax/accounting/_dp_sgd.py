@@ -1,0 +1,381 @@
+"""What all steps of a run of DP-SGD promise together: host arithmetic around dp-accounting.
+
+The noise multiplier z is sigma over the norm bound of what one record contributes. Where a record
+is replaced, the sum moves by up to twice that, which is said to the accountants in their own ways.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import scipy
+
+from dpjax import _checks
+from dpjax.base import Guarantee, NeighboringRelation
+from dpjax.random._noise import GAUSSIAN
+
+AccountingMethod = Literal["pld", "renyi"]
+
+# Orders of Renyi divergences: finer where the best one lies for most runs.
+_ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
+_INTERVAL = 1e-4
+# What convolutions by FFT may lose, generously.
+_LOST_TO_ROUNDING = 1e-13
+_OUTWARD = 1 + 1e-9
+
+
+class _NoEpsilonError(ValueError):
+    """No epsilon goes with a delta."""
+
+
+class Sampling(Protocol):
+    """How batches are drawn, as `dpjax.learning.poisson_sampling` and its neighbor do."""
+
+    @property
+    def kind(self) -> Literal["poisson", "fixed"]:
+        """Each record by itself, or a uniform subset of a fixed size."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """The number of records."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record is in a batch."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots of a batch."""
+        ...
+
+
+def dp_sgd(
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    coordinates: int,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    method: AccountingMethod = "pld",
+) -> Guarantee:
+    """What a run of DP-SGD promises.
+
+    Args:
+        sampling: how batches are drawn.
+        noise_multiplier: z, the standard deviation of the noise over the norm bound.
+        steps: how many.
+        delta: of the guarantee, in (0, 1).
+        coordinates: how many numbers get noise in a step: the size of all parameters.
+        relation: which databases are neighbors; batches of a fixed size have replace-one only.
+        method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
+
+    Returns:
+        A `Guarantee`.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, the relation is not one for the sampling, or
+            delta is used up by batches that exceed their capacity.
+
+    Formal guarantees:
+        (epsilon, delta)-DP of the joint distribution of all steps, each chosen with knowledge of
+        the earlier ones, rounded up. Charged are: the discretization of dp-accounting, which is
+        pessimistic; with a probability p that a batch exceeds its capacity, (1 + e^epsilon) p for
+        every step; the same for equal random words; and what the tables of the noise are off the
+        normal distribution, for every coordinate of every step. For batches of a fixed size the
+        hockey-stick divergence at e^epsilon is the rate times that of the Gaussian mechanism at
+        1 + (e^epsilon - 1) / rate, and each order of the neighbors is a case of the other.
+
+    Source:
+        Abadi et al. (2016); Mironov, Talwar and Zhang (2019) and Wang, Balle and Kasiviswanathan
+        (2019) for Renyi; Doroshenko, Ghazi, Kamath, Kumar and Manurangsi (2022) for privacy loss
+        distributions; Balle, Barthe and Gaboardi (2018), Theorem 9, and Zhu, Dong and Wang (2022)
+        for batches of a fixed size; Chua et al. (2024), Theorem 3.1, for the capacity.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
+        >>> dpjax.accounting.dp_sgd(
+        ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, coordinates=10
+        ... )
+        (epsilon=1.67165, delta=1e-05)-DP
+    """
+    relation = NeighboringRelation(relation)
+    _checks.choice("method", method, get_args(AccountingMethod))
+    z = _positive("noise_multiplier", noise_multiplier)
+    steps = _checks.integer("steps", steps, least=1, most=10**9)
+    coordinates = _checks.integer("coordinates", coordinates, least=1)
+    delta = _checks.fraction("delta", delta)
+    _checks.host_only("delta", delta, "a concrete number")
+    if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "relation must be replace-one for batches of a fixed size, under which n is public;"
+            f" got {relation}: take poisson_sampling"
+        )
+    curve = (_pld if method == "pld" else _renyi)(sampling, z, steps, relation)
+    epsilon = _with_charges(curve, delta, sampling, steps * coordinates, steps)
+    return Guarantee(epsilon, delta, relation=relation)
+
+
+def dp_sgd_noise_multiplier(
+    sampling: Sampling,
+    *,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    coordinates: int,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    method: AccountingMethod = "pld",
+) -> float:
+    """The least noise multiplier with which a run of DP-SGD promises (epsilon, delta).
+
+    Args:
+        sampling: how batches are drawn.
+        epsilon: of the guarantee, finite, above 0.
+        delta: of the guarantee, in (0, 1).
+        steps: how many.
+        coordinates: how many numbers get noise in a step.
+        relation: which databases are neighbors.
+        method: as for `dp_sgd`.
+
+    Returns:
+        A noise multiplier, at most .1% above the least one.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, or no noise reaches the guarantee.
+
+    Formal guarantees:
+        `dp_sgd` with it promises at most this epsilon, which is checked before it is returned.
+
+    Source:
+        That of `dp_sgd`.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
+        >>> z = dpjax.accounting.dp_sgd_noise_multiplier(
+        ...     sampling, epsilon=2.0, delta=1e-5, steps=100, coordinates=10, method="renyi"
+        ... )
+        >>> round(z, 2)
+        1.45
+    """
+    target = _positive("epsilon", epsilon)
+
+    def promised(z: float, method: AccountingMethod) -> float:
+        try:
+            guarantee = dp_sgd(
+                sampling,
+                noise_multiplier=z,
+                steps=steps,
+                delta=delta,
+                coordinates=coordinates,
+                relation=relation,
+                method=method,
+            )
+        except _NoEpsilonError:
+            return math.inf
+        return float(guarantee.epsilon)
+
+    # Renyi accounting is fast, and not far off.
+    above = 1.0
+    while promised(above, "renyi") > target:
+        above = _more(above, 2, target)
+    while promised(above / 2, "renyi") <= target and above > 1e-2:
+        above /= 2
+    above = _least(lambda z: promised(z, "renyi"), target, above / 2, above)
+    if method == "renyi":
+        return above
+    below = above / 1.1
+    while promised(below, "pld") <= target:
+        below, above = below / 1.1, below
+    return _least(lambda z: promised(z, "pld"), target, below, above)
+
+
+def _least(promised: Callable[[float], float], target: float, below: float, above: float) -> float:
+    """Within .1% the least z with promised(z) <= target, which falls; outward."""
+    growth = 1.1
+    while promised(above) > target:
+        below, above, growth = above, _more(above, growth, target), growth**2
+    low, high = math.log(below), math.log(above)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if promised(math.exp(middle)) <= target:
+            high = middle
+        else:
+            low = middle
+    return math.exp(high) if promised(math.exp(high)) <= target else above
+
+
+def _more(z: float, factor: float, target: float) -> float:
+    if z > 1e9:
+        raise ValueError(
+            f"no noise multiplier up to 1e9 reaches epsilon={target:g}: delta may be too small, or"
+            " used up by batches that exceed their capacity"
+        )
+    return factor * z
+
+
+def _with_charges(
+    epsilon_at: Callable[[float], float],
+    delta: float,
+    sampling: Sampling,
+    draws: int,
+    steps: int,
+) -> float:
+    """Epsilon of what is really drawn: of another distribution but for a mass m, up to a loss.
+
+    With ratios of densities within e^loss, (epsilon, delta_0) of the ideal run is
+    (epsilon + 2 loss, e^loss delta_0 + (1 + e^(epsilon + loss)) m) of the real one.
+    """
+    assert GAUSSIAN.lattice is not None
+    certificate = GAUSSIAN.lattice.certificate
+    loss = draws * certificate.loss
+    missed = draws * certificate.delta + steps * _probability_of_a_bad_batch(sampling)
+    epsilon = 0.0
+    for _ in range(200):
+        if epsilon + loss > 700:
+            left = 0.0
+        else:
+            left = (delta - (1 + math.exp(epsilon + loss)) * missed) * math.exp(-loss)
+        if left <= 0:
+            raise _NoEpsilonError(
+                f"delta={delta:g} is used up: in {steps} steps a batch exceeds its capacity of"
+                f" {sampling.capacity}, or the tables of the noise are off, with probability"
+                f" {missed:.2g} at epsilon={epsilon:.3g}; give batches a larger capacity"
+            )
+        found = epsilon_at(left)
+        if found <= epsilon:
+            break
+        epsilon = found * _OUTWARD
+    else:
+        raise _NoEpsilonError(
+            f"no epsilon covers batches that exceed their capacity at delta={delta:g}"
+        )
+    return (epsilon + 2 * loss) * _OUTWARD
+
+
+def _probability_of_a_bad_batch(sampling: Sampling) -> float:
+    """Of one that is not drawn as the accountants think."""
+    if sampling.kind == "fixed":
+        # Two records with equal words.
+        return sampling.n**2 * 2.0**-129
+    if sampling.capacity >= sampling.n:
+        return 0.0
+    # The larger of two neighbors.
+    return float(scipy.stats.binom.sf(sampling.capacity, sampling.n + 1, sampling.rate)) * _OUTWARD
+
+
+def _pld(
+    sampling: Sampling, z: float, steps: int, relation: NeighboringRelation
+) -> Callable[[float], float]:
+    accounting = _checks.extra("dp_accounting", "accounting")
+    distributions = accounting.pld.privacy_loss_distribution
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    if sampling.rate == 1:
+        sigma = z / math.sqrt(steps) / (2 if replaced else 1)
+        composed = distributions.from_gaussian_mechanism(
+            sigma, value_discretization_interval=_INTERVAL
+        )
+    elif sampling.kind == "poisson":
+        relations = accounting.NeighboringRelation
+        composed = distributions.from_gaussian_mechanism(
+            z,
+            sampling_prob=sampling.rate,
+            neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE,
+            value_discretization_interval=_INTERVAL,
+        ).self_compose(steps)
+    else:
+        composed = _fixed_size_pld(accounting, sampling.rate, z / 2).self_compose(steps)
+
+    def epsilon_at(delta: float) -> float:
+        left = delta * (1 - 1e-6) - _LOST_TO_ROUNDING
+        found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
+        if not math.isfinite(found):
+            raise _NoEpsilonError(f'delta={delta:g} is too small for method="pld"; use "renyi"')
+        return float(found)
+
+    return epsilon_at
+
+
+def _fixed_size_pld(accounting: Any, rate: float, sigma: float) -> Any:
+    """Of a Gaussian mechanism of sensitivity 1 on a subset, where one record is replaced.
+
+    The curve of its hockey-stick divergences at epsilons on a grid, from a half of it: that of
+    either order of the neighbors bounds that of the other.
+    """
+    # Beyond it the ratio of densities lies with probability e^-50 only.
+    largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
+    count = math.ceil(largest / _INTERVAL)
+    epsilons = _INTERVAL * np.arange(count + 1)
+    inner = np.log1p(np.expm1(epsilons) / rate)
+    tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
+    mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
+    # A divergence is no less than 0, and rounding must not make it less than it is.
+    upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
+    upper = np.minimum.accumulate(upper)
+    lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]
+    lower = np.minimum(lower, 1.0)
+    deltas = np.concatenate([lower, upper])
+    pmf = accounting.pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        _INTERVAL, -count, count, deltas
+    )
+    return accounting.pld.privacy_loss_distribution.PrivacyLossDistribution(pmf)
+
+
+def _renyi(
+    sampling: Sampling, z: float, steps: int, relation: NeighboringRelation
+) -> Callable[[float], float]:
+    accounting = _checks.extra("dp_accounting", "accounting")
+    relations = accounting.NeighboringRelation
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    orders = np.array(_ORDERS)
+    if sampling.rate == 1:
+        divergences = orders / (2 * z**2) * (4 if replaced else 1)
+    elif sampling.kind == "fixed":
+        # The accountant knows the sensitivity as 1; it is that of replacing, 2 norm bounds.
+        event = accounting.SampledWithoutReplacementDpEvent(
+            sampling.n, sampling.capacity, accounting.GaussianDpEvent(z / 2)
+        )
+        accountant = accounting.rdp.RdpAccountant(_ORDERS, relations.REPLACE_ONE)
+        divergences = accountant.compose(event).rdp
+    elif replaced:
+        divergences = np.array([_renyi_of_replacing(x, sampling.rate, z) for x in _ORDERS])
+    else:
+        event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
+        divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
+    composed = divergences * (steps * _OUTWARD)
+
+    def epsilon_at(delta: float) -> float:
+        return max(0.0, float(accounting.rdp.compute_epsilon(orders, composed, delta)[0]))
+
+    return epsilon_at
+
+
+def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
+    """Of (1 - q) N(0, 1) + q N(1 / z, 1) from (1 - q) N(0, 1) + q N(-1 / z, 1).
+
+    By the trapezoidal rule, which for such functions converges faster than any power.
+    """
+    end, step = (2 * order + 2) / z + 15, min(0.02, z / 50)
+    x = np.arange(-end, end, step)
+    shifts = np.array([[0.0], [1 / z]])
+    weights = np.log([[1 - rate], [rate]])
+    log_p = scipy.special.logsumexp(weights - (x - shifts) ** 2 / 2, axis=0)
+    log_q = scipy.special.logsumexp(weights - (x + shifts) ** 2 / 2, axis=0)
+    total = scipy.special.logsumexp(order * log_p + (1 - order) * log_q)
+    log_moment = total + math.log(step) - math.log(2 * math.pi) / 2
+    return max(0.0, log_moment) / (order - 1) * (1 + 1e-7) + 1e-12
+
+
+def _positive(name: str, value: Any) -> float:
+    number = _checks.positive(name, value)
+    _checks.host_only(name, number, "a concrete number")
+    return number

@@ -1,0 +1,170 @@
+"""Noise for clipped sums, as gradient transformations of optax."""
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._pytree import down, frozen_pytree, static
+from dpjax.base import NoiseKind, Scalar
+from dpjax.learning._clipping import ClippedSum
+from dpjax.mechanisms._mechanism import check_noise
+from dpjax.norms import grid_dtype, rounding_norm
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._key_for_each import key_for_each
+from dpjax.random._keys import check_key
+from dpjax.random._noise import GAUSSIAN, Noise
+from dpjax.random._open_ledgers import refuse_unpaid_steps, tell_of_training
+from dpjax.random._release import add_noise
+
+if TYPE_CHECKING:
+    import optax
+
+
+@frozen_pytree
+class NoiseState:
+    """What the next step of noise needs, and what `learning.guarantee` must know.
+
+    Attributes:
+        key: of the noise to come; what past noise was drawn from cannot be found from it.
+        step: how many steps got noise.
+        noise_multiplier: the standard deviation of the noise, relative to the norm bound.
+        coordinates: how many numbers get noise in a step.
+        noise: "exact" or "float".
+
+    Formal guarantees:
+        None of its own. It holds a secret, the key.
+    """
+
+    key: jax.Array
+    step: jax.Array
+    noise_multiplier: Scalar = down()
+    coordinates: int = static()
+    noise: NoiseKind = static()
+
+    def __repr__(self) -> str:
+        return f"NoiseState(step={self.step}, noise_multiplier={self.noise_multiplier})"
+
+
+def gaussian_noise(
+    key: jax.Array,
+    *,
+    noise_multiplier: Scalar,
+    batch_size: float,
+    noise: NoiseKind = "exact",
+) -> "optax.GradientTransformation":
+    """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
+
+    sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
+    first in a chain: what follows it, as `optax.adam`, is post-processing.
+
+    Args:
+        key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
+            another one after every step; an open `KeyLedger` claims it at `init`.
+        noise_multiplier: sigma over the norm bound, finite, above 0; see
+            `accounting.dp_sgd_noise_multiplier`.
+        batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
+        noise: "exact", or "float" for sweeps where nothing is published.
+
+    Returns:
+        An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
+        state is a `NoiseState`. A bad traced parameter, and a norm bound that is not above 0, give
+        NaN.
+
+    Raises:
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
+            `dpjax.Ledger` is open, which a training pays by `charge`.
+
+    Formal guarantees:
+        Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
+        on a grid, rounding to it is charged to sigma, and nothing a batch holds decides whether or
+        how a step is taken. A key serves one step: it is split, and its successor takes its place.
+        `learning.guarantee` says what all steps promise together. Whoever puts an old state back in
+        place uses its key again.
+
+    Source:
+        Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang (2016).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+        >>> noise = learning.gaussian_noise(
+        ...     dpjax.random.secure_key(), noise_multiplier=0.8, batch_size=100
+        ... )
+        >>> state = noise.init(jnp.zeros(2))
+        >>> gradient, state = noise.update(clipped(jnp.zeros(2), jnp.ones((100, 2))), state)
+        >>> gradient.shape
+        (2,)
+    """
+    check_key(key)
+    multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    size = _checks.positive("batch_size", batch_size)
+    distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+
+    def init(parameters: Any) -> NoiseState:
+        coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
+        tell_of_training(key)
+        return NoiseState(key, jnp.int32(0), multiplier, coordinates, noise)
+
+    def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+        del params
+        check_clipped(updates)
+        next_key, step_key = jax.random.split(state.key)
+        noisy = with_noise(step_key, updates, state.noise_multiplier, distribution)
+        return averaged(noisy, size), after_a_step(state, next_key)
+
+    return transformation(init, update)
+
+
+def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
+    """The pair of functions as optax has it."""
+    import optax  # Takes half a second.
+
+    return optax.GradientTransformation(init, update)
+
+
+@functools.partial(jax.jit, static_argnames="noise")
+def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
+    """The sum with noise of a multiple of its norm bound."""
+    refuse_unpaid_steps()
+    value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
+    key = key_for_each(key, (value, bound))
+    calibration = Calibration(
+        multiplier * bound,
+        bound,
+        # The certificate of the tables is charged to the run, by `learning.guarantee`.
+        math.inf,
+        rounding_norm("l2", value),
+        sum(leaf.size for leaf in jax.tree.leaves(value)),
+        False,
+        grid_dtype(value),
+    )
+    return add_noise(key, value, calibration, noise)
+
+
+def check_clipped(updates: Any) -> None:
+    """Refuses what no norm bound travels with."""
+    if not isinstance(updates, ClippedSum):
+        raise TypeError(
+            "updates must be a ClippedSum, whose norm bound the noise is for, got"
+            f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
+            " noise first in a chain"
+        )
+
+
+def averaged(tree: Any, size: Scalar) -> Any:
+    """Post-processing: a sum over a batch as an average."""
+    return jax.tree.map(lambda x: x / jnp.asarray(size).astype(x.dtype), tree)
+
+
+def after_a_step(state: NoiseState, key: jax.Array) -> NoiseState:
+    """The state with another key, one step later."""
+    return NoiseState(key, state.step + 1, state.noise_multiplier, state.coordinates, state.noise)

@@ -1,0 +1,87 @@
+"""What the steps that were taken promise."""
+
+import dataclasses
+from typing import Any
+
+from dpjax import _checks
+from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
+from dpjax.base import Guarantee, NeighboringRelation
+from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
+from dpjax.learning._gaussian_noise import NoiseState
+from dpjax.learning._sampling import BatchSampling
+from dpjax.mechanisms._mechanism import nothing_promised
+from dpjax.random._keys import is_seeded
+
+
+def guarantee(
+    state: NoiseState | AdaptiveNoiseState,
+    sampling: BatchSampling,
+    *,
+    delta: float,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    method: AccountingMethod = "pld",
+) -> Guarantee:
+    """What publishing everything that the steps so far have led to promises.
+
+    Steps, noise multiplier and number of parameters are read off the state of the noise: what is
+    promised is what was done.
+
+    Args:
+        state: of `gaussian_noise` or `adaptive_noise`, after the last step.
+        sampling: what drew the batches.
+        delta: of the guarantee, in (0, 1).
+        relation: which databases are neighbors.
+        method: "pld" or "renyi", see `accounting.dp_sgd`.
+
+    Returns:
+        A `Guarantee`; under a seeded key it says so, and noise in floats promises nothing.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if the state is not one of noise, or is traced.
+        ValueError: if no step was taken, or as `accounting.dp_sgd` does.
+
+    Formal guarantees:
+        Those of `accounting.dp_sgd`, where every batch was drawn by `sampling` from a secret key of
+        its own, its mask was handed to `clipped_gradients`, and every state followed the last one.
+
+    Source:
+        Those of `accounting.dp_sgd`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+        >>> noise = learning.gaussian_noise(
+        ...     dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10
+        ... )
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)))
+        >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
+        >>> sampling = learning.poisson_sampling(1000, batch_size=10)
+        >>> learning.guarantee(state, sampling, delta=1e-5)
+        (epsilon=0.199451, delta=1e-05)-DP
+    """
+    noise: Any = state.noise if isinstance(state, AdaptiveNoiseState) else state
+    if not isinstance(noise, NoiseState):
+        raise TypeError(
+            "state must be that of gaussian_noise or adaptive_noise, the first of a chain's, got"
+            f" {_checks.described(state)}"
+        )
+    _checks.host_only("state", noise.step, "it outside")
+    if noise.noise == "float":
+        return nothing_promised(0.0, relation)
+    promised = dp_sgd(
+        sampling,
+        noise_multiplier=float(noise.noise_multiplier),
+        steps=int(noise.step),
+        delta=delta,
+        coordinates=noise.coordinates,
+        relation=relation,
+        method=method,
+    )
+    if is_seeded(noise.key):
+        promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
+    return promised

@@ -1,0 +1,257 @@
+"""Layers whose use of a parameter says all about its gradient, for many examples at once.
+
+Of every example there are the other operand x of the operation and the gradient g of the loss with
+respect to its output. A layer gives the squared norm of each example's gradient, and the sum of
+them times a factor for each; what the factor 0 belongs to is not looked at.
+
+A dense layer that meets many vectors of an example is none of them. Its norms follow from two Gram
+matrices, <XX', GG'>, but where the outer products of an example nearly cancel, float32 finds a norm
+that is far below that of what is then added up, and a record could be made so.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import _walks
+from dpjax._numerics import compute_dtype
+
+# So many numbers are added in one go: rounding errors grow with that.
+_BLOCK = 4096
+# Kernels with more offsets would make a program of too many operations.
+_MOST_OFFSETS = 81
+
+
+class Gradients(NamedTuple):
+    """The gradients of one parameter, an example each.
+
+    Attributes:
+        squared_norms: shape (batch,), rounded up by what underflow may have taken.
+        total: takes factors of shape (batch,) to the sum, in the shape of the operand.
+        terms: how many roundings a squared norm has gone through, at most.
+    """
+
+    squared_norms: jax.Array
+    total: Callable[[jax.Array], jax.Array]
+    terms: int
+
+
+class Layer(NamedTuple):
+    """An operation between a parameter and something else.
+
+    Attributes:
+        name: of the layer.
+        why: what makes it cheap.
+        takes: whether an equation with the parameter at an operand is such a layer.
+        saved: which of the operands is the other one.
+        gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
+    """
+
+    name: str
+    why: str
+    takes: Callable[[Any, int], bool]
+    saved: Callable[[int], int]
+    gradients: Callable[[Any, int, jax.Array, jax.Array], Gradients]
+
+
+def formed(gradients: jax.Array) -> Gradients:
+    """Gradients that are there, one for each example."""
+
+    def total(factors: jax.Array) -> jax.Array:
+        return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
+
+    gradients = gradients.astype(compute_dtype(gradients.dtype))
+    return Gradients(squared_norms(gradients), total, terms(gradients))
+
+
+def squared_norms(x: jax.Array) -> jax.Array:
+    """The squared norm of each example's part; an upper bound where squares underflow."""
+    x = x.reshape(len(x), -1)
+    lost = x.shape[1] * float(jnp.finfo(x.dtype).tiny)
+    whole = x.shape[1] // _BLOCK * _BLOCK
+    squares = jnp.square(x)
+    if whole <= _BLOCK:
+        return jnp.sum(squares, axis=1) + lost
+    blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
+    # XLA would make one sum of the two.
+    blocks = lax.optimization_barrier(blocks)
+    return jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
+
+
+def terms(x: jax.Array) -> int:
+    """How many roundings one of `squared_norms` goes through, at most."""
+    size = math.prod(x.shape[1:])
+    return size + 2 if size < 2 * _BLOCK else _BLOCK + size // _BLOCK + 4
+
+
+def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
+    """Zero in place of the examples whose factor is zero, whatever they hold."""
+    return jnp.where(_column(factors, x) != 0, x, 0)
+
+
+def _column(factors: jax.Array, x: jax.Array) -> jax.Array:
+    return factors.reshape((-1,) + (1,) * (x.ndim - 1))
+
+
+def _other(operand: int) -> int:
+    return 1 - operand
+
+
+# Dense: one vector of every example meets a matrix, and the gradient is an outer product.
+
+
+def _is_dense(equation: Any, operand: int) -> bool:
+    if equation.primitive.name != "dot_general":
+        return False
+    contracted, batched = equation.params["dimension_numbers"]
+    other = equation.invars[1 - operand].aval
+    free = set(range(other.ndim)) - set(contracted[1 - operand])
+    return not any(batched) and all(other.shape[axis] == 1 for axis in free)
+
+
+def _dense(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+    kernel = equation.invars[operand].aval.shape
+    precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
+    precise["preferred_element_type"] = g.dtype
+
+    def total(factors: jax.Array) -> jax.Array:
+        def apply(matrix: jax.Array) -> jax.Array:
+            def one(vector: jax.Array) -> jax.Array:
+                pair = (matrix, vector) if operand == 0 else (vector, matrix)
+                return _walks.bind(equation, precise, pair)[0]
+
+            return jax.vmap(one)(kept(x, factors))
+
+        (sum_of_products,) = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))(
+            _column(factors, g) * kept(g, factors)
+        )
+        return sum_of_products
+
+    return Gradients(squared_norms(x) * squared_norms(g), total, terms(x) + terms(g) + 1)
+
+
+# Embedding: rows of a table. Where an example takes a row twice, the two gradients add up.
+
+
+def _is_embedding(equation: Any, operand: int) -> bool:
+    if equation.primitive.name != "gather" or operand != 0:
+        return False
+    table, indices = (atom.aval for atom in equation.invars)
+    numbers = equation.params["dimension_numbers"]
+    output = equation.outvars[0].aval.ndim
+    # Indices into whole axes are clipped to 0.
+    clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
+    return (
+        table.ndim > 1
+        and numbers.start_index_map[:1] == (0,)
+        and (len(numbers.start_index_map) == 1 or clipped)
+        and tuple(numbers.collapsed_slice_dims) in ((), (0,))
+        and not (numbers.operand_batching_dims or numbers.start_indices_batching_dims)
+        and tuple(equation.params["slice_sizes"]) == (1, *table.shape[1:])
+        and tuple(numbers.offset_dims) == tuple(range(indices.ndim - 1, output))
+    )
+
+
+def _embedding(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+    table = equation.invars[operand].aval.shape
+    rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
+    if equation.params["mode"] == lax.GatherScatterMode.CLIP:
+        indices = jnp.clip(indices, 0, table[0] - 1)
+    else:  # What is out of bounds is filled with a constant.
+        inside = (indices >= 0) & (indices < table[0])
+        rows = jnp.where(inside[:, :, None], rows, 0)
+    if indices.shape[1] > 1:
+        same = indices[:, :, None] == indices[:, None, :]
+        first = lax.argmax(same, 2, jnp.int32) == lax.broadcasted_iota(jnp.int32, indices.shape, 1)
+        gathered = jnp.einsum(
+            "bts,bsd->btd", same.astype(g.dtype), rows, precision=lax.Precision.HIGHEST
+        )
+        # Zero times what is not finite is NaN, so that none of it is lost.
+        rows = jnp.where(first[:, :, None], gathered, 0)
+
+    def total(factors: jax.Array) -> jax.Array:
+        weighted = _column(factors, rows) * kept(rows, factors)
+        flat = jnp.zeros((table[0], rows.shape[2]), g.dtype)
+        return flat.at[indices].add(weighted, mode="drop").reshape(table)
+
+    return Gradients(squared_norms(rows), total, terms(rows))
+
+
+# Convolution: a product with the patches of the input, each example's own.
+
+
+def _is_convolution(equation: Any, operand: int) -> bool:
+    if equation.primitive.name != "conv_general_dilated" or operand != 1:
+        return False
+    given, numbers = equation.params, equation.params["dimension_numbers"]
+    kernel = equation.invars[1].aval.shape
+    return (
+        given["feature_group_count"] == given["batch_group_count"] == 1
+        and all(step == 1 for step in given["lhs_dilation"])
+        and math.prod(kernel[axis] for axis in numbers.rhs_spec[2:]) <= _MOST_OFFSETS
+    )
+
+
+def _convolution(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+    del operand
+    numbers = equation.params["dimension_numbers"]
+    kernel = equation.invars[1].aval.shape
+    offsets = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
+    x, g = (_features_last(a, spec) for a, spec in ((x, numbers.lhs_spec), (g, numbers.out_spec)))
+    rows = g.reshape(len(g), -1, g.shape[-1])
+    met = _patches(x, g.shape[2:-1], offsets, equation.params)
+    patches = jnp.concatenate([patch.reshape(*rows.shape[:2], -1) for patch in met], axis=2)
+    products = jnp.einsum("btk,btd->bkd", patches, rows, precision=lax.Precision.HIGHEST)
+    gradients = formed(products)
+
+    def total(factors: jax.Array) -> jax.Array:
+        spatial = gradients.total(factors).reshape(*offsets, x.shape[-1], g.shape[-1])
+        output_axis, input_axis, *axes = numbers.rhs_spec
+        found = [*axes, input_axis, output_axis]
+        return jnp.transpose(spatial, [found.index(axis) for axis in range(len(kernel))])
+
+    return gradients._replace(total=total)
+
+
+def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
+    """(examples, batch, places..., features) of an array with a leading axis of examples."""
+    batch, features, *places = (axis + 1 for axis in spec)
+    return jnp.transpose(x, (0, batch, *places, features))
+
+
+def _patches(
+    x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
+) -> list[jax.Array]:
+    """For each offset of the kernel, what of the input it meets at every place of the output."""
+    none = (0, 0, 0)
+    padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
+    padded = lax.pad(x, jnp.zeros((), x.dtype), padding)
+    strides, dilation = given["window_strides"], given["rhs_dilation"]
+    found = []
+    for offset in np.ndindex(*offsets):
+        starts = [i * step for i, step in zip(offset, dilation, strict=True)]
+        ends = [
+            start + (count - 1) * stride + 1
+            for start, count, stride in zip(starts, places, strides, strict=True)
+        ]
+        found.append(
+            lax.slice(
+                padded,
+                (0, 0, *starts, 0),
+                (*padded.shape[:2], *ends, padded.shape[-1]),
+                (1, 1, *strides, 1),
+            )
+        )
+    return found
+
+
+LAYERS = (
+    Layer("dense", "norms of outer products", _is_dense, _other, _dense),
+    Layer("embedding", "of the rows that an example takes", _is_embedding, _other, _embedding),
+    Layer("convolution", "products with patches", _is_convolution, _other, _convolution),
+)

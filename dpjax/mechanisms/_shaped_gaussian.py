@@ -1,0 +1,214 @@
+"""The shaped Gaussian mechanism: noise that has the shape of what it hides."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax._pytree import frozen_pytree
+from dpjax._shaped_norm import NoiseShape
+from dpjax.base import NoiseKind, Norm, Scalar, Sensitivity, norm_name
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.mechanisms._coordinatewise import tail_of_one
+from dpjax.mechanisms._gaussian import gaussian
+
+# Covers the roundings of an error bar in float32.
+_OUTWARD = 1 + 2.0**-20
+
+
+@frozen_pytree
+class ShapedGaussianMechanism(AdditiveMechanism):
+    """Adds Gaussian noise to A^-1 f and releases A times that; made by `shaped_gaussian`.
+
+    `scale`, `effective_scale` and `grid_for` are of the one array A^-1 f that gets noise, whatever
+    the shape that they are asked for; `range`, `clamped`, `error_quantile` and `log_prob` are of
+    value and release. Releases lie on no grid.
+
+    Attributes:
+        sensitivity: of A^-1 f.
+        epsilon: of the guarantee.
+        delta: of the guarantee.
+        scale: of the noise in A^-1 f.
+        norm: the `NoiseShape`, which has A.
+        noise: the distribution at scale 1.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    @property
+    def _shape(self) -> NoiseShape:
+        assert isinstance(self.norm, NoiseShape)
+        return self.norm
+
+    @property
+    def _norm_of_noise(self) -> Norm:
+        return "l2"
+
+    def _example(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The value of the target, whatever the shape."""
+        del shape, dtype
+        return self._shape.outputs.tree()
+
+    def _check_structure(self, value: Any) -> None:
+        self._shape.check_fits(value)
+
+    def _before_noise(self, value: Any) -> Any:
+        return self._shape.mapped(value)
+
+    def _after_noise(self, noisy: Any) -> Any:
+        return self._shape.shaped(noisy)
+
+    def _noisy(self, output: Any) -> Any:
+        return self._shape.mapped_in_floats(output)
+
+    def grids(self, value: Any) -> Any:
+        return jax.tree.map(lambda leaf: 0.0, value)
+
+    def range(
+        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+    ) -> tuple[Any, Any]:
+        """Between which values nothing is clamped: 2^36 steps of the grid before A^-1.
+
+        That is sixteen times the largest value that the shape was learned from, at least.
+
+        Args:
+            shape: ignored: the shapes are those of the target's value.
+            dtype: ignored.
+            like: instead, a pytree of arrays or `jax.ShapeDtypeStruct`s.
+
+        Returns:
+            The two ends, in the units of the value; those of every array of `like`.
+        """
+        del shape, dtype
+        if like is None:
+            return -self._shape.largest_value, self._shape.largest_value
+        high = jax.tree.map(lambda leaf: self._shape.largest_value, like)
+        return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
+
+    def clamped(self, value: Any) -> Any:
+        """The value that is released: NaN becomes 0, what is out of `range` its nearer end.
+
+        Args:
+            value: a pytree of real arrays.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        return self._shape.clamped(_checks.real_arrays("value", value))
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        return super().log_prob(output, value) + self._shape.log_determinant
+
+    def error_quantile(
+        self,
+        probability: float,
+        *,
+        shape: tuple[int, ...] | None = None,
+        like: Any = None,
+        simultaneous: bool = False,
+    ) -> Any:
+        """What the noise of each coordinate stays below with a given probability, or a higher one.
+
+        Of the noise alone: rounding adds up to a step of the grids. For all at once, coordinates
+        count as independent, which is the worst case (Šidák 1967).
+
+        Args:
+            probability: in (0, 1).
+            shape: ignored: the shapes are those of the target's value.
+            like: a pytree of arrays or `jax.ShapeDtypeStruct`s.
+            simultaneous: for all coordinates of all arrays at once, instead of for each one.
+
+        Returns:
+            A pytree like the value, with a quantile for each coordinate.
+        """
+        del shape
+        matrix = self._shape.matrix
+        together = len(matrix) if simultaneous else 1
+        quantile = self.noise.tail_quantile(tail_of_one(probability, together))
+        deviations = jnp.asarray(_OUTWARD * np.linalg.norm(matrix, axis=1))
+        return self._shape.unflattened(self.effective_scale(like=like) * quantile * deviations)
+
+
+def shaped_gaussian(
+    sensitivity: Sensitivity,
+    epsilon: Scalar,
+    delta: Scalar,
+    *,
+    noise: NoiseKind = "exact",
+) -> ShapedGaussianMechanism:
+    """The Gaussian mechanism with noise of a shape: A times normal noise, for a public matrix A.
+
+    Releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
+    With the A of `dpjax.noise_shape` the noise is large where replacing a record moves the value
+    far, and small elsewhere: for a logistic regression of 30 features .47 to .75 of the energy of
+    isotropic noise, depending on how correlated the oracle makes them.
+
+    Args:
+        sensitivity: a `Sensitivity` whose norm is a `NoiseShape`: sampled with `norm=shape`, or a
+            bound of your own, by `dpjax.analytic_sensitivity(bound, norm=shape)`.
+        epsilon: finite, above 0.
+        delta: as for `dpjax.gaussian`.
+        noise: "exact", or "float" for sweeps where nothing is published.
+
+    Returns:
+        A `ShapedGaussianMechanism`: `mechanism(key, value)` releases a pytree like the value that
+        the shape was learned from; integers become floats. `error_quantile` is per coordinate.
+
+    Raises:
+        TypeError: if a parameter is not a number, or the sensitivity not a `Sensitivity`.
+        ValueError: if a parameter is out of range, or the sensitivity's norm is not a `NoiseShape`.
+
+    Formal guarantees:
+        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, that of
+        `dpjax.gaussian` on A^-1 f, exactly: values are rounded to a fine grid and multiplied by a
+        matrix of integers without rounding, so that what gets noise is the same in the sampler and
+        in a release, and the sampled distances are of that. Rounding to the grid of the noise comes
+        after the map and is charged to the scale. A is applied to the noisy numbers, which is
+        post-processing. A was fixed before the pairs were drawn: `dpjax.sample_sensitivity` refuses
+        the key of the shape. A bound of your own must be of A^-1 f as `shape.mapped` computes it.
+        With noise="float" nothing is promised.
+
+    Source:
+        Balle and Wang (2018), Theorem 8, on A^-1 f; Dwork and Roth (2014), Proposition 2.1, for
+        post-processing.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> def oracle(key, n):
+        ...     return jax.random.normal(key, (n, 2)) * jnp.array([[1.0, 0.01]])
+        >>> key_shape, key_sample = jax.random.split(dpjax.random.seeded_key(0))
+        >>> mean = lambda database: jnp.mean(database, axis=0)
+        >>> shape = dpjax.noise_shape(key_shape, mean, oracle, n=100)
+        >>> sensitivity = dpjax.sample_sensitivity(
+        ...     key_sample, mean, oracle, n=100, norm=shape, gamma=0.05
+        ... )
+        >>> mechanism = dpjax.shaped_gaussian(sensitivity, epsilon=1.0, delta=1e-5)
+        >>> first, second = mechanism.error_quantile(0.95)
+        >>> bool(second < 0.2 * first)
+        True
+    """
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(
+            "sensitivity must be a dpjax.Sensitivity whose norm is a NoiseShape, got"
+            f" {_checks.shown(sensitivity)}"
+        )
+    if not isinstance(sensitivity.norm, NoiseShape):
+        raise ValueError(
+            "sensitivity must be in the norm of a NoiseShape, got one in"
+            f" {norm_name(sensitivity.norm)}: sample it with norm=dpjax.noise_shape(...)"
+        )
+    isotropic = gaussian(dataclasses.replace(sensitivity, norm="l2"), epsilon, delta, noise=noise)
+    return ShapedGaussianMechanism(
+        dataclasses.replace(isotropic.sensitivity, norm=sensitivity.norm),
+        isotropic.epsilon,
+        isotropic.delta,
+        isotropic.scale,
+        sensitivity.norm,
+        isotropic.noise,
+    )

@@ -1,0 +1,153 @@
+"""Which shape of noise fits a target: from a public sample of what replacing a record changes."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks
+from dpjax._fingerprints import digest
+from dpjax._origins import failures_in_short
+from dpjax._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
+from dpjax.base import Oracle, Target
+from dpjax.norms import difference
+from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._key import sampling_key
+from dpjax.sensitivity._layout import outside_any_mesh
+from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+from dpjax.sensitivity._waiting import wait_for
+
+_LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
+# Of the largest eigenvalue of W: no direction gets less noise than .03 of the most.
+_FLOOR = 1e-6
+# What rounding to the fine grid may move a value by, of a typical difference: the sampled distances
+# have it in them. And how often the largest value seen fits into the range, at least.
+_FINE, _HEADROOM_BITS = 2.0**-8, 4
+
+
+@outside_any_mesh
+def noise_shape(
+    key: jax.Array,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    m: int | None = None,
+    batch_size: int | None = None,
+) -> NoiseShape:
+    """Finds the shape of noise that hides a replaced record with the least energy.
+
+    Draws m pairs of neighboring databases, and learns W = E[delta delta'] from the differences
+    delta = f(D) - f(D'), with eigenvalues of at least 1e-6 of the largest. The shape is
+    A = W^(1/4): noise A z, with z normal and calibrated to ||A^-1 delta||_2, has a covariance
+    proportional to W^(1/2), which minimizes the expected squared error: the energy tr(A A') times
+    the mean of ||A^-1 delta||^2, (tr W^(1/2))^2 at least. Isotropic noise, A = 1, has d tr W, and
+    so has noise that whitens the differences, A = W^(1/2).
+
+    Args:
+        key: a typed key, used for nothing else: `dpjax.sample_sensitivity` refuses it.
+        target: as for `dpjax.sample_sensitivity`.
+        oracle: as for `dpjax.sample_sensitivity`.
+        n: records of a database, at least 1.
+        m: number of pairs; 10 for each coordinate, and 1000 at least, unless told.
+        batch_size: pairs in a chunk; by default what fits the cache or the device.
+
+    Returns:
+        A `NoiseShape`, to be passed to `dpjax.sample_sensitivity` as `norm`.
+
+    Raises:
+        TypeError: if the key is not a typed key, target or oracle is not a function, or the target
+            does not return real arrays.
+        ValueError: if a size is out of range, the value has more than 4096 coordinates, no
+            difference is finite and above 0, or the oracle is one that sampling refuses.
+
+    Formal guarantees:
+        None of its own, and none is needed: any matrix that is fixed before the second sampling
+        keeps the guarantee of `dpjax.shaped_gaussian`. It is computed from draws of the
+        oracle alone, so it may be published. Replaced are records at random positions.
+
+    Source:
+        The minimum follows from the inequality of Cauchy and Schwarz for traces; Li and Miklau
+        (2010), "Optimizing linear counting queries under differential privacy", for noise that fits
+        a workload in this way.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> def oracle(key, n):
+        ...     return jax.random.normal(key, (n, 2)) * jnp.array([[1.0, 0.01]])
+        >>> key_shape, key_sample = jax.random.split(dpjax.random.seeded_key(0))
+        >>> mean = lambda database: jnp.mean(database, axis=0)
+        >>> shape = dpjax.noise_shape(key_shape, mean, oracle, n=100)
+        >>> bool(shape.matrix[1, 1] < 0.2 * shape.matrix[0, 0])
+        True
+    """
+    key = sampling_key(key)
+    _checks.host_only("noise_shape", key, "a shape that was made before")
+    pair = RandomPair.trace(key, target, oracle, n=n, norm="l2", positions="average")
+    if not pair.is_concrete:
+        raise TypeError(
+            "target or oracle closes over a traced value, but noise_shape runs on the"
+            " host: make the shape outside of jit and vmap"
+        )
+    size = sum(leaf.size for leaf in pair.target.outputs.leaves)
+    if size > MOST_COORDINATES:
+        raise ValueError(f"target must have at most {MOST_COORDINATES} coordinates, got {size}")
+    if m is None:
+        m = max(_LEAST_PAIRS, _PAIRS_PER_COORDINATE * size)
+    m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
+    moment, largest = _second_moment(key, pair, m, chunk_size(pair, m, batch_size))
+    matrix = _fitting_matrix(moment)
+    inverse = np.linalg.inv(matrix)
+    typical = np.sqrt(np.trace(inverse @ moment @ inverse))
+    worst = np.linalg.norm(np.abs(inverse).sum(1))
+    unit = max(_FINE * typical / worst, largest * 2.0 ** (_HEADROOM_BITS - VALUE_BITS))
+    sampled_with = digest(jax.random.key_data(key))
+    return shape_of(matrix, pair.target.outputs, unit, sampled_with)
+
+
+def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
+    """W, of the differences that are finite, and the largest coordinate of a value."""
+    total, count, largest = np.zeros(()), 0, 0.0
+    with failures_in_short(), np.errstate(over="ignore"):
+        for start in range(0, m, size):
+            indices = np.minimum(start + np.arange(size), m - 1).astype(np.uint32)
+            moved, values = _compiled_differences(key, indices, pair=pair)
+            wait_for(moved, pair.programs, None)
+            rows = np.asarray(moved, np.float64)[: m - start]
+            finite = np.isfinite(rows).all(1)
+            total, count = total + rows[finite].T @ rows[finite], count + finite.sum()
+            largest = max(largest, np.asarray(values)[: m - start][finite].max(initial=0.0))
+    if not np.any(total) or not np.all(np.isfinite(total)):
+        raise ValueError(
+            f"none of {m} random pairs moves the target by a finite amount above 0 whose square is"
+            " one too: there is no shape to learn"
+        )
+    return total / count, float(largest)
+
+
+@functools.partial(jax.jit, static_argnames="pair")
+def _compiled_differences(
+    key: jax.Array, indices: jax.Array, *, pair: RandomPair
+) -> tuple[jax.Array, jax.Array]:
+    def flat(tree: Any) -> jax.Array:
+        leaves = jax.tree.leaves(tree)
+        widest = max((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
+        return jnp.concatenate([x.reshape(-1).astype(widest) for x in leaves])
+
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, other = pair.values(key, index, jnp.zeros((), jnp.uint32))
+        zero = jax.tree.map(jnp.zeros_like, value)
+        return flat(difference(value, other)), jnp.max(jnp.abs(flat(difference(value, zero))))
+
+    return jax.vmap(one)(indices)
+
+
+def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
+    """W^(1/4) with floored eigenvalues, scaled to a largest one of 1."""
+    eigenvalues, vectors = np.linalg.eigh(moment)
+    floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
+    return (vectors * floored**0.25) @ vectors.T

@@ -1,0 +1,82 @@
+"""Batches, as indices and masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import learning
+
+
+def test_every_record_joins_with_its_rate(keys):
+    """Off by 4% with probability 4e-8; a rate that is off by 10% is found."""
+    n, batch_size = 200_000, 20_000
+    sampling = learning.poisson_sampling(n, batch_size=batch_size)
+    indices, mask = sampling(keys(0))
+    drawn = np.asarray(indices)[np.asarray(mask)]
+    assert abs(len(drawn) / batch_size - 1) < 0.04
+    assert len(np.unique(drawn)) == len(drawn)
+    # In every tenth of the records, too: 16 standard deviations are 10%.
+    tenths = np.histogram(drawn, bins=10, range=(0, n))[0]
+    assert np.all(np.abs(tenths / (batch_size / 10) - 1) < 0.12)
+    assert sampling.rate == int(0.1 * 2**32) / 2**32
+    assert sampling.batch_size == pytest.approx(batch_size)
+
+
+def test_batches_of_two_keys_are_independent(keys):
+    """They share 400 +- 20 of 2000 of 10,000 records."""
+    sampling = learning.poisson_sampling(10_000, batch_size=2_000)
+    one, other = (
+        set(np.asarray(indices)[np.asarray(mask)].tolist())
+        for indices, mask in map(jax.jit(sampling), map(keys, (1, 2)))
+    )
+    assert abs(len(one & other) - 400) < 120
+
+
+def test_a_batch_is_cut_off_at_its_capacity(keys):
+    sampling = learning.poisson_sampling(1000, batch_size=500, capacity=100)
+    indices, mask = sampling(keys(0))
+    assert indices.shape == mask.shape == (100,)
+    assert np.all(mask)
+    assert len(set(indices.tolist())) == 100
+
+
+def test_slots_that_are_empty_are_masked(keys):
+    sampling = learning.poisson_sampling(1000, batch_size=5)
+    indices, mask = sampling(keys(0))
+    count = int(jnp.sum(mask))
+    assert 0 < count < sampling.capacity
+    assert np.array_equal(mask, np.arange(sampling.capacity) < count)
+    assert np.all((indices >= 0) & (indices < 1000))
+
+
+def test_everyone_joins_at_rate_one(keys):
+    sampling = learning.poisson_sampling(50, batch_size=50)
+    indices, mask = sampling(keys(0))
+    assert indices.tolist() == list(range(50))
+    assert np.all(mask)
+
+
+def test_batches_of_a_fixed_size_are_uniform(keys):
+    """Chi-square of 4000 draws of 5 out of 20: 19 degrees of freedom, beyond 60 with 4e-6."""
+    sampling = learning.fixed_size_sampling(20, batch_size=5)
+    indices, mask = jax.jit(jax.vmap(sampling))(jax.random.split(keys(3), 4000))
+    assert np.all(mask)
+    assert all(len(set(row)) == 5 for row in indices[:100].tolist())
+    counts = np.bincount(np.ravel(indices), minlength=20)
+    # Without replacement: the variance of a count is 4000 p (1 - p) and not 4000 p.
+    assert np.sum((counts - 1000) ** 2) / (1000 * 0.75) * 19 / 20 < 60
+
+
+def test_samplings_are_checked(keys):
+    for arguments, message in (
+        ({"batch_size": 11}, "batch_size must be at most n=10"),
+        ({"batch_size": 1e-10}, "batch_size must be at most n=10 and above"),
+        ({"batch_size": 5, "capacity": 11}, "capacity must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            learning.poisson_sampling(10, **arguments)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        learning.fixed_size_sampling(10, batch_size=11)
+    with pytest.raises(TypeError, match="chacha20"):
+        learning.poisson_sampling(10, batch_size=5)(jax.random.key(0))
