@@ -24,7 +24,7 @@ OLDER_EMITTERS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_
 	print("--xla_cpu_use_fusion_emitters=false" * (version < (0, 11, 1)))' 2>/dev/null)
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
 test: .venv/test
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow

@@ -40,8 +40,11 @@ CLASSES = {
     for name, value in PUBLIC.items()
     if inspect.isclass(value) and name not in PROTOCOLS
 }
-# Long examples: their functions have tests of their own.
-LONG = ("check_conformance", "audit_curve", "linear_svm")
+# Examples that compile much: their functions have tests of their own.
+LONG = re.compile(
+    r"check_conformance|audit_curve|sweep|shaped_gaussian|noise_shape|sensitivity_grid"
+    r"|dpjax\.(learning|oracles|plotting|targets)\."
+)
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 classes = pytest.mark.parametrize("name", CLASSES)
 # Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
@@ -74,7 +77,7 @@ def test_functions_are_documented(name):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow if x.endswith(LONG) else ()) for x in FUNCTIONS],
+    [pytest.param(x, marks=pytest.mark.slow if LONG.search(x) else ()) for x in FUNCTIONS],
 )
 def test_examples_run(name):
     (test,) = doctest.DocTestFinder(recurse=False).find(FUNCTIONS[name], name, globs={})

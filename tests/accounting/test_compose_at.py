@@ -84,6 +84,7 @@ def test_optimum_of_many_equal_ones(count, delta):
     assert exact(mpmath.mpf(found)) <= delta < exact(mpmath.mpf(found * (1 - 1e-7)))
 
 
+@pytest.mark.slow
 def test_many_different_epsilons_are_nearly_optimal():
     epsilons = list(np.linspace(0.05, 0.2, 20))
     delta = 1e-4

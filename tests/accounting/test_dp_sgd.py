@@ -52,7 +52,11 @@ def test_epsilons_are_those_of_other_accountants_and_never_below_the_truth(refer
 
 @pytest.mark.parametrize(
     ("kind", "relation", "multiplier"),
-    [("poisson", ADD, 1), ("poisson", REPLACE, 2), ("fixed", REPLACE, 2)],
+    [
+        ("poisson", ADD, 1),
+        pytest.param("poisson", REPLACE, 2, marks=pytest.mark.slow),
+        ("fixed", REPLACE, 2),
+    ],
 )
 def test_full_batches_are_the_gaussian_mechanism(kind, relation, multiplier, reference):
     """Where a record is replaced the sum moves by two clip norms."""
@@ -114,7 +118,7 @@ def test_the_tables_of_the_noise_are_paid_for():
     assert charge < many - few < 1.1 * charge
 
 
-@pytest.mark.parametrize("method", ["pld", "renyi"])
+@pytest.mark.parametrize("method", [pytest.param("pld", marks=pytest.mark.slow), "renyi"])
 def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
     arguments = {"delta": 1e-5, "steps": 10, "coordinates": 1000, "method": method}
     z = accounting.dp_sgd_noise_multiplier(sampling(0.02), epsilon=1.0, **arguments)
@@ -122,6 +126,7 @@ def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
     assert epsilon(sampling(0.02), z * (1 - 2e-3), **arguments) > 1.0
 
 
+@pytest.mark.slow
 def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
     batches = learning.poisson_sampling(1000, batch_size=500, capacity=700)
     arguments = {"delta": 1e-6, "steps": 10**4, "coordinates": 10**6, "method": "renyi"}
@@ -131,6 +136,7 @@ def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
     assert 0.99 < epsilon(batches, z, **arguments) <= 1.0
 
 
+@pytest.mark.slow
 def test_no_noise_multiplier_is_an_answer_too():
     batches = learning.poisson_sampling(1000, batch_size=500, capacity=520)
     with pytest.raises(ValueError, match="no noise multiplier up to 1e9"):

@@ -29,7 +29,7 @@ def test_without_delta_it_inverts_the_binomial():
 def test_the_chance_grows_with_epsilon():
     """So what is refuted is refuted with all that is smaller, and one level covers them all."""
     random = np.random.default_rng(0)
-    for _ in range(60):
+    for _ in range(15):
         m = int(random.integers(1, 3000))
         r = int(random.integers(1, m + 1))
         v = int(random.integers(1, r + 1))

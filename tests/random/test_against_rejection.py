@@ -66,6 +66,7 @@ def in_units(integers, scale):
     return np.array([x / scale for x in integers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_tables_draw_what_rejection_draws(name, key):
     noise, draw = WAYS[name]

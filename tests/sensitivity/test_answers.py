@@ -85,5 +85,6 @@ def test_every_process_answers_on_eight_devices(run_python, target, busy):
     answers(run_python, target, 4, devices=8)
 
 
+@pytest.mark.slow
 def test_ridge_regression_written_by_a_user_answers(run_python):
     answers(run_python, "solve", 1)

@@ -83,6 +83,7 @@ assert all(shape.split("{")[0] in ("u32[]", "f32[]") for shape, _ in moved), mov
     )
 
 
+@pytest.mark.slow
 def test_batched_lapack_calls_do_not_hang(run_python):
     """Ridge by `solve`, 64 fits to a chunk, on eight devices that share the threads of a CPU."""
     run_python(

@@ -309,7 +309,8 @@ print(bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"
 """
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 100])
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, environment):
     random = np.random.default_rng(0)
 

@@ -352,6 +352,7 @@ def test_svc_solves_its_problem_exactly(key):
     np.testing.assert_allclose(squares + hinges, np.sum(a, axis=1) - squares, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_svc_moves_as_the_same_function_in_jax(key):
     """`linear_svm` is the twin of SVC: neither shares a line with the other."""
 
