@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo notebooks test test-slow bench bench-table docs lint package clean
+.PHONY: tools demo notebooks test test-slow bench bench-table docs lint package clean
 
 # A second run finds its programs compiled.
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla
@@ -53,6 +53,15 @@ package: .venv/package
 	$(PYTHON) -m venv --clear build/empty
 	build/empty/bin/python -m pip install --quiet --disable-pip-version-check build/dist/*.whl
 	build/empty/bin/python tests/installed_example.py
+
+# What CI needs, installed at once instead of target by target.
+TOOLS := demo docs lint notebooks test
+comma := ,
+empty :=
+tools:
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst $(empty) $(empty),$(comma),$(TOOLS))]'
+	touch $(addprefix .venv/,$(TOOLS))
 
 clean:
 	rm -rf .venv build

@@ -27,7 +27,7 @@ def on_device(records):
     return jax.tree.map(jnp.asarray, records)
 
 
-@pytest.mark.parametrize("strength", [2.0, 0.1, 1e-3])
+@pytest.mark.parametrize("strength", [pytest.param(2.0, marks=pytest.mark.slow), 0.1, 1e-3])
 def test_weights_solve_the_normal_equations(strength, x64):
     fit = targets.ridge_regression(regularization=strength)
     expected = normal_equations(problem(0), strength)
@@ -94,7 +94,7 @@ def test_global_bound_holds_on_random_and_adversarial_neighbors(n, strength, x64
     assert float(jnp.max(moved)) > 0.15 * bound
 
 
-@pytest.mark.parametrize("d", [2, 20])
+@pytest.mark.parametrize("d", [pytest.param(2, marks=pytest.mark.slow), 20])
 def test_collinear_features_are_solved_to_rounding(d):
     """At the weakest lambda that float32 carries, on moments of rank one."""
     n, strength = 50, 17 * (d + 8) * 2**-23
@@ -111,7 +111,7 @@ def test_collinear_features_are_solved_to_rounding(d):
     assert np.linalg.norm(w) <= longest * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("strength", [0.04, 1.0, 4.0])
+@pytest.mark.parametrize("strength", [0.04, pytest.param(1.0, marks=pytest.mark.slow), 4.0])
 def test_weights_are_as_long_as_the_bound_allows(strength, x64):
     """The bound on ||w|| that the sensitivity rests on is attained."""
     fit = targets.ridge_regression(regularization=strength)
