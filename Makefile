@@ -55,13 +55,10 @@ package: .venv/package
 	build/empty/bin/python tests/installed_example.py
 
 # What CI needs, installed at once instead of target by target.
-TOOLS := demo docs lint notebooks test
-comma := ,
-empty :=
 tools:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst $(empty) $(empty),$(comma),$(TOOLS))]'
-	touch $(addprefix .venv/,$(TOOLS))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,docs,lint,notebooks,test]'
+	cd .venv && touch demo docs lint notebooks test
 
 clean:
 	rm -rf .venv build
