@@ -87,7 +87,7 @@ def test_of_tied_records_the_least_response_counts_in_any_order(small):
 @pytest.mark.parametrize("place", ["x", "y"])
 @pytest.mark.parametrize("strange", [np.nan, np.inf])
 def test_a_strange_record_shows_in_any_order(place, strange):
-    """Its distances count as infinite, in any order; only a response at the least x never counts."""
+    """Its distances count as infinite, in any order; a response at the least x never counts."""
     database = records(4)
     database[place][7] = strange
     permuted = {name: column[::-1] for name, column in database.items()}
