@@ -1,11 +1,13 @@
 """dpjax: privatize any JAX function by evaluating it on millions of databases at once."""
 
 from dpjax import accounting as accounting
+from dpjax import attacks as attacks
 from dpjax import auditing as auditing
 from dpjax import learning as learning
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
+from dpjax import queries as queries
 from dpjax import random as random
 from dpjax import targets as targets
 from dpjax._shaped_norm import NoiseShape as NoiseShape

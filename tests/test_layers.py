@@ -48,12 +48,12 @@ LEVELS = {
     "mechanisms": 3,
     "accounting": 3,
     "targets": 4,
-    "queries": 4,
     "learning": 4,
     "auditing": 5,
-    "attacks": 5,
+    "queries": 5,
     "sweeps": 5,
-    "plotting": 6,
+    "attacks": 6,
+    "plotting": 7,
 }
 MAY_IMPORT_UP_TO = {
     **{name: level - 1 for name, level in LEVELS.items()},

@@ -19,11 +19,13 @@ import dpjax
 NAMESPACES = (
     dpjax,
     dpjax.accounting,
+    dpjax.attacks,
     dpjax.auditing,
     dpjax.learning,
     dpjax.mechanisms,
     dpjax.oracles,
     dpjax.plotting,
+    dpjax.queries,
     dpjax.random,
     dpjax.targets,
 )
@@ -43,7 +45,7 @@ CLASSES = {
 # Examples that compile much: their functions have tests of their own.
 LONG = re.compile(
     r"check_conformance|audit_curve|sweep|shaped_gaussian|noise_shape|sensitivity_grid"
-    r"|dpjax\.(learning|oracles|plotting|targets)\."
+    r"|dpjax\.(attacks|learning|oracles|plotting|queries|targets)\."
 )
 functions = pytest.mark.parametrize("name", FUNCTIONS)
 classes = pytest.mark.parametrize("name", CLASSES)

@@ -1,0 +1,1 @@
+"""What published results give away: membership, reconstruction, tracing and linkage."""

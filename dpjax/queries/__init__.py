@@ -1,0 +1,1 @@
+"""Queries of a database whose sensitivity is known: counts, sums, quantiles, the largest."""
