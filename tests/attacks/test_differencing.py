@@ -28,6 +28,16 @@ def test_two_counts_give_a_person_away(has_diabetes):
     assert found.gain[0] == pytest.approx(math.sqrt(2))
 
 
+def test_noise_of_questions_that_are_asked_again_averages_out(has_diabetes):
+    """Noise that is "done naively": fresh for each of many answers."""
+    again = np.tile(EVERYONE_AND_ALL_BUT_ONE, (400, 1))
+    noise = np.random.default_rng(1).laplace(scale=2.0, size=(100, len(again)))
+    found = differencing(again, has_diabetes[:100] @ again.T + noise)
+    assert found.gain[0] == pytest.approx(math.sqrt(2 / 400))
+    # Four standard deviations of what is left are .8.
+    assert np.mean((found.values[:, 0] > 0.5) == has_diabetes[:100, 0]) > 0.95
+
+
 @pytest.mark.parametrize("m", [3, 5, 8])
 def test_exposed_are_those_that_some_combination_singles_out(m):
     rng = np.random.default_rng(m)
@@ -62,7 +72,7 @@ def test_private_counts_hide_a_person(has_diabetes, keys):
     together = dpjax.accounting.compose(*(release.guarantee for release in releases))
     bound = guessing_bound(together)
     # The difference of two Laplace variables of scale b exceeds t with this probability.
-    t, b = 0.5, mechanism.scale
+    t, b = 0.5, 2 / EPSILON
     expected = 1 - math.exp(-t / b) * (0.5 + t / (4 * b))
     assert scipy.stats.binomtest(right, GROUPS, expected).pvalue > 1e-6
     assert expected < bound
