@@ -45,12 +45,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
             f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
             f" {list(database.shape)}"
         )
-    if database.dtype == bool:
-        database = database.astype(int)
-    counts = jnp.zeros(1, database.dtype)
-    for i in range(len(database)):
-        counts = jnp.concatenate([counts, counts + database[i]])
-    return counts
+    return _counts(database.astype(int) if database.dtype == bool else database)
 
 
 def subset_distortions(answers: jax.Array) -> jax.Array:
@@ -173,6 +168,14 @@ def most_wrong(n: int, *, error: float | Fraction) -> int:
     if bound < 0:
         raise ValueError(f"error must be 0 or above, got {bound}")
     return min(n, 2 * math.floor(2 * bound))
+
+
+@jax.jit
+def _counts(database: jax.Array) -> jax.Array:
+    counts = jnp.zeros(1, database.dtype)
+    for i in range(len(database)):
+        counts = jnp.concatenate([counts, counts + database[i]])
+    return counts
 
 
 @jax.jit

@@ -6,8 +6,9 @@ import numpy as np
 
 from dpjax import _checks
 
-# Of a projection in float64; beyond 10^4 queries its own rounding comes near.
+# Of a projection in float64, and of singular values beside the largest one.
 _TOLERANCE = 1e-9
+_LEAST_SINGULAR = 1e-11
 
 
 class Differences(NamedTuple):
@@ -63,7 +64,7 @@ def differencing(queries: Any, answers: Any) -> Differences:
         ([False, False, False, True], 1)
     """
     matrix, noisy = queries_and_answers(queries, answers)
-    combinations = np.linalg.pinv(matrix)
+    combinations = np.linalg.pinv(matrix, rcond=_LEAST_SINGULAR)
     exposed = np.abs(np.einsum("ij,ji->i", combinations, matrix) - 1) < _TOLERANCE
     return Differences(noisy @ combinations.T, exposed, np.linalg.norm(combinations, axis=1))
 

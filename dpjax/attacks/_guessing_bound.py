@@ -32,11 +32,12 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
     Formal guarantees:
         Holds for every attack, on databases that differ in this record and that the guarantee
         covers: all of them where gamma is 0, else all but those of probability gamma under the
-        oracle. Of a database whose n records are independent and fair it bounds the expected
-        fraction that any reconstruction has right. Randomized response attains it.
+        oracle, at the confidence of the guarantee. Of a database whose n records are independent
+        and fair it bounds the expected fraction that any reconstruction has right. Randomized
+        response attains it.
 
     Source:
-        Kairouz, Oh and Viswanath (2015), Theorem 3.1, for two values. For K add up
+        Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015), for two values. For K add up
         P(S_k | k) <= e^epsilon P(S_k | j) + delta over all j other than k, and over all k.
 
     Example:

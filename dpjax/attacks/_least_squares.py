@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -48,7 +49,7 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
             "queries must have shape (m, n) and answers (..., m), got"
             f" {list(matrix.shape)} and {list(noisy.shape)}"
         )
-    dtype = jnp.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
+    dtype = np.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
     return _solution(matrix.astype(dtype), noisy.astype(dtype)) > 0.5
 
 

@@ -16,8 +16,8 @@ def reconstruct_by_linear_program(
 
     Runs on the host, by the HiGHS solvers of SciPy. As by least squares, noise must be well below
     sqrt(n). But where a part of the answers is arbitrarily wrong and the others are exact, all
-    bits are right, up to a part of .239 for many random queries: absolute deviations forgive what
-    squares do not.
+    bits are right, up to a part of .239 of the answers to many Gaussian queries: absolute
+    deviations forgive what squares do not.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -36,7 +36,7 @@ def reconstruct_by_linear_program(
         The answers of the x that is found are off by no more in sum than those of the truth.
 
     Source:
-        Dinur and Nissim (2003), Theorem 5; Dwork, McSherry and Talwar (2007), for the norm l1.
+        Dinur and Nissim (2003); Dwork, McSherry and Talwar (2007), for the norm l1.
 
     Example:
         >>> import numpy as np

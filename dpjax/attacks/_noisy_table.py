@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -43,7 +44,7 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
             "table and database must have one shape (..., n), got"
             f" {list(published.shape)} and {list(truth.shape)}"
         )
-    dtype = jnp.promote_types(compute_dtype(published.dtype), compute_dtype(truth.dtype))
+    dtype = np.promote_types(compute_dtype(published.dtype), compute_dtype(truth.dtype))
     off = published.astype(dtype) - truth.astype(dtype)
     return jnp.maximum(jnp.sum(jnp.maximum(off, 0), -1), jnp.sum(jnp.maximum(-off, 0), -1))
 
@@ -73,8 +74,8 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
         many as that.
 
     Source:
-        The lecture "A firm foundation for private data analysis", "Noise and the noisy table";
-        Dwork and Roth (2014), section 8.1.
+        The lecture "A firm foundation for private data analysis", "Noise and the noisy table",
+        after Dwork (2011).
 
     Example:
         >>> import jax.numpy as jnp

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -33,7 +34,7 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         For a stranger whose attributes are independent bits with the means of the population the
         score has mean 0 and variance 1 exactly, given the means. Under (epsilon, delta)-DP the
         rate of members beyond a threshold exceeds that of strangers by 2 b - 1 at most, with b of
-        `guessing_bound`, if a member is compared with a stranger in the same place.
+        `guessing_bound`, where strangers are drawn as members are.
 
     Source:
         Homer et al. (2008); Dwork, Smith, Steinke, Ullman and Vadhan (2015), for the inner product
@@ -47,8 +48,9 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         >>> dpjax.attacks.tracing_scores(records, means, population).round(2)
         Array([ 1.41, -1.41], dtype=float32)
     """
-    arrays = _checks.real_arrays("records, means and population", (records, means, population))
-    dtype = compute_dtype(jnp.result_type(*(compute_dtype(x.dtype) for x in arrays)))
+    given = {"records": records, "means": means, "population": population}
+    arrays = [jnp.asarray(_checks.real_arrays(name, given[name])) for name in given]
+    dtype = np.result_type(*(compute_dtype(x.dtype) for x in arrays))
     people, published, expected = (x.astype(dtype) for x in arrays)
     if expected.ndim != 1 or published.shape != expected.shape:
         raise ValueError(

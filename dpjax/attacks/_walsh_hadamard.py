@@ -33,7 +33,7 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
         in l2, for every answer changes by at most 1.
 
     Source:
-        Dwork and Yekhanin (2008), section 3.
+        Dwork and Yekhanin (2008).
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +75,7 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
         `dpjax.gaussian` no attack on one record does better, even one that knows all others.
 
     Source:
-        Dwork and Yekhanin (2008), Theorem 3.
+        Dwork and Yekhanin (2008).
 
     Example:
         >>> import jax.numpy as jnp

@@ -13,7 +13,7 @@ from dpjax.attacks import anonymity, guessing_bound, linkage, synthetic_register
 from dpjax.attacks._synthetic_register import _AGES, _FEMALE, _YEARS
 
 QUASI_IDENTIFIERS = ["zip", "birth_day", "female"]
-PEOPLE, ZIPS, DIAGNOSES, EPSILON = 6_000, 2, 3, 1.0
+PEOPLE, ZIPS, DIAGNOSES, EPSILON = 3_000, 1, 3, 1.0
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +37,18 @@ def expected_unique(people, zips):
 
 def test_matches_are_those_of_a_search():
     rng = np.random.default_rng(1)
-    table = {"a": rng.integers(3, size=30), "b": rng.choice(["x", "y"], 30)}
-    register = {"a": rng.integers(9, size=40), "b": rng.choice(["x", "y", "z"], 40)}
+    table = {"a": rng.integers(12, size=30), "b": rng.choice(["x", "y"], 30)}
+    register = {"a": rng.integers(16, size=40), "b": rng.choice(["x", "y", "z"], 40)}
     found = linkage(table, register, on=["a", "b"])
     rows = list(zip(table["a"], table["b"], strict=True))
     known = list(zip(register["a"], register["b"], strict=True))
-    for i, row in enumerate(rows):
-        alone = known.count(row) == 1 == rows.count(row)
-        assert found.candidates[i] == known.count(row)
-        assert found.row[i] == (known.index(row) if alone else -1)
-    assert anonymity(table, on=["a", "b"]).tolist() == [rows.count(row) for row in rows]
+    counts = [(rows.count(row), known.count(row)) for row in rows]
+    assert {(1, 0), (1, 1), (1, 2), (3, 1)} <= set(counts)
+    assert found.candidates.tolist() == [candidates for _, candidates in counts]
+    assert found.row.tolist() == [
+        known.index(row) if count == (1, 1) else -1 for row, count in zip(rows, counts, strict=True)
+    ]
+    assert anonymity(table, on=["a", "b"]).tolist() == [alike for alike, _ in counts]
 
 
 def test_most_rows_are_linked_and_none_wrongly(register, anonymized):
@@ -96,7 +98,7 @@ def test_private_counts_of_the_same_table_tell_no_diagnosis(register, anonymized
     def exceeds(hits):
         return scipy.stats.binomtest(hits, int(sum(alone)), bound, alternative="greater").pvalue
 
-    assert right(counts(codes)) == sum(alone) > 1_000
+    assert right(counts(codes)) == sum(alone) > 900
     assert exceeds(right(counts(codes))) < 1e-12  # The power of this test.
     assert exceeds(right(release.value)) > 1e-6
 
