@@ -45,7 +45,9 @@ def subset_counts(database: jax.Array) -> jax.Array:
             f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
             f" {list(database.shape)}"
         )
-    return _counts(database.astype(int) if database.dtype == bool else database)
+    # Narrow integers would wrap.
+    real = jnp.issubdtype(database.dtype, jnp.floating)
+    return _counts(database if real else database.astype(int))
 
 
 def subset_distortions(answers: jax.Array) -> jax.Array:

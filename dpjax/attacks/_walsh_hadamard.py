@@ -70,9 +70,9 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
         ValueError: if n is not such a power.
 
     Formal guarantees:
-        If no answer is off by more than E, at most 4 E^2 guesses are wrong. Under Gaussian noise of
-        standard deviation s, each is right with probability Phi(sqrt(n) / (2 s)): for that of
-        `dpjax.gaussian` no attack on one record does better, even one that knows all others.
+        If no answer is off by more than E, at most 4 E^2 guesses are wrong. Under independent
+        Gaussian noise of standard deviation s, each is right with probability
+        Phi(sqrt(n) / (2 s)), and no attack on one record does better, even if it knows all others.
 
     Source:
         Dwork and Yekhanin (2008).
