@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax.accounting._composition import concrete
 from dpjax.attacks._roc_curve import RocCurve
 from dpjax.base import Guarantee, NeighboringRelation
 
@@ -61,7 +61,8 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Any) 
         An array of the shape of the rates.
 
     Raises:
-        ValueError: if the guarantee is about another relation, or about groups.
+        TypeError: if the guarantee is none, or traced.
+        ValueError: if it is a batch, NaN, about another relation, or about groups.
 
     Formal guarantees:
         On pairs that the guarantee covers, both the positives and the negatives of an attack obey
@@ -76,7 +77,8 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Any) 
         >>> dpjax.attacks.highest_true_positive_rate(guarantee, [0.0, 0.1, 1.0]).round(2)
         array([0.05, 0.32, 1.  ])
     """
-    epsilon, slack = float(guarantee.epsilon), _slack(guarantee)
+    claimed = _about_one_record(guarantee)
+    epsilon, slack = float(claimed.epsilon), _slack(claimed)
     rates = np.asarray(false_positive_rates, float)
     if epsilon == math.inf:
         return np.ones_like(rates)
@@ -96,8 +98,8 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         A `ClaimComparison`.
 
     Raises:
-        ValueError: if the curve has no limits, or the guarantee is about another relation, or about
-            groups.
+        TypeError: as `highest_true_positive_rate` does.
+        ValueError: if the curve has no limits, or as `highest_true_positive_rate` does.
 
     Formal guarantees:
         A guarantee that holds, and was fixed before the trials, is contradicted with probability at
@@ -123,7 +125,8 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         ... ]
         [True, False]
     """
-    slack = _slack(guarantee)
+    claimed = _about_one_record(guarantee)
+    slack = _slack(claimed)
     false_positives, true_positives = curve.corners()
     with np.errstate(divide="ignore"):
         by_positives = np.log(np.maximum(true_positives - slack, 0.0) / false_positives)
@@ -132,7 +135,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
     best = int(np.argmax(shown))
     assert curve.confidence is not None  # Else it has no corners.
     return ClaimComparison(
-        guarantee,
+        claimed,
         max(0.0, float(shown[best])),
         float(false_positives[best]),
         float(true_positives[best]),
@@ -140,12 +143,18 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
     )
 
 
-def _slack(guarantee: Guarantee) -> float:
-    """What random pairs may show at an epsilon of minus infinity."""
-    if guarantee.relation is not NeighboringRelation.REPLACE_ONE or guarantee.group_size != 1:
+def _about_one_record(guarantee: Guarantee) -> Guarantee:
+    """The guarantee with numbers for leaves; refuses others than of one record that is replaced."""
+    claimed = concrete(guarantee)
+    if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
             "guarantee must be about replacing one record, which is what the attack tells apart,"
-            f" got {_checks.shown(guarantee)} under {guarantee.relation}"
+            f" got {claimed} under {claimed.relation}"
         )
-    doubt = 0.0 if guarantee.confidence is None else 1 - float(guarantee.confidence)
-    return float(guarantee.delta) + float(guarantee.gamma) + doubt
+    return claimed
+
+
+def _slack(claimed: Guarantee) -> float:
+    """What is allowed whatever epsilon is."""
+    doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
+    return float(claimed.delta) + float(claimed.gamma) + doubt

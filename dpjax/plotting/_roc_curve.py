@@ -32,8 +32,8 @@ def roc_curve(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if there is no curve, or the guarantee is about another relation, or about
-            groups.
+        TypeError: as `dpjax.attacks.highest_true_positive_rate` does.
+        ValueError: if there is no curve, or as `dpjax.attacks.highest_true_positive_rate` does.
 
     Formal guarantees:
         All limits of a curve hold together, with its confidence; those of several curves by

@@ -8,6 +8,7 @@ from dpjax.attacks import roc_curve
 from dpjax.attacks._roc_curve import RocCurve
 
 GRID = np.array([0.02, 0.1, 0.3, 0.5, 0.8])
+EVERYWHERE = np.linspace(0.004, 0.996, 249)
 RUNS, CONFIDENCE = 400, 0.8
 
 
@@ -24,13 +25,13 @@ def gaussian_curve(random, n, confidence, steps=None):
     return curve_of(*scores, confidence)
 
 
-def truth(steps=None):
-    """The true positive rates at GRID: of the lowest threshold with no more false positives."""
+def truth(steps=None, at=GRID):
+    """The true positive rates: of the lowest threshold with no more false positives."""
     if steps is None:
-        return scipy.stats.norm.sf(scipy.stats.norm.isf(GRID) - 1)
+        return scipy.stats.norm.sf(scipy.stats.norm.isf(at) - 1)
     thresholds = np.arange(-10, 10, 1 / steps)
     false_positives, true_positives = scipy.stats.norm.sf(thresholds[None] - [[0.0], [1.0]])
-    return np.array([true_positives[false_positives <= rate].max() for rate in GRID])
+    return np.array([true_positives[false_positives <= rate].max() for rate in at])
 
 
 def test_points_and_area_of_a_small_example():
@@ -60,11 +61,11 @@ def test_scores_that_tell_nothing_are_no_better_than_false_positives():
 @pytest.mark.parametrize("steps", [None, 4])
 def test_limits_hold_together_as_often_as_they_say(steps):
     """At confidence .8, of 400 curves 112 or more fail with probability 1e-4 at most."""
-    random = np.random.default_rng(0)
+    random, true = np.random.default_rng(0), truth(steps, EVERYWHERE)
     failed = 0
     for _ in range(RUNS):
-        lower, upper = gaussian_curve(random, 300, CONFIDENCE, steps).limits(GRID)
-        failed += np.any((lower > truth(steps)) | (upper < truth(steps)))
+        lower, upper = gaussian_curve(random, 300, CONFIDENCE, steps).limits(EVERYWHERE)
+        failed += np.any((lower > true) | (upper < true))
     assert failed <= scipy.stats.binom.isf(1e-4, RUNS, 1 - CONFIDENCE)
 
 
