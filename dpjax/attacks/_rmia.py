@@ -115,4 +115,4 @@ def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
 def _part_at_most(values: jax.Array, bounds: jax.Array) -> jax.Array:
     """Of each row of values the part that is at most each of its bounds."""
     find = jax.vmap(lambda row, at: jnp.searchsorted(row, at, side="right"))
-    return find(jnp.sort(values, axis=1), bounds) / values.shape[1]
+    return find(jnp.sort(values, axis=1), bounds).astype(values.dtype) / values.shape[1]

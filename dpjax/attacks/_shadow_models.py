@@ -35,6 +35,10 @@ class ShadowModels:
     members: jax.Array
     population: jax.Array | None
 
+    def __repr__(self) -> str:
+        others = "" if self.population is None else f", population {self.population.shape}"
+        return f"ShadowModels(scores {self.scores.shape}{others})"
+
 
 def shadow_models(
     key: jax.Array,

@@ -113,6 +113,15 @@ def test_rmia_counts_the_population_that_a_record_beats(drawn, mode):
         assert found[model, record] == pytest.approx(np.mean(ratios >= 1.2), abs=1e-6)
 
 
+def test_float64_is_kept(drawn, x64):
+    scores, members, population = drawn
+    found = lira(scores, members, mode="offline"), rmia(np.exp(scores), members, np.exp(population))
+    assert {x.dtype for x in found} == {np.dtype(float)}
+    there = leaving_out(2, scores, members, 3)[1]
+    exact = (scores[2, 3] - there.mean()) / there.std(ddof=1)
+    assert found[0][2, 3] == pytest.approx(exact, rel=1e-12)
+
+
 @pytest.mark.parametrize("attack", ["online", "offline", "rmia"])
 def test_the_attacked_model_is_in_no_fit_of_its_own(drawn, attack):
     """Its coins change nothing, and what it says of one record nothing of others."""
