@@ -87,6 +87,7 @@ def test_releases_of_dpjax_keep_their_claim_and_use_most_of_it(key):
     assert not found.contradicted
 
 
+@pytest.mark.slow
 def test_gamma_is_what_pairs_beyond_the_sensitivity_show():
     """Pairs that differ are known, others tell nothing: gamma is the probability of the former."""
     p = 0.1

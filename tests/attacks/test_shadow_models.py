@@ -115,11 +115,8 @@ def test_rmia_counts_the_population_that_a_record_beats(drawn, mode):
 
 def test_float64_is_kept(drawn, x64):
     scores, members, population = drawn
-    found = lira(scores, members, mode="offline"), rmia(np.exp(scores), members, np.exp(population))
-    assert {x.dtype for x in found} == {np.dtype(float)}
-    there = leaving_out(2, scores, members, 3)[1]
-    exact = (scores[2, 3] - there.mean()) / there.std(ddof=1)
-    assert found[0][2, 3] == pytest.approx(exact, rel=1e-12)
+    for attack in (lambda: lira(scores, members), lambda: rmia(scores, members, population)):
+        assert jax.eval_shape(attack).dtype == np.dtype(float)
 
 
 @pytest.mark.parametrize("attack", ["online", "offline", "rmia"])
@@ -198,10 +195,8 @@ def test_training_without_privacy_is_attacked(overfitted):
     p, p_z = (jax.nn.sigmoid(x) for x in (scores, overfitted.population))
     for found in (
         lira(scores, members),
-        lira(scores, members, variance="pooled"),
         lira(scores, members, mode="offline"),
         rmia(p, members, p_z),
-        rmia(p, members, p_z, mode="offline"),
     ):
         curve = roc_curve(found, members, confidence=None)
         assert curve.true_positive_rate(0.01).estimate > 0.1, curve
@@ -209,7 +204,7 @@ def test_training_without_privacy_is_attacked(overfitted):
 
 def test_logit_confidence_is_exact_where_probabilities_round_to_one():
     logits = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 60.0]])
-    found = np.asarray(logit_confidence(logits, jnp.array([1, 2])))
+    found = np.asarray(jax.jit(logit_confidence)(logits, jnp.array([1, 2])))
     assert found == pytest.approx([1 - math.log(1 + math.exp(2)), 60 - math.log(2)], rel=1e-6)
 
 
