@@ -13,6 +13,7 @@ JOBS = (
     "svm",
     "kde",
     "training",
+    "membership",
     "dp_sgd",
     "order_statistic",
     "lapack",

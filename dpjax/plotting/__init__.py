@@ -8,5 +8,6 @@ from dpjax.plotting._operating_points import overestimate as overestimate
 from dpjax.plotting._recovered_fraction import recovered_fraction as recovered_fraction
 from dpjax.plotting._release_with_error import release_with_error as release_with_error
 from dpjax.plotting._released_function import released_function as released_function
+from dpjax.plotting._roc_curve import roc_curve as roc_curve
 from dpjax.plotting._sensitivity_ecdf import sensitivity_ecdf as sensitivity_ecdf
 from dpjax.plotting._utility import utility as utility

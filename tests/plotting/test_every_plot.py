@@ -20,6 +20,7 @@ POINTS = [
     for m in (100, 200)
     for confidence in (0.99, None)
 ]
+ROC = dpjax.attacks.roc_curve(np.arange(100.0), np.arange(100) % 3 == 0)
 AUDIT = {"bounded": "epsilon", "delta": 0.0, "claimed": 1.0, "confidence": 0.95, "samples": 100}
 
 
@@ -47,6 +48,7 @@ PLOTS = {
     "released_function": lambda ax, _: plotting.released_function(
         dpjax.BernsteinPolynomial(jnp.arange(3.0)), square, ax=ax
     ),
+    "roc_curve": lambda ax, _: plotting.roc_curve({"a": ROC, "b": ROC}, LAPLACE.guarantee, ax=ax),
     "sensitivity_ecdf": lambda ax, _: plotting.sensitivity_ecdf(
         np.arange(1.0, 101), POINTS[0], cdf=lambda x: x / 100, unit="mm", ax=ax
     ),
