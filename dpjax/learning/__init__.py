@@ -1,4 +1,4 @@
-"""Learning from private records by noisy steps: DP-SGD, for any loss and any optax optimizer."""
+"""Learning from private records by noise in every step (DP-SGD), or in the objective."""
 
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState as AdaptiveNoiseState
 from dpjax.learning._adaptive_clipping import adaptive_noise as adaptive_noise
@@ -8,6 +8,12 @@ from dpjax.learning._clipping import clipped_gradients as clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState as NoiseState
 from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise
 from dpjax.learning._guarantee import guarantee as guarantee
+from dpjax.learning._objective_perturbation import (
+    ObjectivePerturbation as ObjectivePerturbation,
+)
+from dpjax.learning._objective_perturbation import (
+    objective_perturbation as objective_perturbation,
+)
 from dpjax.learning._privatizers import PrivatizerState as PrivatizerState
 from dpjax.learning._privatizers import with_privatizer as with_privatizer
 from dpjax.learning._sampling import BatchSampling as BatchSampling
