@@ -49,6 +49,8 @@ LOSSES = {
     "value": jnp.asarray([[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]]),
     "neighbor": jnp.asarray([[0.0, 1.0], [0.5, 1.0], [0.0, 0.0]]),
 }
+WORKLOAD = dpjax.queries.linear_workload([[1, 1, 0], [0, 1, 1], [1, 0, 0]])
+ANSWERED = {"value": jnp.asarray([5, 7, 3]), "neighbor": jnp.asarray([5, 6, 4])}
 
 TABLE = {
     "laplace": (dpjax.laplace, SCALAR),
@@ -80,6 +82,10 @@ TABLE = {
         lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3, method="drv"),
         LOSSES | {"sensitivity": None},
     ),
+    "mwem": (
+        lambda e: dpjax.queries.mwem(WORKLOAD, e, rounds=2, records=10),
+        ANSWERED | {"sensitivity": None},
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
@@ -95,6 +101,7 @@ SLOW = {
     "shaped gaussian",
     "bernstein, order 3",
     "laplace, integers",
+    "mwem",
     "weighted majority",
     "weighted majority, advanced composition",
     "one's own",
