@@ -38,6 +38,14 @@ PLOTS = {
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
+    "regret_bounds": lambda ax, _: plotting.regret_bounds(
+        [10, 100],
+        experts=3,
+        epsilon=1.0,
+        delta=0.1,
+        realized={"not private": [0.1, 0.2], "private, bounded range": [0.3, 0.2]},
+        ax=ax,
+    ),
     "release_with_error": lambda ax, _: plotting.release_with_error(
         Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
     ),
