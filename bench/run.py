@@ -21,6 +21,7 @@ JOBS = (
     "first_answer",
     "growth",
     "ledger",
+    "experts",
 )
 
 
