@@ -1,5 +1,6 @@
 """Randomized weighted majority: regret against its bounds, and what its private form promises."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -241,3 +242,43 @@ def test_a_ledger_hears_of_the_whole_sequence(tmp_path):
     with ledger:
         MECHANISM(dpjax.random.secure_key(), SMALL)
     assert (float(ledger.spent.epsilon), float(ledger.spent.delta)) == (4.0, 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1, 20])
+def test_the_auditor_refutes_a_rate_that_is_too_large_and_no_other(key, factor):
+    honest = private(1.0, 1e-3, 8)
+    mechanism = dataclasses.replace(honest, learning_rate=factor * honest.learning_rate)
+    losses = jnp.full((8, 2), 0.5)
+    value, neighbor = losses.at[0].set(jnp.arange(2.0)), losses.at[0].set(1 - jnp.arange(2.0))
+    result = dpjax.auditing.audit(
+        key, mechanism, value=value, neighbor=neighbor, samples=200_000, confidence=0.999
+    )
+    assert result.claimed == 1
+    assert (result.bound > 1) == (factor > 1)
+
+
+@pytest.mark.slow
+def test_private_choices_regret_what_is_expected(key, sequences, run_all):
+    """Of each sequence 32 runs, at 5 sigmas: false alarms once in 4 * 10^5."""
+    for method in ("zcdp", "drv"):
+        mechanism = private(1.0, 1e-6, STEPS, method)
+        release = jax.jit(jax.vmap(lambda key, x, m=mechanism: m(key, x).value))
+        expected = run_all(jax.random.key(0), sequences, mechanism.learning_rate)
+        for losses, average in zip(sequences, expected.expected_losses, strict=True):
+            batch = jnp.broadcast_to(losses, (32, *losses.shape))
+            choices = release(jax.random.split(key, 32), batch)
+            realized = np.asarray(losses)[np.arange(STEPS), np.asarray(choices)].mean()
+            assert abs(realized - average.mean()) < 5 * 0.5 / math.sqrt(32 * STEPS)
+
+
+@pytest.mark.slow
+def test_ten_thousand_sequences_at_once():
+    """Each has its best expert by chance, and none exceeds the bound."""
+    steps, experts = 100, 5
+    losses = jax.random.uniform(jax.random.key(0), (10**4, steps, experts))
+    keys = jax.random.split(jax.random.key(1), 10**4)
+    runs = jax.jit(jax.vmap(learning.weighted_majority))(keys, losses)
+    assert runs.choices.shape == (10**4, steps)
+    assert np.max(runs.expected_regret) <= learning.regret_bound(steps=steps, experts=experts)
+    assert abs(np.mean(runs.regret - runs.expected_regret)) < 5 * 0.5 / math.sqrt(10**4 * steps)

@@ -1,5 +1,6 @@
 """MWEM: the algorithm without noise, its noise, what it promises, and where it pays off."""
 
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -139,6 +140,19 @@ def test_the_average_keeps_its_bound():
     assert np.all(errors <= bound)
     uniform = np.abs(MATRIX @ np.full(4, RECORDS / 4) - np.asarray(TRUTH)).max()
     assert bound < uniform
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sensitivity", [2, 0.2])
+def test_the_auditor_refutes_a_sensitivity_that_is_too_small_and_no_other(key, sensitivity):
+    claimed = dpjax.analytic_sensitivity(sensitivity, norm="linf")
+    mechanism = dataclasses.replace(mechanism_at(1.0), sensitivity=claimed)
+    truth, neighbor = jnp.asarray([10, 10, 10, 10]), jnp.asarray([10, 10, 8, 12])
+    result = dpjax.auditing.audit(
+        key, mechanism, value=truth, neighbor=neighbor, samples=200_000, confidence=0.999
+    )
+    assert result.claimed == 1
+    assert (result.bound > 1) == (sensitivity < 2)
 
 
 def tumors():
