@@ -36,11 +36,15 @@ def sequences():
 
 
 @pytest.fixture(scope="module")
-def run_all():
+def run_all(sequences):
+    """Each sequence under each of 64 keys."""
+    keys = jax.random.split(jax.random.key(1), 64)
+
     def run(key, losses, rate):
         return learning.weighted_majority(key, losses, learning_rate=rate)
 
-    return jax.jit(jax.vmap(run, in_axes=(None, 0, None)))
+    every = jax.jit(jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None)))
+    return lambda rate: jax.tree.map(np.asarray, every(keys, sequences, rate))
 
 
 RATES = {
@@ -53,7 +57,7 @@ RATES = {
 def test_expected_losses_are_those_of_exponential_weights(run_all, sequences):
     """In float64 on the host."""
     for rate in RATES.values():
-        found = run_all(jax.random.key(0), sequences, rate).expected_losses
+        found = run_all(rate).expected_losses[0]
         losses = np.asarray(sequences, float)
         before = np.cumsum(losses, axis=1) - losses
         weights = np.exp(-rate * (before - before.min(axis=2, keepdims=True)))
@@ -62,9 +66,9 @@ def test_expected_losses_are_those_of_exponential_weights(run_all, sequences):
 
 
 @pytest.mark.parametrize("name", RATES)
-def test_expected_regret_keeps_its_bound_on_every_sequence(name, run_all, sequences):
+def test_expected_regret_keeps_its_bound_on_every_sequence(name, run_all):
     rate = RATES[name]
-    regret = np.asarray(run_all(jax.random.key(0), sequences, rate).expected_regret)
+    regret = run_all(rate).expected_regret[0]
     bound = learning.regret_bound(steps=STEPS, experts=EXPERTS, learning_rate=rate)
     assert np.all(regret <= bound)
     # Whoever learns slowly pays nearly all of it while a single expert is good.
@@ -76,8 +80,7 @@ def test_expected_regret_keeps_its_bound_on_every_sequence(name, run_all, sequen
 
 def test_realized_regret_averages_to_what_is_expected(run_all, sequences):
     """Choices are independent: one of 4 checks fails by chance once in 4 * 10^5 (5 sigmas)."""
-    keys = jax.random.split(jax.random.key(1), 64)
-    runs = jax.vmap(run_all, in_axes=(0, None, None))(keys, sequences, RATES["best"])
+    runs = run_all(RATES["best"])
     realized, expected = runs.losses.mean(axis=(0, 2)), runs.expected_losses[0].mean(axis=1)
     margin = 5 * 0.5 / math.sqrt(64 * STEPS)
     assert np.all(np.abs(realized - expected) < margin)
@@ -163,18 +166,20 @@ def test_a_rate_that_was_not_shown_to_be_private_is_refused():
     assert accounting.compose_at(*[one] * 300, delta=0.1, method="drv").epsilon > 10
 
 
-@pytest.mark.parametrize("method", ["zcdp", "drv"])
-def test_a_traced_calibration_is_on_the_safe_side(method):
+def test_a_traced_calibration_is_on_the_safe_side():
     epsilons = jnp.asarray([0.01, 0.5, 2.0, 4.0])
 
-    def rate(epsilon):
-        return learning.private_weighted_majority(
-            epsilon, 1e-3, steps=50, method=method
-        ).learning_rate
+    def rates(epsilon):
+        made = [
+            learning.private_weighted_majority(epsilon, 1e-3, steps=50, method=method)
+            for method in ("zcdp", "drv")
+        ]
+        return jnp.stack([mechanism.learning_rate for mechanism in made])
 
-    for epsilon, traced in zip(epsilons, jax.jit(jax.vmap(rate))(epsilons), strict=True):
-        host = private(float(epsilon), 1e-3, 50, method).learning_rate
-        assert 0.3 * host < traced < host
+    for epsilon, traced in zip(epsilons, jax.jit(jax.vmap(rates))(epsilons), strict=True):
+        known = [private(float(epsilon), 1e-3, 50, x).learning_rate for x in ("zcdp", "drv")]
+        assert np.all(np.asarray(traced) < known)
+        assert np.all(np.asarray(traced) > 0.3 * np.asarray(known))
 
 
 SMALL = jnp.asarray([[1.0, 0.0], [1.0, 0.25], [0.0, 1.0]])
@@ -196,18 +201,18 @@ def softmax_of_minus(losses, rate):
 
 
 def test_choices_have_their_distribution(key, log_probs):
-    """All of a sequence at once. Chi-squared at 10^-6, which tells a learning rate 10% off."""
+    """All of a sequence at once. Chi-squared at 10^-6, which tells a learning rate 30% off."""
     exact = softmax_of_minus(SMALL, MECHANISM.learning_rate)
     expected = np.array([sum(exact[t, a] for t, a in enumerate(x)) for x in np.asarray(OUTCOMES)])
     np.testing.assert_allclose(log_probs(OUTCOMES, SMALL), expected, rtol=1e-3)
-    draws = 2**14
+    draws = 2**12
     drawn = jax.jit(jax.vmap(lambda key: MECHANISM(key, SMALL).value))(jax.random.split(key, draws))
     counts = np.bincount(np.asarray(drawn) @ [4, 2, 1], minlength=8)
     assert scipy.stats.chisquare(counts, draws * np.exp(expected)).pvalue > 1e-6
-    off = softmax_of_minus(SMALL, 1.1 * MECHANISM.learning_rate)
+    off = softmax_of_minus(SMALL, 1.3 * MECHANISM.learning_rate)
     others = np.array([sum(off[t, a] for t, a in enumerate(x)) for x in np.asarray(OUTCOMES)])
     power = draws * np.sum((np.exp(others) - np.exp(expected)) ** 2 / np.exp(expected))
-    assert power > 40
+    assert power > 70
 
 
 def test_replacing_the_losses_of_a_step_keeps_the_guarantee(log_probs):
@@ -237,6 +242,7 @@ def test_what_was_asked_for_is_public():
         MECHANISM(jax.random.key(0), SMALL)
 
 
+@pytest.mark.slow
 def test_a_ledger_hears_of_the_whole_sequence(tmp_path):
     ledger = dpjax.Ledger(tmp_path / "ledger.db", epsilon="5", delta="0.2")
     with ledger:
@@ -264,8 +270,8 @@ def test_private_choices_regret_what_is_expected(key, sequences, run_all):
     for method in ("zcdp", "drv"):
         mechanism = private(1.0, 1e-6, STEPS, method)
         release = jax.jit(jax.vmap(lambda key, x, m=mechanism: m(key, x).value))
-        expected = run_all(jax.random.key(0), sequences, mechanism.learning_rate)
-        for losses, average in zip(sequences, expected.expected_losses, strict=True):
+        expected = run_all(mechanism.learning_rate).expected_losses[0]
+        for losses, average in zip(sequences, expected, strict=True):
             batch = jnp.broadcast_to(losses, (32, *losses.shape))
             choices = release(jax.random.split(key, 32), batch)
             realized = np.asarray(losses)[np.arange(STEPS), np.asarray(choices)].mean()
