@@ -20,6 +20,7 @@ from dpjax.learning._weighted_majority import (
     clamped_losses,
     loss_bits,
     loss_matrix,
+    loss_units,
     scan_steps,
 )
 from dpjax.mechanisms._exponential import exponential
@@ -64,6 +65,20 @@ class PrivateWeightedMajority(SensitivityMechanism):
     def choice(self) -> SelectionMechanism:
         """The exponential mechanism of each step, on minus the losses in units of their grid."""
         return exponential(2.0 ** loss_bits(self.steps), 2 * self.learning_rate)
+
+    def units(self, losses: Any) -> jax.Array:
+        """Losses as they are added up, clamped and in units of their grid; private.
+
+        For losses that come one step at a time, the choice of step t, from 0, is `mechanism.choice(
+        jax.random.fold_in(key, t), -total)`, with the total of the units before.
+
+        Args:
+            losses: of some steps, one after the other along the leading axis, or of one.
+
+        Returns:
+            An int32 array of the same shape.
+        """
+        return loss_units(_checks.real_arrays("losses", losses), loss_bits(self.steps))
 
     def _delta(self) -> Scalar:
         return self.delta

@@ -243,6 +243,17 @@ def test_what_was_asked_for_is_public():
 
 
 @pytest.mark.slow
+def test_step_by_step_the_choices_are_the_same(key):
+    total, choices = jnp.zeros(2, jnp.int32), []
+    for number, losses in enumerate(SMALL):
+        release = MECHANISM.choice(jax.random.fold_in(key, number), -total)
+        assert release.guarantee.epsilon == 2 * MECHANISM.learning_rate
+        choices.append(int(release.value))
+        total += MECHANISM.units(losses)
+    assert choices == MECHANISM(key, SMALL).value.tolist()
+
+
+@pytest.mark.slow
 def test_a_ledger_hears_of_the_whole_sequence(tmp_path):
     ledger = dpjax.Ledger(tmp_path / "ledger.db", epsilon="5", delta="0.2")
     with ledger:
