@@ -21,6 +21,8 @@ LARGEST_TOTAL_BITS = 30
 # Of the largest record in units of the coarse grid: noise of 2^14 sensitivities still fits.
 _MOST_BITS = 16
 _LARGEST = 2**31 - 2
+# So many digits of 10 bits add up in int32.
+_ROWS = 2**20
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
@@ -57,6 +59,27 @@ def coarse(total: Limbs, bits: int) -> jax.Array:
 def sum_of_integers(x: jax.Array) -> Limbs:
     """The sum of int32 over the leading axis."""
     return _limbs.total(_limbs.from_integers(x))
+
+
+def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
+    """The sums of the rows of every group, entries in [-2^20, 2^20]; rows of no group are left out.
+
+    Two digits of 10 bits are added up in int32, in blocks of rows that do not wrap.
+    """
+    digit, size = 10, min(_ROWS, len(x))
+    missing = -len(x) % size
+    rows = jnp.pad(x, ((0, missing), (0, 0)))
+    of_row = jnp.pad(group, (0, missing), constant_values=groups)
+
+    def add_up(part: jax.Array) -> Limbs:
+        def of_block(part: jax.Array, of_row: jax.Array) -> jax.Array:
+            return jnp.zeros((groups, x.shape[1]), jnp.int32).at[of_row].add(part, mode="drop")
+
+        blocks = part.reshape(-1, size, x.shape[1])
+        return sum_of_integers(jax.vmap(of_block)(blocks, of_row.reshape(-1, size)))
+
+    high, low = add_up(rows >> digit), add_up(rows & (2**digit - 1))
+    return _limbs.add(_limbs.shift_left(high, jnp.uint32(digit)), low)
 
 
 def coarse_reach(moved: Fraction, *, coordinates: int, bits: int, norm: VectorNorm) -> float:

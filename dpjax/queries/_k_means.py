@@ -8,16 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from dpjax import _checks, _limbs
+from dpjax import _checks
 from dpjax.accounting._compose_at import compose_at
 from dpjax.base import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._mechanism import guarantee_under
 from dpjax.queries._covariance import dimension_of, public_ball
-from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sum_of_integers
+from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import slots_of
 from dpjax.queries._second_moments import RADIUS_BITS, in_ball
@@ -160,14 +159,10 @@ _placed = jax.jit(in_ball)
 @functools.partial(jax.jit, static_argnames="bits")
 def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
     """Of every cluster the count and the sum of its records, in units of the radius: (k, 1 + d)."""
-    nearest = _nearest(x, centers)
+    k = len(centers)
+    cluster = jnp.where(present, _nearest(x, centers), k)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
-
-    def of_cluster(j: jax.Array) -> _limbs.Limbs:
-        member = present & (nearest == j)
-        return sum_of_integers(jnp.where(member[:, None], weighed, 0))
-
-    return coarse(lax.map(of_cluster, jnp.arange(len(centers))), bits)
+    return coarse(sums_by_group(weighed, cluster, k), bits)
 
 
 @jax.jit

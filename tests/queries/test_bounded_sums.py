@@ -10,7 +10,8 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, _limbs, queries
-from dpjax.queries._integer_sums import coarse, gram
+from dpjax.queries import _integer_sums
+from dpjax.queries._integer_sums import coarse, coarse_reach, gram, sums_by_group
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -103,15 +104,43 @@ def test_totals_are_rounded_halves_up():
     assert coarse(limbs, 0).tolist() == [max(-end, min(end, x)) for x in numbers]
 
 
-def test_products_are_added_up_exactly():
+@pytest.mark.parametrize("moved", [1, 5, 16, 20])
+def test_rounding_a_total_is_charged(moved):
+    numbers = jnp.arange(64, dtype="uint32")
+    rounded = np.asarray(coarse(_limbs.Limbs(jnp.zeros_like(numbers), numbers), 4))
+    apart = np.abs(rounded[moved:] - rounded[:-moved]).max()
+    for norm, order in ORDS.items():
+        length = np.linalg.norm(np.ones(3), order)
+        exact = Fraction(moved) * Fraction(length)
+        assert apart * length <= coarse_reach(exact, coordinates=3, bits=4, norm=norm)
+
+
+def python_integers(limbs):
+    high, low = (np.asarray(limb).astype(object) for limb in limbs)
+    return (high - np.where(high >= 2**31, 2**32, 0)) * 2**32 + low
+
+
+@pytest.fixture(scope="module")
+def integers():
+    """Rows of at most 2^20, in more than one block."""
     x = np.random.default_rng(0).integers(-(2**20), 2**20 + 1, (3000, 3)).astype("int32")
     x[:5] = 2**20, -(2**20), 2**20
-    found = jax.jit(gram, static_argnames="bits")(jnp.asarray(x), bits=20)
-    high, low = (np.asarray(limb).astype(object) for limb in found)
-    signed = high - np.where(high >= 2**31, 2**32, 0)
-    expected = x.astype(object).T @ x.astype(object)
-    np.testing.assert_array_equal(signed * 2**32 + low, expected)
+    return x
+
+
+def test_products_are_added_up_exactly(integers):
+    found = jax.jit(gram, static_argnames="bits")(integers, bits=20)
+    expected = integers.astype(object).T @ integers.astype(object)
+    np.testing.assert_array_equal(python_integers(found), expected)
     assert np.abs(expected).max() > 2**49
+
+
+def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
+    monkeypatch.setattr(_integer_sums, "_ROWS", 700)
+    group = np.arange(3000, dtype="int32") % 4  # The last of which is none.
+    found = jax.jit(lambda x, group: sums_by_group(x, group, 3))(integers, group)
+    expected = [integers[group == j].astype(object).sum(axis=0) for j in range(3)]
+    np.testing.assert_array_equal(python_integers(found), expected)
 
 
 @pytest.mark.slow
