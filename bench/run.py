@@ -17,6 +17,7 @@ JOBS = (
     "order_statistic",
     "lapack",
     "releases",
+    "queries",
     "sweep",
     "first_answer",
     "growth",

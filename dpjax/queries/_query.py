@@ -41,7 +41,7 @@ class Query:
 
     def __call__(self, database: Any) -> jax.Array:
         """The value on a database."""
-        return self.total(*present_records(database))
+        return jax.jit(self.total)(*present_records(database))
 
     def sensitivity(
         self,
@@ -67,7 +67,7 @@ class Query:
         return analytic_sensitivity(reach, norm=norm, relation=relation)
 
     def estimate(self, value: Any) -> jax.Array:
-        """The value of a release in the units of the records, as floats.
+        """The value of a release in the units of the records, as floats, which may round it.
 
         Args:
             value: integers, as they were released.
