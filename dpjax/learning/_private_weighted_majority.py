@@ -211,7 +211,7 @@ def private_weighted_majority(
     else:
         rho = _simple_rho(epsilon, log) if traced else largest_rho(float(epsilon), float(delta))
         rate = (2 * rho / steps) ** 0.5
-    rate *= 1 - (_TRACED_ROUNDING if traced else _ROUNDING)
+    rate *= 1 - (_TRACED_ROUNDING if traced else 4 * _ROUNDING)
     return PrivateWeightedMajority(sensitivity, epsilon, delta, rate, steps)
 
 
