@@ -15,7 +15,7 @@ from harness import Race, Row, every_device, record
 from releases import diffprivlib_mechanisms
 
 SEQUENCES, STEPS, EXPERTS = 10**4, 10**4, 10
-TOGETHER = 100  # Sequences whose losses are in memory at once, on each device.
+TOGETHER = 100  # Sequences that are followed at once, on all devices.
 PART = 2000  # Steps of a sequence that a peer takes: it would need hours for all.
 MEANS = np.where(np.arange(EXPERTS) == 0, 0.2, 0.5)
 
@@ -25,13 +25,14 @@ def run(sequences: int = SEQUENCES, steps: int = STEPS) -> None:
     opendp.enable_features("contrib")
     mechanism = learning.private_weighted_majority(1.0, 1e-6, steps=steps)
     epsilon = mechanism.choice.guarantee.epsilon
-    losses = np.asarray(_losses(jax.random.key(0), steps))[:PART]
-    follow_all = _all_sequences(mechanism, sequences)
+    all_losses = _losses(steps)
+    losses = np.asarray(all_losses)[0, :PART]
+    follow_all = _all_sequences(mechanism, all_losses, sequences)
     choices: dict[str, np.ndarray] = {}
     in_opendp, in_diffprivlib = _opendp_choice(epsilon), _diffprivlib_choice(epsilon)
     race = Race(
         {
-            "dpjax": lambda: choices.update(dpjax=np.asarray(follow_all())[0]),
+            "dpjax": lambda: choices.update(dpjax=follow_all()[0]),
             "diffprivlib": lambda: choices.update(diffprivlib=_followed(in_diffprivlib, losses)),
             "opendp": lambda: choices.update(opendp=_followed(in_opendp, losses)),
         },
@@ -65,35 +66,32 @@ def run(sequences: int = SEQUENCES, steps: int = STEPS) -> None:
     )
 
 
-def _losses(key: jax.Array, steps: int) -> jax.Array:
-    """One expert is good, the others are not."""
-    return jax.random.bernoulli(key, jnp.asarray(MEANS, jnp.float32), (steps, EXPERTS))
+def _losses(steps: int) -> jax.Array:
+    """Of a hundred sequences: one expert is good, the others are not."""
+    means = jnp.asarray(MEANS, jnp.float32)
+    return jax.random.bernoulli(jax.random.key(0), means, (TOGETHER, steps, EXPERTS))
 
 
-def _all_sequences(mechanism: Any, sequences: int) -> Any:
-    """All sequences, spread over the devices; losses are made where they are needed."""
+def _all_sequences(mechanism: Any, losses: jax.Array, sequences: int) -> Any:
+    """Choices on every sequence, spread over the devices; the losses recur, the keys never do."""
     mesh = every_device()
-    spread = PartitionSpec(*mesh.axis_names)
-    together = min(TOGETHER, sequences // mesh.size)
-    rounds = sequences // (mesh.size * together)
-    if rounds * mesh.size * together != sequences:
-        raise ValueError(f"sequences must be a multiple of {mesh.size * together}")
-    # The first sequence has the losses that the peers see.
-    public = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-        jax.random.key(0), np.arange(sequences)
-    )
-    public = public.at[0].set(jax.random.key(0))
-    keys = jax.random.split(dpjax.random.seeded_key(1), sequences)
+    (axis,) = mesh.axis_names
+    keys = jax.random.split(dpjax.random.seeded_key(1), (sequences // TOGETHER, TOGETHER))
 
     @jax.jit
-    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(spread, spread), out_specs=spread)
-    def followed(keys: jax.Array, public: jax.Array) -> jax.Array:
-        def one(key: jax.Array, public: jax.Array) -> jax.Array:
-            return mechanism(key, _losses(public, mechanism.steps)).value.astype(jnp.uint8)
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, axis), PartitionSpec(axis)),
+        out_specs=PartitionSpec(None, axis),
+    )
+    def followed(keys: jax.Array, losses: jax.Array) -> jax.Array:
+        def one(key: jax.Array, losses: jax.Array) -> jax.Array:
+            return mechanism(key, losses).value.astype(jnp.uint8)
 
-        return jax.lax.map(lambda both: one(*both), (keys, public), batch_size=together)
+        return jax.lax.map(lambda some: jax.vmap(one)(some, losses), keys)
 
-    return functools.partial(followed, keys, public)
+    return lambda: np.asarray(followed(keys, losses)).reshape(sequences, -1)
 
 
 def _followed(choose: Any, losses: np.ndarray) -> np.ndarray:
