@@ -279,6 +279,7 @@ def test_the_nearest_center_is_that_of_numpy(points):
     np.testing.assert_array_equal(found, apart.argmin(axis=1))
 
 
+@pytest.mark.slow
 def test_a_ledger_counts_all_iterations_once(tmp_path, points):
     _, x = points
     with dpjax.Ledger(tmp_path / "budget", epsilon=1.5, delta=1e-5) as ledger:
@@ -293,6 +294,7 @@ def test_a_ledger_counts_all_iterations_once(tmp_path, points):
             )
 
 
+@pytest.mark.slow
 def test_moments_are_put_together_again():
     query = second_moments_query(lambda x: x, dimension=2, capacity=10)
     x = np.float32([[0.5, -0.25], [0.25, 0.5], [0, 0.125]])
