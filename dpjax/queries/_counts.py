@@ -33,8 +33,9 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. The release lies within ln(1 / beta) / epsilon of the truth, and 1/2 for
-        rounding, with probability 1 - beta: `error`.
+        attains it. Assumed is that what the predicate says of a record depends on that record
+        alone, as in every program that `vmap` makes. The release lies within ln(1 / beta) / epsilon
+        of the truth, and 1/2 for rounding, with probability 1 - beta: `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).

@@ -25,6 +25,8 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
 _LARGEST_ANSWER = 2**31 - 2
+# Entries that are looked at to compare all columns of a matrix: about ten seconds.
+_MOST_COMPARED = 2**31
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,7 +97,9 @@ def linear_workload(matrix: Any) -> Workload:
 
     Formal guarantees:
         Those of `Workload`: under add-or-remove-one `reach` is the largest norm of a column, under
-        replace-one of a column or of the difference of two; both are attained.
+        replace-one of a column or of the difference of two; both are attained. Where the norms l1
+        and l2 would take more than 2^31 operations to compare all columns (cells^2 * queries), it
+        is twice the largest norm of a column instead, by the triangle inequality.
 
     Source:
         Hardt and Talwar (2010), for the geometry of linear queries; Li, Hay, Rastogi, Miklau and
@@ -233,21 +237,29 @@ def _reach_of_columns(entries: np.ndarray) -> Callable[[VectorNorm, NeighboringR
     @functools.cache
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # A record that is out of range has no column.
-        columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]).astype(np.int64), axis=0)
-        others = columns if relation is NeighboringRelation.REPLACE_ONE else 0 * columns[:1]
-        return max(_longest(columns - other, norm) for other in others)
+        columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+        if norm == "linf":
+            return float((columns.max(axis=0) - columns.min(axis=0)).max())
+        if len(columns) * columns.size > _MOST_COMPARED:
+            return 2 * _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+        longest = max(_power_sums(columns - other, norm).max() for other in columns)
+        return _norm_of_power_sum(longest, norm)
 
     return reach
 
 
-def _longest(rows: np.ndarray, norm: VectorNorm) -> float:
-    """The largest norm of a row of integers, rounded up."""
-    sizes = np.abs(rows)
-    if norm == "l1":
-        return norm_up([Fraction(int(sizes.sum(axis=1).max()))], norm)
-    if norm == "l2":
-        return sqrt_up(Fraction(int((sizes**2).sum(axis=1).max())))
-    return norm_up([Fraction(int(sizes.max()))], norm)
+def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
+    """Of every row the sum of magnitudes, of squares, or the largest magnitude."""
+    sizes = np.abs(rows.astype(np.int64))
+    if norm == "linf":
+        return sizes.max(axis=1)
+    return (sizes if norm == "l1" else sizes**2).sum(axis=1)
+
+
+def _norm_of_power_sum(total: Any, norm: VectorNorm) -> float:
+    return sqrt_up(Fraction(int(total))) if norm == "l2" else norm_up([Fraction(int(total))], norm)
 
 
 def _column(x: _limbs.Limbs) -> _limbs.Limbs:
