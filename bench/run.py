@@ -18,11 +18,13 @@ JOBS = (
     "order_statistic",
     "lapack",
     "releases",
+    "queries",
     "sweep",
     "first_answer",
     "growth",
     "ledger",
     "attacks",
+    "experts",
 )
 
 

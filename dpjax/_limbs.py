@@ -8,6 +8,8 @@ import numpy as np
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
+# So many halves of a limb add up to less than 2^32.
+_BLOCK = 2**16
 
 
 class Limbs(NamedTuple):
@@ -211,6 +213,30 @@ def full_product(x: jax.Array, y: jax.Array) -> Limbs:
     middle = (low >> np.uint32(16)) + (cross & _HALF) + (other & _HALF)
     carried = (cross >> np.uint32(16)) + (other >> np.uint32(16)) + (middle >> np.uint32(16))
     return Limbs(high + carried, (middle << np.uint32(16)) | (low & _HALF))
+
+
+def total(x: Limbs) -> Limbs:
+    """The sum over the leading axis, modulo 2^64: blocks first, then their sums."""
+    n = len(x.low)
+    if n <= _BLOCK:
+        return _total_of_a_block(x)
+    whole = n // _BLOCK * _BLOCK
+    blocks = Limbs(*(limb[:whole].reshape(-1, _BLOCK, *limb.shape[1:]) for limb in x))
+    found = total(jax.vmap(_total_of_a_block)(blocks))
+    if whole == n:
+        return found
+    return add(found, _total_of_a_block(Limbs(*(limb[whole:] for limb in x))))
+
+
+def _total_of_a_block(x: Limbs) -> Limbs:
+    """At most 2^16 integers: sums of 16-bit halves do not wrap, and high limbs may."""
+    shift = np.uint32(16)
+
+    def sum_of(limb: jax.Array) -> jax.Array:
+        return jnp.sum(limb, axis=0, dtype=jnp.uint32)
+
+    bottom, middle, high = sum_of(x.low & _HALF), sum_of(x.low >> shift), sum_of(x.high)
+    return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
 
 
 def _is_zero(x: Limbs) -> jax.Array:

@@ -13,7 +13,7 @@ def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int
 
     Refusals depend on structure, dtypes and sizes alone.
     """
-    tree = jax.tree.map(_columns_of_a_table, database)
+    tree = jax.tree.map(columns_of_a_table, database)
     leaves = jax.tree.leaves(tree)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
@@ -33,7 +33,7 @@ def _wanted(name: str, least: int) -> str:
     return f"{name} must be arrays with a common leading axis of {count} records"
 
 
-def _columns_of_a_table(leaf: Any) -> Any:
+def columns_of_a_table(leaf: Any) -> Any:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
     Known by its attributes, so that no library of tables is imported, nor missed.

@@ -25,8 +25,6 @@ __all__ = [
     "sum_sensitivity",
 ]
 
-# So many halves of a limb add up to less than 2^32.
-_BLOCK = 2**16
 _LARGEST_TOTAL = 2**62
 _LARGEST_EXPONENT = 126
 
@@ -194,31 +192,7 @@ def _number(name: str, value: Any) -> Fraction:
 def _sum_of_units(x: jax.Array, exponent: jax.Array, low: Limbs, high: Limbs) -> Limbs:
     units = round_to_grid(x, exponent)
     units = _limbs.where(_limbs.less(units, low), low, units)
-    return _total(_limbs.where(_limbs.less(high, units), high, units))
-
-
-def _total(x: Limbs) -> Limbs:
-    """The sum over the leading axis, modulo 2^64: blocks first, then their sums."""
-    n = len(x.low)
-    if n <= _BLOCK:
-        return _total_of_a_block(x)
-    whole = n // _BLOCK * _BLOCK
-    blocks = Limbs(*(limb[:whole].reshape(-1, _BLOCK, *limb.shape[1:]) for limb in x))
-    total = _total(jax.vmap(_total_of_a_block)(blocks))
-    if whole == n:
-        return total
-    return _limbs.add(total, _total_of_a_block(Limbs(*(limb[whole:] for limb in x))))
-
-
-def _total_of_a_block(x: Limbs) -> Limbs:
-    """At most 2^16 integers: sums of 16-bit halves do not wrap, and high limbs may."""
-    shift = np.uint32(16)
-
-    def add(limb: jax.Array) -> jax.Array:
-        return jnp.sum(limb, axis=0, dtype=jnp.uint32)
-
-    bottom, middle, high = add(x.low & np.uint32(0xFFFF)), add(x.low >> shift), add(x.high)
-    return _limbs.add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
+    return _limbs.total(_limbs.where(_limbs.less(high, units), high, units))
 
 
 def __dir__() -> list[str]:

@@ -45,6 +45,12 @@ LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
 # At distance 1, but for a margin that covers the grid before the map.
 SHAPED = {"value": jnp.zeros(2), "neighbor": jnp.asarray(0.9999 * SHAPE.matrix @ [0.6, -0.8])}
 ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
+LOSSES = {
+    "value": jnp.asarray([[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]]),
+    "neighbor": jnp.asarray([[0.0, 1.0], [0.5, 1.0], [0.0, 0.0]]),
+}
+WORKLOAD = dpjax.queries.linear_workload([[1, 1, 0], [0, 1, 1], [1, 0, 0]])
+ANSWERED = {"value": jnp.asarray([5, 7, 3]), "neighbor": jnp.asarray([5, 6, 4])}
 
 TABLE = {
     "laplace": (dpjax.laplace, SCALAR),
@@ -68,6 +74,18 @@ TABLE = {
         lambda e: dpjax.randomized_response(e, categories=3),
         ANSWERS | {"sensitivity": None},
     ),
+    "weighted majority": (
+        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3),
+        LOSSES | {"sensitivity": None},
+    ),
+    "weighted majority, advanced composition": (
+        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3, method="drv"),
+        LOSSES | {"sensitivity": None},
+    ),
+    "mwem": (
+        lambda e: dpjax.queries.mwem(WORKLOAD, e, rounds=2, records=10),
+        ANSWERED | {"sensitivity": None},
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
@@ -83,6 +101,9 @@ SLOW = {
     "shaped gaussian",
     "bernstein, order 3",
     "laplace, integers",
+    "mwem",
+    "weighted majority",
+    "weighted majority, advanced composition",
     "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]

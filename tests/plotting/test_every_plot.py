@@ -42,6 +42,14 @@ PLOTS = {
     "recovered_fraction": lambda ax, _: plotting.recovered_fraction(
         [0.1, 1.0], {"a": [1.0, 0.8], "b": [0.9, 0.7]}, guarantee=LAPLACE.guarantee, ax=ax
     ),
+    "regret_bounds": lambda ax, _: plotting.regret_bounds(
+        [10, 100],
+        experts=3,
+        epsilon=1.0,
+        delta=0.1,
+        realized={"not private": [0.1, 0.2], "private, bounded range": [0.3, 0.2]},
+        ax=ax,
+    ),
     "release_with_error": lambda ax, _: plotting.release_with_error(
         Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
     ),

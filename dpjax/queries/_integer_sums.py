@@ -1,0 +1,120 @@
+"""Sums of integers that records were rounded to: exact in 64 bits, then rounded once to 32.
+
+Records are rounded to a fine grid, so that what they lose does not add up, and totals to a coarser
+one, whose integers carry noise without x64. Both grids are public, and the second costs one unit
+of the sensitivity in each coordinate.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _limbs
+from dpjax._limbs import Limbs
+from dpjax._numerics import round_up
+from dpjax.targets._bounds import VectorNorm, sqrt_up
+
+LARGEST_TOTAL_BITS = 30
+# Of the largest record in units of the coarse grid: noise of 2^14 sensitivities still fits.
+_MOST_BITS = 16
+_LARGEST = 2**31 - 2
+# So many digits of 10 bits add up in int32.
+_ROWS = 2**20
+
+
+def coarsening(capacity: int, *, bits: int) -> int:
+    """By how many bits totals are rounded, so that those of `capacity` records fit.
+
+    Args:
+        capacity: of records.
+        bits: of the largest record.
+    """
+    needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
+    return bits - LARGEST_TOTAL_BITS + needed
+
+
+def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
+    """Floats of at most 2^30 in units of 2^exponent, as int32 between two ends."""
+    units = jnp.round(jnp.clip(x * 2.0**-exponent, -(2.0**30), 2.0**30)).astype(jnp.int32)
+    return jnp.clip(units, *ends)
+
+
+def ends_in_units(low: float, high: float, exponent: int) -> tuple[int, int]:
+    """The ends of an interval, rounded."""
+    return round(Fraction(low) / Fraction(2) ** exponent), round(
+        Fraction(high) / Fraction(2) ** exponent
+    )
+
+
+def coarse(total: Limbs, bits: int) -> jax.Array:
+    """round(total / 2^bits) as int32; what is too large counts as the end of a range."""
+    half = _limbs.constant(2**bits >> 1)
+    rounded = _limbs.shift_right(_limbs.add(total, half), jnp.uint32(bits))
+    return _limbs.to_integers(_limbs.clip(rounded, _LARGEST), jnp.int32)
+
+
+def sum_of_integers(x: jax.Array) -> Limbs:
+    """The sum of int32 over the leading axis."""
+    return _limbs.total(_limbs.from_integers(x))
+
+
+def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
+    """The sums of the rows of every group, entries in [-2^20, 2^20]; rows of no group are left out.
+
+    Two digits of 10 bits are added up in int32, in blocks of rows that do not wrap.
+    """
+    digit, size = 10, min(_ROWS, len(x))
+    missing = -len(x) % size
+    rows = jnp.pad(x, ((0, missing), (0, 0)))
+    of_row = jnp.pad(group, (0, missing), constant_values=groups)
+
+    def add_up(part: jax.Array) -> Limbs:
+        def of_block(part: jax.Array, of_row: jax.Array) -> jax.Array:
+            return jnp.zeros((groups, x.shape[1]), jnp.int32).at[of_row].add(part, mode="drop")
+
+        blocks = part.reshape(-1, size, x.shape[1])
+        return sum_of_integers(jax.vmap(of_block)(blocks, of_row.reshape(-1, size)))
+
+    high, low = add_up(rows >> digit), add_up(rows & (2**digit - 1))
+    return _limbs.add(_limbs.shift_left(high, jnp.uint32(digit)), low)
+
+
+def coarse_reach(moved: Fraction, *, coordinates: int, bits: int, norm: VectorNorm) -> float:
+    """How far `coarse` totals may lie apart, where the totals do by `moved` in the same norm.
+
+    Rounding adds less than 1 in each coordinate: ||1|| in the norm.
+    """
+    ones = {
+        "l1": Fraction(coordinates),
+        "l2": Fraction(sqrt_up(Fraction(coordinates))),
+        "linf": Fraction(1),
+    }
+    return round_up(moved / 2**bits + ones[norm])
+
+
+def gram(x: jax.Array, *, bits: int) -> Limbs:
+    """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
+
+    Digits are multiplied and added in int32, in blocks of rows that do not wrap.
+    """
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    block = 2 ** (LARGEST_TOTAL_BITS - 2 * high_bits)
+    rows = math.ceil(len(x) / block) * block
+    blocks = jnp.pad(x, ((0, rows - len(x)), (0, 0))).reshape(-1, block, x.shape[1])
+    high, low = blocks >> low_bits, blocks & (2**low_bits - 1)
+
+    def products(a: jax.Array, b: jax.Array) -> Limbs:
+        found: Any = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
+        return sum_of_integers(found)
+
+    def shifted(x: Limbs, by: int) -> Limbs:
+        return _limbs.shift_left(x, jnp.uint32(by))
+
+    mixed = products(high, low)
+    mixed = _limbs.add(mixed, Limbs(mixed.high.T, mixed.low.T))
+    ends = _limbs.add(shifted(products(high, high), 2 * low_bits), products(low, low))
+    return _limbs.add(ends, shifted(mixed, low_bits))

@@ -1,0 +1,103 @@
+"""What a query is: a target that knows how far one record moves it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax.base import Mechanism, NeighboringRelation, Sensitivity
+from dpjax.queries._padded_records import present_records
+from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.targets._bounds import VectorNorm
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Query:
+    """A target whose value is integers, in units of a public grid, and whose sensitivity is known.
+
+    `query(database)` takes a pytree of arrays with leading axis n, or a `PaddedRecords`, and
+    `dpjax.privatize(query, mechanism)` releases it.
+
+    Attributes:
+        total: takes records, and booleans that say which of them are there, to the value: int32.
+        shape: of the value.
+        reach: how far one record moves the value, by norm and neighboring relation, rounded up.
+        unit: what an integer of the value stands for.
+        rounding: how far rounding takes the value from the truth at most, in units.
+
+    Formal guarantees:
+        `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', for what is computed: integers
+        are added, in any order to the same bits. Whatever a record holds is within the bound.
+    """
+
+    total: Callable[[Any, jax.Array], jax.Array]
+    shape: tuple[int, ...]
+    reach: Callable[[VectorNorm, NeighboringRelation], float]
+    unit: float = 1.0
+    rounding: float = 0.0
+
+    def __call__(self, database: Any) -> jax.Array:
+        """The value on a database."""
+        return jax.jit(self.total)(*present_records(database))
+
+    def sensitivity(
+        self,
+        norm: VectorNorm = "l1",
+        *,
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    ) -> Sensitivity:
+        """What a mechanism is calibrated to, as `dpjax.laplace(query.sensitivity(), epsilon)`.
+
+        Args:
+            norm: "l1", "l2" or "linf".
+            relation: which databases are neighbors.
+
+        Returns:
+            A `Sensitivity` in units of the value, with gamma 0.
+
+        Raises:
+            ValueError: if the norm or the relation is another, or no record moves the value.
+        """
+        reach = self.reach(norm, NeighboringRelation(relation))
+        if reach == 0:
+            raise ValueError(f"the value is public: no record moves it under {relation}")
+        return analytic_sensitivity(reach, norm=norm, relation=relation)
+
+    def estimate(self, value: Any) -> jax.Array:
+        """The value of a release in the units of the records, as floats, which may round it.
+
+        Args:
+            value: integers, as they were released.
+
+        Returns:
+            An array of the same shape.
+        """
+        return jnp.asarray(value).astype(jnp.result_type(float)) * self.unit
+
+    def error(self, mechanism: Mechanism, *, beta: float) -> float:
+        """How far `estimate` may lie from the truth, in all coordinates at once.
+
+        Args:
+            mechanism: with additive noise, as `dpjax.laplace(query.sensitivity(), epsilon)`.
+            beta: in (0, 1).
+
+        Returns:
+            A number in the units of the records, which no coordinate exceeds with probability at
+            least 1 - beta. The truth is the real value on the records as they are clamped.
+
+        Raises:
+            TypeError: if beta is not a number.
+            ValueError: if beta is out of range.
+        """
+        beta = _checks.fraction("beta", beta)
+        value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
+        # Noise is rounded to integers.
+        noise = _noise_quantile(mechanism, 1 - beta, value) + 0.5
+        return (float(noise) + self.rounding) * self.unit
+
+
+def _noise_quantile(mechanism: Any, probability: float, value: Any) -> Any:
+    return mechanism.error_quantile(probability, like=value, simultaneous=True)

@@ -1,0 +1,266 @@
+"""Many linear queries of one table: sums of some of its cells, or of multiples of them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _checks, _limbs
+from dpjax.base import NeighboringRelation
+from dpjax.queries._counts import (
+    contingency_query,
+    count_combinations,
+    histogram_query,
+    reach_of_tables,
+    sizes_of_attributes,
+)
+from dpjax.queries._query import Query
+from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
+
+_LARGEST_ENTRY = 2**15
+_LARGEST_ANSWER = 2**31 - 2
+# Entries that are looked at to compare all columns of a matrix: about ten seconds.
+_MOST_COMPARED = 2**31
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Workload(Query):
+    """Linear queries of the table of counts of a database: the vector A h, of which A is public.
+
+    As a `Query` it answers all of them at once.
+
+    Attributes:
+        total: as of a `Query`.
+        shape: of the answers, (queries,).
+        reach: as of a `Query`.
+        unit: 1.
+        rounding: 0.
+        cells: the shape of the table h.
+        answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
+        table: takes a database to the table of counts.
+
+    Formal guarantees:
+        Those of a `Query`, with `reach` the largest norm of a column of A, or of the difference of
+        two columns, so that it is attained. In the norm linf it bounds one answer alone.
+    """
+
+    cells: tuple[int, ...]
+    answers: Callable[[jax.Array], jax.Array]
+    table: Query
+
+    def row(self, query: int | jax.Array) -> jax.Array:
+        """One query as the weights of the cells, in floats; jit-able, also for a traced index.
+
+        Args:
+            query: its index among the answers.
+
+        Returns:
+            An array of the shape of the table.
+        """
+        return self.combination(jax.nn.one_hot(query, self.shape[0]))
+
+    def combination(self, weights: jax.Array) -> jax.Array:
+        """A weighted sum of queries, as the weights of the cells: the transpose of `answers`.
+
+        Args:
+            weights: floats of shape (queries,).
+
+        Returns:
+            An array of the shape of the table.
+        """
+        table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
+        (found,) = jax.linear_transpose(self.answers, table)(weights)
+        return found
+
+
+def linear_workload(matrix: Any) -> Workload:
+    """Linear queries that are given by their matrix.
+
+    Args:
+        matrix: A, integers of shape (queries, cells), in magnitude at most 2^15, known before
+            tracing. Multiply fractions by a common denominator first.
+
+    Returns:
+        A `Workload` of a table of shape (cells,): databases are n integers from 0 to cells - 1, the
+        cells of the records. One that is out of range counts nowhere.
+
+    Raises:
+        TypeError: if the matrix does not hold integers; on a database, if it does not.
+        ValueError: if the matrix has another shape, only zeros, or an entry that is out of range;
+            on a database, if it does not have shape (n,).
+
+    Formal guarantees:
+        Those of `Workload`: under add-or-remove-one `reach` is the largest norm of a column, under
+        replace-one of a column or of the difference of two; both are attained. Where the norms l1
+        and l2 would take more than 2^31 operations to compare all columns (cells^2 * queries), it
+        is twice the largest norm of a column instead, by the triangle inequality.
+
+    Source:
+        Hardt and Talwar (2010), for the geometry of linear queries; Li, Hay, Rastogi, Miklau and
+        McGregor (2010), for the norms of columns.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import queries
+        >>> prefixes = queries.linear_workload([[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+        >>> prefixes(jnp.array([0, 2, 2])).tolist()
+        [1, 1, 3]
+        >>> prefixes.sensitivity().value
+        3.0
+    """
+    entries = _integer_matrix(matrix)
+    queries, cells = entries.shape
+    table = histogram_query(cells)
+
+    def total(records: Any, present: jax.Array) -> jax.Array:
+        counts = _limbs.from_integers(table.total(records, present))
+        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), _column(counts))
+        answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
+        return _limbs.to_integers(answer, jnp.int32)
+
+    def answers(table: jax.Array) -> jax.Array:
+        return jnp.asarray(entries, table.dtype) @ table
+
+    return Workload(
+        total=total,
+        shape=(queries,),
+        reach=_reach_of_columns(entries),
+        cells=(cells,),
+        answers=answers,
+        table=table,
+    )
+
+
+def marginal_workload(
+    categories: Mapping[str, int], marginals: Sequence[Sequence[str]]
+) -> Workload:
+    """Marginals of a contingency table, each over some of its attributes.
+
+    Counted straight from the records, so that the whole table, which may be too large to form, is
+    never formed.
+
+    Args:
+        categories: of every attribute, as for `contingency_query`.
+        marginals: of every marginal its attributes, distinct, at least one of them.
+
+    Returns:
+        A `Workload`: the cells of the first marginal, in the order of its attributes and the last
+        one fastest, then those of the next. Its table has an axis for every attribute.
+
+    Raises:
+        TypeError: if a number of categories is not an integer; on a database, if a column does not
+            hold integers.
+        ValueError: if a number is out of range, there is no marginal, or one has attributes that
+            are unknown or not distinct; on a database, if a column is missing.
+
+    Formal guarantees:
+        Every record is in one cell of each of the k marginals: under add-or-remove-one `reach` is k
+        in the norm l1, sqrt(k) in l2, and 1 in linf; under replace-one 2 k, sqrt(2 k) and 1, as the
+        two records may differ in every attribute. All are attained.
+
+    Source:
+        Barak, Chaudhuri, Dwork, Kale, McSherry and Talwar (2007).
+
+    Example:
+        >>> import dpjax
+        >>> import jax.numpy as jnp
+        >>> from dpjax import queries
+        >>> pairs = queries.marginal_workload({"a": 2, "b": 2, "c": 3}, [("a", "b"), ("c",)])
+        >>> people = {"a": jnp.array([0, 1]), "b": jnp.array([1, 1]), "c": jnp.array([2, 2])}
+        >>> pairs(people).tolist()
+        [0, 1, 0, 1, 0, 0, 2]
+        >>> pairs.sensitivity(relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE).value
+        2.0
+    """
+    sizes = sizes_of_attributes(categories)
+    chosen = [_attributes(marginal, sizes) for marginal in marginals]
+    if not chosen:
+        raise ValueError("marginals must hold at least one, got none")
+    cells = [math.prod(sizes[name] for name in marginal) for marginal in chosen]
+
+    def total(records: Any, present: jax.Array) -> jax.Array:
+        counted = [
+            count_combinations(records, present, {name: sizes[name] for name in marginal})
+            for marginal in chosen
+        ]
+        return jnp.concatenate([table.ravel() for table in counted])
+
+    def answers(table: jax.Array) -> jax.Array:
+        return jnp.concatenate([_summed(table, tuple(sizes), x).ravel() for x in chosen])
+
+    return Workload(
+        total=total,
+        shape=(sum(cells),),
+        reach=reach_of_tables(cells),
+        cells=tuple(sizes.values()),
+        answers=answers,
+        table=contingency_query(sizes),
+    )
+
+
+def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    names = tuple(marginal)
+    if isinstance(marginal, str) or not names or len({*names} & {*sizes}) < len(names):
+        raise ValueError(
+            f"marginals must be distinct attributes among {tuple(sizes)}, got"
+            f" {_checks.shown(marginal)}"
+        )
+    return names
+
+
+def _summed(table: jax.Array, attributes: tuple[str, ...], kept: tuple[str, ...]) -> jax.Array:
+    """The marginal of a table, with an axis for every attribute that is kept, in this order."""
+    others = tuple(axis for axis, name in enumerate(attributes) if name not in kept)
+    left = [name for name in attributes if name in kept]
+    return jnp.sum(table, axis=others).transpose([left.index(name) for name in kept])
+
+
+def _integer_matrix(matrix: Any) -> np.ndarray:
+    wanted = f"matrix must hold integers from -{_LARGEST_ENTRY} to {_LARGEST_ENTRY}"
+    if _checks.is_traced(matrix):
+        raise TypeError("matrix must be known before tracing")
+    array = np.asarray(matrix)
+    if not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
+        raise TypeError(f"{wanted}, got {_checks.shown(matrix)}")
+    if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
+        raise ValueError(f"{wanted}, not all 0, of shape (queries, cells): {_checks.shown(array)}")
+    return array.astype(np.int32)
+
+
+def _reach_of_columns(entries: np.ndarray) -> Callable[[VectorNorm, NeighboringRelation], float]:
+    @functools.cache
+    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        # A record that is out of range has no column.
+        columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+        if norm == "linf":
+            return float((columns.max(axis=0) - columns.min(axis=0)).max())
+        if len(columns) * columns.size > _MOST_COMPARED:
+            return 2 * _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+        longest = max(_power_sums(columns - other, norm).max() for other in columns)
+        return _norm_of_power_sum(longest, norm)
+
+    return reach
+
+
+def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
+    """Of every row the sum of magnitudes, of squares, or the largest magnitude."""
+    sizes = np.abs(rows.astype(np.int64))
+    if norm == "linf":
+        return sizes.max(axis=1)
+    return (sizes if norm == "l1" else sizes**2).sum(axis=1)
+
+
+def _norm_of_power_sum(total: Any, norm: VectorNorm) -> float:
+    return sqrt_up(Fraction(int(total))) if norm == "l2" else norm_up([Fraction(int(total))], norm)
+
+
+def _column(x: _limbs.Limbs) -> _limbs.Limbs:
+    return _limbs.Limbs(x.high[:, None], x.low[:, None])

@@ -1,0 +1,177 @@
+"""Sums of numbers against exact rationals, and how far a record moves them."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import NeighboringRelation, _limbs, queries
+from dpjax.queries import _integer_sums
+from dpjax.queries._integer_sums import coarse, coarse_reach, gram, sums_by_group
+
+REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
+rounded = jax.jit(coarse, static_argnames="bits")
+INTERVALS = [(-5.0, 100.0), (-3.0, 0.7), (5.0, 7.0), (0.0, 1e-20)]
+UGLY = np.float32([0, np.nan, np.inf, -np.inf, 1e38, -1e38, 1e-45])
+
+
+def corners(low, high):
+    """Records that reach furthest, and some that are strange."""
+    within = np.float32([low, high, (low + high) / 2, np.nextafter(np.float32(high), 9)])
+    return np.concatenate([within, UGLY])
+
+
+def clamped(x, low, high):
+    """A record as it counts."""
+    return Fraction(float(np.clip(np.nan_to_num(np.float64(x), nan=low), low, high)))
+
+
+@pytest.mark.parametrize(("low", "high"), INTERVALS)
+def test_a_sum_is_within_a_unit_of_the_truth(low, high):
+    generator = np.random.default_rng(0)
+    x = np.concatenate([corners(low, high), generator.normal(size=300).astype("float32") * high])
+    query = queries.sum_query(lower=low, upper=high, capacity=len(x))
+    # Bounds that are no float32 are rounded inward, and subnormal records count as 0.
+    allowed = query.rounding * query.unit + len(x) * abs(high) * 2.0**-23
+    truth = sum(clamped(number, low, high) for number in x)
+    assert abs(int(query(jnp.asarray(x))) * Fraction(query.unit) - truth) <= allowed
+
+
+@pytest.mark.parametrize(("low", "high"), INTERVALS)
+def test_no_record_moves_a_sum_further_and_one_moves_it_as_far(low, high):
+    query = queries.sum_query(lower=low, upper=high, capacity=3, coordinates=2)
+    records = corners(low, high)
+    # Whatever is rounded away, depending on the others: databases of three records.
+    others = np.random.default_rng(1).uniform(low, high, (64, 2, 2)).astype("float32")
+    changed = np.stack([records, records], axis=1)
+
+    def values(other, record, present):
+        rows = jnp.concatenate([jnp.asarray(other), record[None]])
+        return query(queries.PaddedRecords(rows, jnp.array([True, True, present])))
+
+    over_records = jax.vmap(values, in_axes=(None, 0, None))
+    found = np.asarray(
+        jax.jit(jax.vmap(over_records, in_axes=(0, None, None)))(others, changed, True), np.int64
+    )
+    without = np.asarray(
+        jax.jit(jax.vmap(values, in_axes=(0, None, None)))(others, changed[0], False)
+    )
+    replaced = np.abs(found[:, :, None] - found[:, None]).reshape(-1, 2)
+    added = np.abs(found - without[:, None]).reshape(-1, 2)
+    for norm, order in ORDS.items():
+        for relation, moved in ((REPLACE, replaced), (ADD, added)):
+            reach = query.sensitivity(norm, relation=relation).value
+            largest = np.linalg.norm(moved, order, axis=1).max()
+            assert (1 - 2.0**-14) * reach <= largest <= reach
+    # In units of the records it is what it should be.
+    reach = query.sensitivity(relation=ADD).value * query.unit / 2
+    assert reach == pytest.approx(max(abs(low), abs(high)), rel=2e-4)
+    reach = query.sensitivity().value * query.unit / 2
+    assert reach == pytest.approx(high - low, rel=2e-4)
+
+
+def test_order_does_not_matter_and_empty_slots_count_nowhere():
+    query = queries.sum_query(lower=5, upper=7, capacity=100)
+    x = np.random.default_rng(0).uniform(4, 8, 100).astype("float32")
+    value = int(query(jnp.asarray(x)))
+    assert int(query(jnp.asarray(x[::-1]))) == value
+    present = np.arange(100) < 60
+    padded = queries.PaddedRecords(jnp.asarray(np.where(present, x, np.nan)), jnp.asarray(present))
+    estimate = query.estimate(query(padded))
+    assert float(estimate) == pytest.approx(np.clip(x[:60], 5, 7).sum(), rel=1e-5)
+
+
+def test_more_records_than_the_capacity_stop_at_the_end():
+    query = queries.sum_query(lower=0, upper=1, capacity=2)
+    total = int(query(jnp.ones(2**16)))
+    assert total == 2**31 - 2
+    assert total * query.unit == pytest.approx(2**15)
+
+
+def test_totals_are_rounded_halves_up():
+    numbers = [0, 1, -1, 7, 8, -8, -9, 23, 24, 2**40, -(2**40)]
+    limbs = _limbs.Limbs(
+        jnp.asarray([x >> 32 & 0xFFFFFFFF for x in numbers], "uint32"),
+        jnp.asarray([x & 0xFFFFFFFF for x in numbers], "uint32"),
+    )
+    end = 2**31 - 2
+    expected = [max(-end, min(end, math.floor(Fraction(x, 16) + Fraction(1, 2)))) for x in numbers]
+    assert rounded(limbs, bits=4).tolist() == expected
+    assert rounded(limbs, bits=0).tolist() == [max(-end, min(end, x)) for x in numbers]
+
+
+@pytest.mark.parametrize("moved", [1, 5, 16, 20])
+def test_rounding_a_total_is_charged(moved):
+    numbers = np.arange(64, dtype="uint32")
+    units = np.asarray(rounded(_limbs.Limbs(0 * numbers, numbers), bits=4))
+    apart = np.abs(units[moved:] - units[:-moved]).max()
+    for norm, order in ORDS.items():
+        length = np.linalg.norm(np.ones(3), order)
+        exact = Fraction(moved) * Fraction(length)
+        assert apart * length <= coarse_reach(exact, coordinates=3, bits=4, norm=norm)
+
+
+def python_integers(limbs):
+    high, low = (np.asarray(limb).astype(object) for limb in limbs)
+    return (high - np.where(high >= 2**31, 2**32, 0)) * 2**32 + low
+
+
+@pytest.fixture(scope="module")
+def integers():
+    """Rows of at most 2^20, in more than one block."""
+    x = np.random.default_rng(0).integers(-(2**20), 2**20 + 1, (3000, 3)).astype("int32")
+    x[:5] = 2**20, -(2**20), 2**20
+    return x
+
+
+def test_products_are_added_up_exactly(integers):
+    found = jax.jit(gram, static_argnames="bits")(integers, bits=20)
+    expected = integers.astype(object).T @ integers.astype(object)
+    np.testing.assert_array_equal(python_integers(found), expected)
+    assert np.abs(expected).max() > 2**49
+
+
+def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
+    monkeypatch.setattr(_integer_sums, "_ROWS", 700)
+    group = np.arange(3000, dtype="int32") % 4  # The last of which is none.
+    found = jax.jit(lambda x, group: sums_by_group(x, group, 3))(integers, group)
+    expected = [integers[group == j].astype(object).sum(axis=0) for j in range(3)]
+    np.testing.assert_array_equal(python_integers(found), expected)
+
+
+@pytest.mark.slow
+def test_a_release_of_a_sum_has_the_noise_it_says(key):
+    query = queries.sum_query(lower=-5, upper=100, capacity=1000, coordinates=500)
+    records = jnp.ones((8, 500)) * 20
+    for relation, moved in ((REPLACE, 105), (ADD, 100)):
+        mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon=50.0)
+        release = dpjax.privatize(query, mechanism)(key, records)
+        noise = np.abs(np.asarray(query.estimate(release.value)) - 160)
+        # The average of 500 |noise| of scale b varies by b / sqrt(500).
+        assert noise.mean() == pytest.approx(moved * 500 / 50, rel=5 / 500**0.5)
+        assert noise.max() < query.error(mechanism, beta=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "message"),
+    [
+        ({"lower": 1, "upper": 0, "capacity": 3}, ValueError, "lower must be below"),
+        ({"lower": 0, "upper": np.inf, "capacity": 3}, ValueError, "finite"),
+        ({"lower": 0, "upper": 1, "capacity": 0}, ValueError, "capacity"),
+        ({"lower": 0, "upper": 1e-30, "capacity": 3}, ValueError, "2\\^-90"),
+        ({"lower": 0, "upper": 1, "capacity": 3, "coordinates": 0}, ValueError, "coordinates"),
+    ],
+)
+def test_bad_parameters_are_refused(parameters, error, message):
+    with pytest.raises(error, match=message):
+        queries.sum_query(**parameters)
+
+
+def test_records_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="shape"):
+        queries.sum_query(lower=0, upper=1, capacity=3)(jnp.ones((3, 2)))

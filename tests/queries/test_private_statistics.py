@@ -1,0 +1,338 @@
+"""Means, moments, regression and clusters: how far a record moves them, and what is released."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import NeighboringRelation, queries
+from dpjax.queries import _k_means, _means
+from dpjax.queries._second_moments import in_ball, moments_of, second_moments_query
+
+REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
+RADIUS = 2**20
+both_relations = pytest.mark.parametrize("relation", [REPLACE, ADD], ids=str)
+
+
+def ball(dimension):
+    """Vectors at the border of the unit ball, within it and far out of it, and strange ones."""
+    generator = np.random.default_rng(dimension)
+    directions = generator.normal(size=(60, dimension))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    corners = np.concatenate([np.eye(dimension), -np.eye(dimension)])
+    equal = np.ones((1, dimension)) / dimension**0.5
+    first, last = np.eye(dimension)[0], np.eye(dimension)[-1]
+    turned = [-0.5 * first + 0.75**0.5 * last, (first + last) / 2**0.5, (first - last) / 2**0.5]
+    found = [directions, 0.5 * directions, 1e30 * directions, corners, -corners / 2, equal, -equal]
+    ugly = [np.full(dimension, x) for x in (np.nan, np.inf, 3e38, 1e-45)]
+    return np.concatenate([*found, turned, ugly]).astype("float32")
+
+
+def distances(values, order):
+    return np.linalg.norm(values[:, None] - values[None], order, axis=2)
+
+
+@pytest.fixture(scope="module")
+def placed():
+    """Records of the ball as integers, by dimension."""
+    clip = jax.jit(in_ball)
+    return {d: np.asarray(clip(ball(d), jnp.ones(len(ball(d)), bool))) for d in (1, 3)}
+
+
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_clipped_vectors_are_in_the_ball_and_keep_their_direction(placed, dimension):
+    x, units = ball(dimension).astype(float), placed[dimension].astype(np.int64)
+    assert (units**2).sum(axis=1).max() <= RADIUS**2
+    finite = np.isfinite(x).all(axis=1)
+    assert not units[~finite].any()
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        clipped = np.where(length > 1, x / length, x)
+    # The margin, and the rounding of float32.
+    assert np.abs(units / RADIUS - clipped)[finite].max() < 30 / RADIUS
+    assert np.linalg.norm(units, axis=1).max() > (1 - 2.0**-14) * RADIUS
+
+
+@pytest.mark.parametrize("dimension", [1, 3])
+def test_no_record_moves_the_moments_further(placed, dimension):
+    """What one record adds, in integers before they are rounded, is enumerated."""
+    query = second_moments_query(lambda x: x, dimension=dimension, capacity=2**14)
+    z = np.concatenate([np.full((len(placed[dimension]), 1), RADIUS), placed[dimension]], axis=1)
+    upper = np.triu_indices(1 + dimension)
+    products = (z[:, :, None] * z[:, None])[:, upper[0], upper[1]] / RADIUS**2
+    # How much of the bound is attained, in the order of the norms.
+    attained = {REPLACE: {1: (0.88, 0.99, 0.99), 3: (0.7, 0.97, 0.99)}, ADD: {}}
+    for i, (norm, order) in enumerate(ORDS.items()):
+        for relation, moved in (
+            (REPLACE, distances(products, order)),
+            (ADD, np.linalg.norm(products, order, axis=1)),
+        ):
+            reach = query.sensitivity(norm, relation=relation).value * query.unit
+            assert moved.max() <= reach
+            least = attained[relation].get(dimension, (0.99, 0.99, 0.99))[i]
+            assert moved.max() >= least * reach, (norm, relation)
+
+
+def triangle_of(vectors):
+    """The upper triangles of (1, x) (1, x)^T."""
+    z = np.concatenate([np.ones((*vectors.shape[:-1], 1)), vectors], axis=-1)
+    rows, columns = np.triu_indices(z.shape[-1])
+    return z[..., rows] * z[..., columns]
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 8])
+def test_no_search_finds_records_that_move_the_moments_further(dimension):
+    """Hill climbing on pairs of vectors in the ball, many at once, in each norm."""
+    query = second_moments_query(lambda x: x, dimension=dimension, capacity=1)
+    generator = np.random.default_rng(dimension)
+    # At least so much of the bound is found, under replace-one in l1, l2 and linf.
+    least = {1: (0.99, 0.99, 0.99), 2: (0.7, 0.97, 0.99), 3: (0.65, 0.97, 0.99)}
+
+    def moved(pairs, order):
+        into = pairs / np.maximum(1, np.linalg.norm(pairs, axis=-1, keepdims=True))
+        values = triangle_of(into)
+        return np.linalg.norm(values[:, 0] - values[:, 1], order, axis=-1)
+
+    for i, (norm, order) in enumerate(ORDS.items()):
+        pairs = generator.normal(size=(200, 2, dimension))
+        best = moved(pairs, order)
+        for _ in range(400):
+            scale = 10.0 ** generator.uniform(-3, 0, (len(pairs), 1, 1))
+            tried = pairs + scale * generator.normal(size=pairs.shape)
+            found = moved(tried, order)
+            better = found > best
+            pairs = np.where(better[:, None, None], tried, pairs)
+            best = np.where(better, found, best)
+        reach = query.sensitivity(norm).value * query.unit
+        part = best.max() / reach
+        assert least.get(dimension, (0.4, 0.9, 0.95))[i] <= part <= 1
+
+
+@pytest.fixture(scope="module")
+def triangles():
+    """Released values for all databases of two shared records and one that changes."""
+    query = second_moments_query(lambda x: x, dimension=3, capacity=3)
+    records, shared = ball(3), np.random.default_rng(5).normal(size=(2, 3)).astype("float32") / 3
+
+    def value(record, present):
+        rows = jnp.concatenate([jnp.asarray(shared), record[None]])
+        return query(queries.PaddedRecords(rows, jnp.array([True, True, present])))
+
+    values = jax.jit(jax.vmap(value, in_axes=(0, None)))
+    return query, *(np.asarray(values(records, present), np.int64) for present in (True, False))
+
+
+@pytest.mark.parametrize("norm", ORDS)
+def test_no_record_moves_what_gets_noise_further(triangles, norm):
+    """So no entry of the covariance is there twice."""
+    query, values, without = triangles
+    order = ORDS[norm]
+    assert values.shape[1:] == query.shape == (10,)
+    assert distances(values, order).max() <= query.sensitivity(norm).value
+    moved = np.linalg.norm(values - without, order, axis=1)
+    assert moved.max() <= query.sensitivity(norm, relation=ADD).value
+
+
+@pytest.mark.parametrize("coordinates", [1, 3])
+def test_no_record_moves_count_and_sums_further(coordinates):
+    low, high = -2.0, 5.0
+    query = _means._centered_sums(low, high, 3, coordinates)
+    records = np.random.default_rng(0).choice(
+        np.float32([low, high, 1.5, np.nan, 1e38, -np.inf]), (300, coordinates)
+    )
+    records[0], records[1] = low, high
+
+    def value(record, present):
+        rows = jnp.stack([jnp.full(coordinates, 2.3), jnp.full(coordinates, -1.1), record])
+        return query.total(rows, jnp.array([True, True, present]))
+
+    values = jax.jit(jax.vmap(value, in_axes=(0, None)))
+    with_it, without = (np.asarray(values(records, x), np.int64) for x in (True, False))
+    for norm, order in ORDS.items():
+        found = (
+            distances(with_it, order).max(),
+            np.linalg.norm(with_it - without, order, axis=1).max(),
+        )
+        for relation, moved in zip((REPLACE, ADD), found, strict=True):
+            reach = query.sensitivity(norm, relation=relation).value
+            assert (1 - 2.0**-14) * reach <= moved <= reach
+
+
+def padded_if(relation, database, capacity=700):
+    if relation is REPLACE:
+        return jax.tree.map(jnp.asarray, database)
+    return queries.padded_records(database, capacity=capacity)
+
+
+@pytest.fixture(scope="module")
+def records():
+    """500 correlated vectors and their labels."""
+    generator = np.random.default_rng(0)
+    x = 0.2 * generator.normal(size=(500, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0], [0.3, 0, 0.4]])
+    return x.astype("float32"), (x @ [1, -2, 0.5] + 0.3).astype("float32")
+
+
+@pytest.mark.slow
+@both_relations
+def test_without_noise_statistics_are_those_of_numpy(key, records, relation):
+    """An epsilon at which there is next to none."""
+    x, y = records
+    budget = {"epsilon": 1e5, "relation": relation}
+    numbers, vectors = padded_if(relation, x[:, 0]), padded_if(relation, x)
+
+    found = queries.private_mean(key, vectors, lower=-1, upper=2, **budget)
+    np.testing.assert_allclose(found.value, x.mean(axis=0), atol=3e-4)
+    found = queries.private_variance(key, numbers, lower=-1, upper=2, **budget)
+    assert float(found.value["mean"]) == pytest.approx(x[:, 0].mean(), abs=3e-4)
+    assert float(found.value["variance"]) == pytest.approx(x[:, 0].var(), abs=3e-4)
+    center = np.array([0.1, -0.1, 0.2])
+    found = queries.private_pca(key, vectors, components=2, radius=2.0, center=center, **budget)
+    values, eigenvectors = np.linalg.eigh(np.cov(x.T, bias=True))
+    np.testing.assert_allclose(found.value["variances"], values[:0:-1], atol=1e-3)
+    cosines = np.abs(np.asarray(found.value["components"]) @ eigenvectors[:, :0:-1])
+    np.testing.assert_allclose(cosines, np.eye(2), atol=0.05)
+    both = padded_if(relation, {"x": x, "y": y})
+    found = queries.private_linear_regression(key, both, x_radius=1.5, y_radius=2.0, **budget)
+    np.testing.assert_allclose(found.value["weights"], [1, -2, 0.5], atol=0.03)
+    assert float(found.value["intercept"]) == pytest.approx(0.3, abs=0.01)
+    assert found.guarantee.epsilon == 1e5
+    assert found.guarantee.relation is relation
+
+
+@pytest.mark.slow
+def test_the_covariance_has_each_entry_twice_and_noise_once(key, records):
+    x, _ = records
+    release = queries.private_covariance(key, x, radius=2.0, epsilon=1.0, delta=1e-6)
+    covariance = np.asarray(release.value["covariance"])
+    np.testing.assert_array_equal(covariance, covariance.T)
+    sigma = 4 * 4.5**0.5 * 4.2248 / 500  # radius^2 * reach * the multiplier at (1, 1e-6), over n
+    assert 0.1 * sigma < np.abs(covariance - np.cov(x.T, bias=True)).max() < 4 * sigma
+    assert str(release.guarantee) == "(epsilon=1, delta=1e-06)-DP, seeded key"
+
+
+@pytest.mark.slow
+@both_relations
+def test_averages_are_as_near_as_they_say(relation):
+    """Of 400 averages 40 may be further away; 4 deviations are 24."""
+    n, epsilon, beta = 500, 0.2, 0.1
+    database = padded_if(relation, np.linspace(0, 1, n, dtype="float32"), capacity=500)
+    query = _means._centered_sums(0.0, 1.0, 500, 1)
+    mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon)
+    keys = jax.random.split(dpjax.random.seeded_key(3), 400)
+    totals = query(database)
+    noisy = jax.jit(jax.vmap(lambda key: mechanism(key, totals).value))(keys)
+    weight, sums = np.asarray(noisy, float).T
+    half = 0.5 / query.unit
+    count = n if relation is REPLACE else weight / half
+    errors = np.abs(0.5 + sums / half / 2 / count - 0.5)
+    if relation is REPLACE:
+        allowed = np.log(1 / beta) / (epsilon * n)
+    else:
+        e = 2 * np.log(2 / beta) / epsilon
+        allowed = e / (n - e)
+    assert (errors > allowed).sum() < 64
+    assert (errors > allowed / 4).sum() > 40  # It is not far too large.
+
+
+def test_the_number_of_records_decides_nothing_where_it_is_private(key):
+    for n in (0, 1, 4):
+        numbers = queries.padded_records(np.ones(n, "float32"), capacity=4)
+        release = queries.private_mean(key, numbers, lower=0, upper=2, epsilon=1.0, relation=ADD)
+        assert 0 <= float(release.value) <= 2
+        assert release.guarantee.relation is ADD
+    with pytest.raises(ValueError, match="padded_records"):
+        queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
+
+
+# Clusters.
+
+
+@pytest.fixture(scope="module")
+def points():
+    centers = np.array([[0.5, 0.5], [-0.5, 0.0], [0.3, -0.6]])
+    spread = 0.05 * np.random.default_rng(0).normal(size=(3, 500, 2))
+    return centers, (centers[:, None] + spread).reshape(-1, 2).astype("float32")
+
+
+@pytest.mark.slow
+def test_clusters_are_found(key, points):
+    centers, x = points
+    release = queries.private_k_means(
+        key, x, clusters=3, radius=1.0, iterations=6, epsilon=20.0, delta=1e-6
+    )
+    found = np.asarray(release.value["centers"])
+    apart = np.linalg.norm(found[:, None] - centers, axis=2)
+    assert sorted(apart.argmin(axis=1)) == [0, 1, 2]
+    assert apart.min(axis=1).max() < 0.03
+    np.testing.assert_allclose(release.value["counts"], 500, atol=30)
+    assert 19.9 < release.guarantee.epsilon <= 20
+    assert "seeded key" in release.guarantee.notes
+
+
+def test_all_iterations_cost_what_is_asked_for():
+    """The noise of T iterations is that of rho = T (reach / sigma)^2 / 2, within a percent."""
+    sensitivity = dpjax.analytic_sensitivity(2.0, norm="l2")
+    for steps in (1, 7):
+        mechanism, together = _k_means._share_of(sensitivity, steps, 1.0, 1e-6, 9)
+        rho = steps * (2 / mechanism.scale) ** 2 / 2
+        spent = dpjax.accounting.zcdp_to_epsilon(rho, delta=1e-6)
+        assert together.epsilon <= 1
+        assert together.delta == pytest.approx(1e-6, rel=1e-9)
+        if steps > 1:
+            assert 0.99 < spent <= 1.0001
+
+
+def test_no_record_moves_clusters_further(points):
+    centers, _ = points
+    records, bits = ball(2), 14 + 20 - 30
+    shared = np.random.default_rng(5).normal(size=(2, 2)).astype("float32") / 3
+
+    def value(record, present):
+        rows = jnp.concatenate([jnp.asarray(shared), record[None]])
+        there = jnp.array([True, True, present])
+        return _k_means._totals(in_ball(rows, there), there, jnp.asarray(centers), bits=bits)
+
+    values = jax.jit(jax.vmap(value, in_axes=(0, None)))
+    with_it, without = (
+        np.asarray(values(records, x), np.int64).reshape(len(records), -1) for x in (True, False)
+    )
+    for relation, moved in (
+        (REPLACE, distances(with_it, 2).max()),
+        (ADD, np.linalg.norm(with_it - without, axis=1).max()),
+    ):
+        reach = _k_means._reach(relation, bits, coordinates=9)
+        assert 0.9 * reach < moved <= reach
+
+
+def test_the_nearest_center_is_that_of_numpy(points):
+    centers, x = points
+    units = _k_means._placed(jnp.asarray(x), jnp.ones(len(x), bool))
+    found = jax.jit(_k_means._nearest)(units, jnp.asarray(centers))
+    apart = np.linalg.norm(x[:, None] - centers, axis=2)
+    np.testing.assert_array_equal(found, apart.argmin(axis=1))
+
+
+@pytest.mark.slow
+def test_a_ledger_counts_all_iterations_once(tmp_path, points):
+    _, x = points
+    with dpjax.Ledger(tmp_path / "budget", epsilon=1.5, delta=1e-5) as ledger:
+        release = queries.private_k_means(
+            dpjax.random.secure_key(), x, clusters=3, radius=1.0, epsilon=1.0, delta=1e-6
+        )
+        assert ledger.spent.epsilon == pytest.approx(1.0, abs=1e-6)
+        assert ledger.spent.epsilon >= release.guarantee.epsilon
+        with pytest.raises(dpjax.BudgetExceededError):
+            queries.private_k_means(
+                dpjax.random.secure_key(), x, clusters=3, radius=1.0, epsilon=1.0, delta=1e-6
+            )
+
+
+@pytest.mark.slow
+def test_moments_are_put_together_again():
+    query = second_moments_query(lambda x: x, dimension=2, capacity=10)
+    x = np.float32([[0.5, -0.25], [0.25, 0.5], [0, 0.125]])
+    moments = moments_of(query, query(jnp.asarray(x)), None, 1.0)
+    np.testing.assert_allclose(moments.mean, x.mean(axis=0), atol=1e-4)
+    np.testing.assert_allclose(moments.second, x.T @ x / 3, atol=1e-4)
