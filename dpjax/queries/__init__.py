@@ -2,6 +2,8 @@
 
 from dpjax.queries._frequencies import Frequencies as Frequencies
 from dpjax.queries._frequencies import frequencies as frequencies
+from dpjax.queries._name_search import NameSearch as NameSearch
+from dpjax.queries._name_search import name_search as name_search
 from dpjax.queries._quantiles import QuantileScores as QuantileScores
 from dpjax.queries._quantiles import quantile_scores as quantile_scores
 from dpjax.queries._several_selections import SeveralSelections as SeveralSelections

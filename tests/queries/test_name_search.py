@@ -1,0 +1,163 @@
+"""The search for names against a count of them, and its guarantee on neighboring databases."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import names
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.base import NeighboringRelation
+from dpjax.queries import name_search
+from dpjax.targets import encode_text
+
+PEOPLE = ["mary"] * 9 + ["mark"] * 6 + ["mar"] * 5 + ["zoe"] * 3 + ["maryann"] * 4 + [""] * 7
+NOBODY = 255
+
+
+def search_without_noise(people, *, width, threshold, capacity=8):
+    """Noise of scale 2 width / epsilon, which is rounded to 0."""
+    search = name_search(1e4, width=width, threshold=threshold, capacity=capacity)
+    release = search(dpjax.random.seeded_key(0), encode_text(people, width=width))
+    return search, np.asarray(release.value)
+
+
+def test_names_are_counted():
+    search, counts = search_without_noise(PEOPLE, width=4, threshold=4)
+    # What is longer than the width is cut off.
+    assert search.names(counts) == {"mary": 13, "": 7, "mark": 6, "mar": 5}
+    assert not search.cut_off(counts)
+    assert counts.shape == (4, 8, 27)
+    # m, and what ends at once; of m nothing but ma; and so on.
+    asked = np.sum(counts[:, :, 0] > np.iinfo(np.int32).min, axis=1)
+    assert asked.tolist() == [1, 1, 1, 1]
+    search, counts = search_without_noise(PEOPLE, width=7, threshold=3)
+    assert search.names(counts) == dict(Counter(PEOPLE))
+
+
+def test_the_most_frequent_prefixes_go_on():
+    search, counts = search_without_noise(PEOPLE + ["bob"] * 2, width=4, threshold=2, capacity=2)
+    assert search.cut_off(counts)
+    assert "bob" not in search.names(counts)
+    assert search.names(counts)["zoe"] == 3
+
+
+def test_codes_out_of_range_are_nobodys():
+    codes = encode_text(["mary", "mary", "mark"], width=4)
+    search = name_search(1e4, width=4, threshold=1, capacity=8)
+    release = jax.jit(search)
+    key = dpjax.random.seeded_key(0)
+    padded = np.concatenate([codes, np.full((2, 4), NOBODY, "uint8")])
+    assert search.names(release(key, padded).value) == {"mary": 2, "mark": 1}
+    strange = np.concatenate([codes, [[-5, 100, 1, 1], [2**31 - 1] * 4]]).astype("int32")
+    assert search.names(release(key, strange).value) == {"mary": 2, "mark": 1, "": 1}
+
+
+# The guarantee.
+
+SMALL = {"width": 2, "threshold": 1, "capacity": 2}
+NAMES = ["", "a", "ab", "b", "ba"]
+
+
+@jax.jit
+def _outputs(search, keys, codes):
+    return jax.vmap(lambda key: search(key, codes).value)(keys)
+
+
+@jax.jit
+def _log_probs(search, outputs, databases):
+    of_database = jax.vmap(search.log_prob, in_axes=(0, None))
+    return jax.vmap(of_database, in_axes=(None, 0))(outputs, databases)
+
+
+def worst_losses(search, row):
+    """Of 200 releases, over what the last person may be instead."""
+    most = encode_text(["a", "b"] * 20, width=2)
+    others = [row, *encode_text(NAMES, width=2), [NOBODY, NOBODY]]
+    databases = np.array([[*most, other] for other in others], "uint8")
+    outputs = _outputs(search, jax.random.split(dpjax.random.seeded_key(3), 200), databases[0])
+    log_probs = np.asarray(_log_probs(search, outputs, databases))
+    assert np.all(np.isfinite(log_probs))
+    return np.abs(log_probs[1:] - log_probs[0]).max(axis=1)
+
+
+def test_no_name_loses_more_than_epsilon():
+    """Whoever is replaced, at both levels; and by nobody, where that is what neighbors are."""
+    replaced = name_search(2.0, **SMALL)
+    losses = np.array([worst_losses(replaced, row) for row in encode_text(NAMES, width=2)])
+    assert 1.9 < losses.max() <= 2.0 + 1e-4
+    removed = name_search(2.0, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, **SMALL)
+    assert removed.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    losses = np.array([worst_losses(removed, row) for row in encode_text(NAMES, width=2)])
+    assert 1.9 < losses[:, -1].max() <= 2.0 + 1e-4
+    assert losses[:, :-1].max() > 2.0 + 0.5  # Replacing is more than removing.
+
+
+def test_the_error_covers_every_level():
+    search = name_search(2.0, **SMALL)
+    scale = 2 * 2 / 2.0
+    each, every = (search.error_quantile(0.9, simultaneous=both) for both in (False, True))
+    assert each == pytest.approx(scale * np.log(10) + 0.5, rel=1e-3)
+    counts = 2 * 2 * 27
+    assert every == pytest.approx(-scale * np.log(1 - 0.9 ** (1 / counts)) + 0.5, rel=1e-3)
+    assert search.zcdp == (pytest.approx(2.0**2 / 4), 0.0)
+
+
+def test_what_is_no_name_is_refused():
+    search, key = name_search(1.0, **SMALL), dpjax.random.seeded_key(0)
+    with pytest.raises(ValueError, match=r"codes of names, shape \(n, 2\)"):
+        search(key, jnp.zeros((3, 4), int))
+    with pytest.raises(TypeError, match="integer codes, got dtype float32"):
+        search(key, jnp.zeros((3, 2)))
+    with pytest.raises(ValueError, match=r"epsilon=.* is too small"):
+        name_search(1e-13, **SMALL)(key, jnp.zeros((3, 2), int))
+    for wrong in ({"width": 0}, {"threshold": 0}, {"capacity": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an integer"):
+            name_search(1.0, **SMALL | wrong)
+
+
+@pytest.fixture(scope="module")
+def census():
+    """A million people with the first names of the US Census of 1990."""
+    folder = Path(names.__path__[0])
+    rows = [
+        row.split()
+        for kind in ("male", "female")
+        for row in (folder / f"dist.{kind}.first").read_text().splitlines()
+    ]
+    shares = np.array([float(row[1]) for row in rows])
+    drawn = np.random.default_rng(0).choice(len(rows), 10**6, p=shares / shares.sum())
+    return [row[0].lower() for row in rows], drawn
+
+
+@pytest.mark.slow
+def test_names_of_a_census_are_found_as_stated(census):
+    listed, drawn = census
+    search = name_search(1.0, width=12, threshold=600, capacity=512)
+    codes = encode_text(listed, width=12)[drawn]
+    release = search(dpjax.random.seeded_key(9), codes)
+    error = search.error_quantile(1 - 1e-6, simultaneous=True)
+    truth = Counter(np.take(listed, drawn).tolist())
+    found = search.names(release.value)
+    assert not search.cut_off(release.value)
+    assert {name for name, count in truth.items() if count >= 600 + error} <= set(found)
+    assert all(abs(count - truth[name]) <= error for name, count in found.items())
+    assert all(truth[name] >= 600 - error for name in found)
+    assert len(found) > 200
+
+
+@pytest.mark.slow
+def test_the_top_of_a_census(census):
+    """The ten most frequent names of a list, by the race."""
+    listed, drawn = census
+    counts = np.bincount(drawn, minlength=len(listed)).astype("int32")
+    mechanism = dpjax.queries.top_k(1.0, epsilon=1.0, k=10)
+    selected = mechanism(dpjax.random.seeded_key(9), counts).value
+    gap = mechanism.error_quantile(1 - 1e-6, like=counts, simultaneous=True)
+    assert gap < 700 < np.sort(counts)[-10]
+    assert np.all(counts[np.asarray(selected)] >= np.sort(counts)[-10] - gap)
+    assert len(set(itertools.chain(selected.tolist()))) == 10
