@@ -17,6 +17,7 @@ JOBS = (
     "order_statistic",
     "lapack",
     "releases",
+    "randomized_response",
     "sweep",
     "first_answer",
     "growth",
