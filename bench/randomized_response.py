@@ -1,4 +1,4 @@
-"""A million answers by randomized response, and their frequencies, against OpenDP and diffprivlib."""
+"""A million answers by randomized response, against OpenDP and diffprivlib."""
 
 import math
 from collections.abc import Callable

@@ -69,7 +69,8 @@ def frequencies(
         independent with two probabilities, and their count varies less than the binomial one.
 
     Source:
-        Warner (1965); Clopper and Pearson (1934); Hoeffding (1956) for sums of independent coins.
+        Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),
+        for sums of independent coins.
 
     Example:
         >>> import jax.numpy as jnp

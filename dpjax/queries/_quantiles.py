@@ -38,15 +38,31 @@ class QuantileScores:
     def __call__(self, database: Any) -> jax.Array:
         """Scores of shape (quantiles, candidates) on numbers of shape (n,)."""
         records, n = record_arrays("database", database)
+        return self.of_present(records, jnp.ones(n, bool))
+
+    def of_present(self, records: Any, present: jax.Array) -> jax.Array:
+        """Scores of those records that are there, as in a database with a public number of slots.
+
+        Args:
+            records: numbers of shape (slots,).
+            present: booleans of that shape.
+
+        Returns:
+            Integers of shape (quantiles, candidates).
+
+        Raises:
+            ValueError: if shapes are others, or there are too many slots for JAX's integers.
+        """
         if not jax.tree_util.all_leaves([records]) or records.ndim != 1:
             raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
         scored = jnp.result_type(int)
-        if n * self.denominator > jnp.iinfo(scored).max:
+        if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
-                f"n={n} records, in units of 1/{self.denominator} ranks, are too many for {scored}:"
-                " ask for quantiles of fewer digits, or enable x64"
+                f"n={records.size} records, in units of 1/{self.denominator} ranks, are too many"
+                f" for {scored}: ask for quantiles of fewer digits, or enable x64"
             )
-        below, above = _counts_beside(records, self.grid, scored)
+        below, above = _counts_beside(records, present.astype(scored), self.grid)
+        n = jnp.sum(present, dtype=scored)
         a = jnp.asarray(self.numerators, scored)[:, None]
         b = jnp.asarray(self.denominator, scored)
         too_high = b * below[None] - a * n
@@ -143,7 +159,8 @@ def quantile_scores(
         add-or-remove-one (1/2 for a median), whatever the records; both are attained. For a
         maximum moves by no more than its terms. Under replace-one n stays, and a count moves by at
         most 1. A record that is added adds 0 or 1 to #{x < r} and p to p n, so that the second term
-        moves by -p or 1 - p, and the third likewise by -(1 - p) or p.
+        moves by -p or 1 - p, and the third likewise by -(1 - p) or p. Where n is private, a plain
+        array shows it by its shape; `of_present` takes slots.
         By `select_each` at epsilon, all of q quantiles are within (2 Delta q / epsilon)
         ln(q |grid| / beta) ranks of the best numbers of the grid, with probability 1 - beta:
         `error`.
@@ -169,18 +186,20 @@ def quantile_scores(
     return QuantileScores(numerators=numerators, denominator=b, grid=_increasing_grid(grid))
 
 
-def _counts_beside(records: jax.Array, grid: np.ndarray, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def _counts_beside(
+    records: jax.Array, present: jax.Array, grid: np.ndarray
+) -> tuple[jax.Array, jax.Array]:
     """How many records are below, and how many above, every number of a grid."""
     numbers = records.astype(compute_dtype(records.dtype))
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
     candidates = jnp.asarray(grid, numbers.dtype)
 
     def counts_up_to(side: str) -> jax.Array:
-        # The first candidates that a record is below, or not above: then it is of all that follow.
+        # The first candidate that a record is below, or not above: so it is of all that follow.
         first = jnp.searchsorted(candidates, numbers, side=side)
-        return jnp.cumsum(jnp.zeros(grid.size + 1, dtype).at[first].add(1))[:-1]
+        return jnp.cumsum(jnp.zeros(grid.size + 1, present.dtype).at[first].add(present))[:-1]
 
-    return counts_up_to("right"), records.size - counts_up_to("left")
+    return counts_up_to("right"), jnp.sum(present) - counts_up_to("left")
 
 
 def _as_fraction(probability: Any) -> Fraction:

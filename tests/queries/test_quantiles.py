@@ -68,6 +68,14 @@ def test_the_sensitivity_is_attained_and_never_exceeded(p, tables):
     assert scores.sensitivity(relation=relation).relation is relation
 
 
+def test_empty_slots_are_no_records(tables):
+    scores = quantile_scores(PROBABILITIES, grid=GRID)
+    slots = jnp.array([1, np.nan, 0, np.inf])
+    found = scores.of_present(slots, jnp.array([True, True, False, True])) / scores.denominator
+    for row, p in zip(np.asarray(found), PROBABILITIES, strict=True):
+        np.testing.assert_allclose(row, tables[3][p][3, 0, 4], atol=1e-6)
+
+
 def test_one_sensitivity_covers_several_quantiles():
     scores = quantile_scores((0.25, 0.5), grid=GRID)
     assert scores.denominator == 4
