@@ -94,7 +94,9 @@ class NameSearch(SensitivityMechanism):
             noisy = jnp.where(asked, mechanism._draw(one_key, counts), _NOT_ASKED)
             return self._descend(noisy, places), noisy
 
-        codes = self.clamped(value)
+        # 0, varying over devices as the key does: under `shard_map` a loop has to start so.
+        zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
+        codes = self.clamped(value) + zero
         steps = jax.random.split(key, self.width), codes.T
         _, noisy = lax.scan(release, self._root(codes), steps)
         return noisy.reshape(self.width, self.capacity, _SYMBOLS)
@@ -118,7 +120,8 @@ class NameSearch(SensitivityMechanism):
 
     def _root(self, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Which slots hold a prefix, and each person's slot: the first holds the empty prefix."""
-        return jnp.arange(self.capacity) == 0, jnp.zeros_like(codes[:, 0])
+        nowhere = codes[:, 0] & 0
+        return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(
         self, state: tuple[jax.Array, jax.Array], codes: jax.Array

@@ -1,5 +1,6 @@
 """Frequencies from reports: unbiased, and intervals that cover, by enumeration of all counts."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -82,6 +83,23 @@ def test_intervals_cover(name, found):
     middle, half = (lower + upper) / 2, (upper - lower) / 4
     narrow = np.abs(middle - 0.3) <= half
     assert counts_of_a_population(MECHANISMS[name], 0.3) @ narrow < 0.8
+
+
+@pytest.mark.slow
+@each_mechanism
+def test_intervals_of_releases_cover(name, found, key):
+    """4,000 surveys as they are drawn; a false alarm once in a million keys."""
+    mechanism, people = MECHANISMS[name], np.arange(N) >= 30
+    keys = jax.random.split(key, 4000)
+    reports = jax.jit(jax.vmap(lambda key: mechanism(key, jnp.asarray(people)).value))(keys)
+    bits = reports.ndim == 3
+    named = np.sum(np.asarray(reports[..., 0] == 1 if bits else reports == 0), axis=1)
+    _, lower, upper = found[name][:, named]
+    hits = np.sum((lower <= 0.3) & (upper >= 0.3))
+    assert stats.binom.cdf(hits, 4000, 0.95) > 1e-6
+    # Power: at a third of the width they do not.
+    middle, sixth = (lower + upper) / 2, (upper - lower) / 6
+    assert stats.binom.cdf(np.sum(np.abs(middle - 0.3) <= sixth), 4000, 0.95) < 1e-6
 
 
 def test_intervals_of_a_normal_distribution_would_not(found):
