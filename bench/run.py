@@ -19,6 +19,7 @@ JOBS = (
     "lapack",
     "releases",
     "queries",
+    "randomized_response",
     "sweep",
     "first_answer",
     "growth",
