@@ -13,6 +13,7 @@ from dpjax.base import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
 from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.norms import is_float
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN
@@ -97,7 +98,9 @@ class ObjectivePerturbation:
             raise ValueError(
                 f"database must be arrays of shapes {wanted}, got {_checks.described(records)}"
             )
-        return {**records, "x": _checks.saturating_cast(records["x"], self.dtype)}
+        x = records["x"]
+        cast = _checks.saturating_cast if is_float(x) else jnp.asarray
+        return {**records, "x": cast(x, self.dtype)}
 
     def __repr__(self) -> str:
         return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, d={self.d})"

@@ -280,6 +280,19 @@ def test_what_is_refused(keys):
 
 
 @pytest.mark.slow
+def test_float64_takes_features_of_any_kind(keys, x64):
+    made = with_scales(training(0.1, dtype="float64"), 1e-9, 1e-9)
+    x = np.random.default_rng(0).integers(-1, 2, size=(N, D))
+    released = made(keys(0), {**SOME, "x": x}).value
+    assert released.dtype == "float64"
+    rows = np.where(SOME["y"] > 0, 1.0, -1.0)[:, None] * x
+    rows = rows / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(
+        released, exact_minimizer(rows, np.zeros(D), made.regularization), atol=1e-8
+    )
+
+
+@pytest.mark.slow
 def test_the_auditor_refutes_a_quarter_of_the_noise_and_not_all_of_it(keys):
     """Neighbors that differ in one of eight records; the limits hold with probability .95."""
     n, strength = 8, 0.5
