@@ -8,6 +8,7 @@ import pytest
 from scipy import special, stats
 
 import dpjax
+from dpjax.learning import _objective_perturbation as mechanism
 from dpjax.learning import _perturbation_plan as plans
 from dpjax.learning import _perturbed_minimizer as solver
 from dpjax.learning import objective_perturbation
@@ -247,8 +248,9 @@ def test_no_record_decides_whether_a_release_happens(bad, release_many):
     assert np.all(np.isfinite(release_many(training(0.1), {**SOME, "x": x})))
 
 
-def test_a_ledger_hears_of_a_release(keys, tmp_path):
+def test_a_ledger_hears_of_a_release(keys, tmp_path, monkeypatch):
     made = training(0.5)
+    monkeypatch.setattr(mechanism, "_released", lambda *_: np.zeros(D))
     with dpjax.random.KeyLedger(tmp_path / "keys"):
         made(keys(1), NOTHING)
         with pytest.raises(ValueError, match="key"):
@@ -277,6 +279,14 @@ def test_what_is_refused(keys):
     assert wide.plan.error < 0.1 * made.plan.error
     with pytest.raises(ValueError, match="jax_enable_x64"):
         wide(keys(0), NOTHING)
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        training(dtype="float64")
+
+
+@pytest.mark.slow
+def test_another_epsilon_or_lambda_shares_the_program(keys, compilations):
+    training(0.1)(keys(0), NOTHING)
+    assert compilations(lambda: training(0.2, epsilon=2.0)(keys(1), NOTHING).value) == []
 
 
 @pytest.mark.slow
