@@ -13,6 +13,7 @@ from dpjax.base import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
 from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.norms import is_float
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN
@@ -77,8 +78,7 @@ class ObjectivePerturbation:
         check_key(key)
         if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(self)):
             raise ValueError("training must be a single one, got a batch: map over it by jax.vmap")
-        if running_dtype(self.dtype) != self.dtype:
-            raise ValueError(f"dtype={self.dtype} needs jax.config.update('jax_enable_x64', True)")
+        _dtype_that_runs(self.dtype)
         records = self._records(database)
         promised = guarantee_under(key, self)  # pyright: ignore[reportArgumentType]
 
@@ -97,10 +97,19 @@ class ObjectivePerturbation:
             raise ValueError(
                 f"database must be arrays of shapes {wanted}, got {_checks.described(records)}"
             )
-        return {**records, "x": _checks.saturating_cast(records["x"], self.dtype)}
+        x = records["x"]
+        cast = _checks.saturating_cast if is_float(x) else jnp.asarray
+        return {**records, "x": cast(x, self.dtype)}
 
     def __repr__(self) -> str:
         return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, d={self.d})"
+
+
+def _dtype_that_runs(dtype: jax.typing.DTypeLike) -> np.dtype:
+    running = running_dtype(dtype)
+    if running.itemsize < np.dtype(dtype).itemsize:
+        raise ValueError(f"dtype={dtype} needs jax.config.update('jax_enable_x64', True)")
+    return running
 
 
 @jax.jit
@@ -151,7 +160,7 @@ def objective_perturbation(
     Raises:
         TypeError: if a parameter is not a number, or dtype is not one of floats.
         ValueError: if a parameter is out of range, lambda too small for epsilon and n or for the
-            dtype, or no grid can carry the noise.
+            dtype, no grid can carry the noise, or dtype is float64 and JAX has none.
 
     Formal guarantees:
         (epsilon, delta)-DP under replace-one, for any records, and for what is really drawn and
@@ -179,7 +188,7 @@ def objective_perturbation(
         >>> training(dpjax.random.secure_key(), records).guarantee
         (epsilon=1, delta=1e-05)-DP
     """
-    running = running_dtype(dtype)
+    running = _dtype_that_runs(dtype)
     n = _checks.integer("n", n, least=1)
     d = _checks.integer("d", d, least=1)
     strength = float(np.asarray(check_strength(regularization), running))

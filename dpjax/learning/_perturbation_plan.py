@@ -112,10 +112,11 @@ def perturbation_plan(
         mu = _largest_mu(left_epsilon, left_delta, share)
         sigma = 2 * pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
-        solver = solver_plan(strength, pull=longest / n, d=d, eps=eps)
-        moved = (grid * math.sqrt(d) + 2 * eps * longest) / (n * strength)
-        solved = solver_error(strength, solver, pull=longest / n, d=d, eps=eps)
-        error = (solved + moved) * _OUTWARD
+        rounding = grid * math.sqrt(d) + 2 * eps * longest
+        linear = (longest + rounding) / n
+        solver = solver_plan(strength, pull=linear, d=d, eps=eps)
+        solved = solver_error(strength, solver, pull=linear, d=d, eps=eps)
+        error = (solved + rounding / (n * strength)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
     error = float(planned(0.5, 1.0).error)

@@ -8,6 +8,7 @@ import pytest
 from scipy import special, stats
 
 import dpjax
+from dpjax.learning import _objective_perturbation as mechanism
 from dpjax.learning import _perturbation_plan as plans
 from dpjax.learning import _perturbed_minimizer as solver
 from dpjax.learning import objective_perturbation
@@ -247,8 +248,9 @@ def test_no_record_decides_whether_a_release_happens(bad, release_many):
     assert np.all(np.isfinite(release_many(training(0.1), {**SOME, "x": x})))
 
 
-def test_a_ledger_hears_of_a_release(keys, tmp_path):
+def test_a_ledger_hears_of_a_release(keys, tmp_path, monkeypatch):
     made = training(0.5)
+    monkeypatch.setattr(mechanism, "_released", lambda *_: np.zeros(D))
     with dpjax.random.KeyLedger(tmp_path / "keys"):
         made(keys(1), NOTHING)
         with pytest.raises(ValueError, match="key"):
@@ -277,6 +279,27 @@ def test_what_is_refused(keys):
     assert wide.plan.error < 0.1 * made.plan.error
     with pytest.raises(ValueError, match="jax_enable_x64"):
         wide(keys(0), NOTHING)
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        training(dtype="float64")
+
+
+@pytest.mark.slow
+def test_another_epsilon_or_lambda_shares_the_program(keys, compilations):
+    training(0.1)(keys(0), NOTHING)
+    assert compilations(lambda: training(0.2, epsilon=2.0)(keys(1), NOTHING).value) == []
+
+
+@pytest.mark.slow
+def test_float64_takes_features_of_any_kind(keys, x64):
+    made = with_scales(training(0.1, dtype="float64"), 1e-9, 1e-9)
+    x = np.random.default_rng(0).integers(-1, 2, size=(N, D))
+    released = made(keys(0), {**SOME, "x": x}).value
+    assert released.dtype == "float64"
+    rows = np.where(SOME["y"] > 0, 1.0, -1.0)[:, None] * x
+    rows = rows / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(
+        released, exact_minimizer(rows, np.zeros(D), made.regularization), atol=1e-8
+    )
 
 
 @pytest.mark.slow
