@@ -45,6 +45,11 @@ LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
 # At distance 1, but for a margin that covers the grid before the map.
 SHAPED = {"value": jnp.zeros(2), "neighbor": jnp.asarray(0.9999 * SHAPE.matrix @ [0.6, -0.8])}
 ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
+RECORDS = {
+    "value": jnp.linspace(0.3, 0.7, 25),
+    "neighbor": jnp.linspace(0.3, 0.7, 25).at[3].set(1.0),
+    "sensitivity": None,
+}
 
 TABLE = {
     "laplace": (dpjax.laplace, SCALAR),
@@ -68,6 +73,18 @@ TABLE = {
         lambda e: dpjax.randomized_response(e, categories=3),
         ANSWERS | {"sensitivity": None},
     ),
+    "above threshold": (
+        lambda s, e: dpjax.above_threshold(s, e, threshold=0.5, positives=2),
+        SCORES,
+    ),
+    "smooth quantile": (
+        lambda e: dpjax.smooth_quantile(e, 1e-2, lower=0.0, upper=1.0),
+        RECORDS,
+    ),
+    "propose-test-release": (
+        lambda e: dpjax.propose_test_release(e, 1e-2, bound=0.05, lower=0.0, upper=1.0),
+        RECORDS,
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
@@ -83,6 +100,9 @@ SLOW = {
     "shaped gaussian",
     "bernstein, order 3",
     "laplace, integers",
+    "above threshold",
+    "smooth quantile",
+    "propose-test-release",
     "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
