@@ -136,15 +136,14 @@ class ProposeTestRelease(SensitivityMechanism):
         return _limbs.from_integers(statistic)
 
     def _draw(self, key: jax.Array, value: Any) -> Reply:
-        for_distance, for_answer = jax.random.split(key)
         records, statistic, distance = self._measured(value)
         test, answer = self._fits()
         least = self.least_distance
         usable = ~(jnp.isnan(test.scale) | jnp.isnan(answer.scale)) & (least < _MOST_DISTANCE)
         far = _limbs.from_integers(jnp.where(usable, least, 0).astype(jnp.int32))
-        noisy = _limbs.add(_limbs.from_integers(distance), laplace_steps(for_distance, test))
-        passed = _limbs.less(far, noisy)
-        total = _limbs.add(self._center(records, statistic), laplace_steps(for_answer, answer))
+        of_distance, of_answer = laplace_steps(key, test, answer)
+        passed = _limbs.less(far, _limbs.add(_limbs.from_integers(distance), of_distance))
+        total = _limbs.add(self._center(records, statistic), of_answer)
         dtype = compute_dtype(value.dtype)
         number = jnp.where(passed, steps_to_float(total, records.exponent, dtype), 0).astype(dtype)
         return Reply(

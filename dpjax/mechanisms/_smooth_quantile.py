@@ -91,7 +91,8 @@ class SmoothQuantile(SensitivityMechanism):
 
     def _draw(self, key: jax.Array, value: Any) -> jax.Array:
         records, rank, fit = self._measured(value)
-        noisy = _limbs.add(records.absolute(records.steps[rank]), laplace_steps(key, fit))
+        (noise,) = laplace_steps(key, fit)
+        noisy = _limbs.add(records.absolute(records.steps[rank]), noise)
         dtype = compute_dtype(value.dtype)
         released = steps_to_float(noisy, records.exponent, dtype)
         return jnp.where(jnp.isnan(fit.scale), jnp.nan, released).astype(dtype)

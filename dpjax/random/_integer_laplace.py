@@ -21,9 +21,10 @@ def laplace_lattice() -> Lattice:
     return LAPLACE.lattice
 
 
-def laplace_steps(key: jax.Array, fit: GridFit) -> Limbs:
-    """Noise for one integer."""
-    return divided(laplace_lattice().sample(key, ()), fit)
+def laplace_steps(key: jax.Array, *fits: GridFit) -> tuple[Limbs, ...]:
+    """Independent noise for some integers, one for every scale."""
+    drawn = laplace_lattice().sample(key, (len(fits),))
+    return tuple(divided(Limbs(*(limb[i] for limb in drawn)), fit) for i, fit in enumerate(fits))
 
 
 def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int) -> GridFit:

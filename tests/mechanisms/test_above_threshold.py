@@ -98,29 +98,28 @@ def test_both_noises_share_a_grid_and_cover_rounding(mechanism):
         assert scale * rounding <= fit.scale <= scale * rounding * (1 + 1e-3)
 
 
-def test_every_query_has_noise_of_its_own(key, draws):
-    """Of 64 equal queries at the threshold some are above, whatever the threshold's noise."""
-    many = dpjax.above_threshold(1.0, 1.0, threshold=0.0, positives=64)
-    places = many(key, jnp.zeros(64)).value
-    above = int(np.sum(np.asarray(places) < 64))
-    assert 8 < above < 56  # Missed once in 10^9 keys, but for the threshold's noise.
-    np.testing.assert_array_equal(places[above:], 64)
-    assert np.all(np.diff(places[:above]) > 0)
+def test_every_query_has_noise_of_its_own(mechanism, draws):
+    """Of equal queries at the threshold, any may be above and any below."""
+    counts = frequencies(draws(mechanism, np.full(K, 0.5, "float32"), DRAWS))
+    assert min(counts) > DRAWS / 40
 
 
-def test_far_answers_are_right_and_end_after_the_positives(key):
-    answers = jnp.asarray([-1000, 1000, 2000, -3000, 4000])
-    mechanism = dpjax.above_threshold(1.0, 1.0, threshold=0.0, positives=2)
-    np.testing.assert_array_equal(mechanism(key, answers).value, [1, 2])
-    three = dpjax.above_threshold(1.0, 1.0, threshold=0.0, positives=4)
-    np.testing.assert_array_equal(three(key, answers).value, [1, 2, 4, 5])
-    bound = mechanism.error_quantile(0.999, shape=(5,), simultaneous=True)
+def test_far_answers_are_right_and_end_after_the_positives(mechanism, draws):
+    for answers, places in (
+        ([-1000.0, 1000.0, 2000.0], [1, 2]),
+        ([1000.0, 2000.0, 3000.0], [0, 1]),
+        ([-1000.0, -2000.0, 1000.0], [2, K]),
+    ):
+        released = draws(mechanism, np.array(answers, "float32") * 1e3, 1)
+        np.testing.assert_array_equal(released, [places])
+    bound = mechanism.error_quantile(0.999, shape=(K,), simultaneous=True)
     assert mechanism.error_quantile(0.999) < bound < 1000
 
 
 # Queries that come one by one.
 
 
+@pytest.mark.slow
 def test_steps_have_the_same_distribution(mechanism, key, log_probs_of):
     def ask(key):
         _, above = jax.lax.scan(mechanism.step, mechanism.start(key), jnp.asarray(ANSWERS))
@@ -134,13 +133,16 @@ def test_steps_have_the_same_distribution(mechanism, key, log_probs_of):
     assert p_value(places, log_probs_of(mechanism, ANSWERS[None])[0]) > FALSE_ALARM
 
 
-def test_a_state_is_left_as_it_was_and_serves_one_query(mechanism, key):
+def test_a_state_serves_one_query_and_ends_with_the_positives(mechanism, key):
     state = mechanism.start(key)
     later, above = mechanism.step(state, 1000.0)
     again, same = mechanism.step(state, 1000.0)
     assert (bool(above), int(later.remaining), int(again.remaining)) == (True, 1, 1)
     assert above == same
     assert not np.array_equal(jax.random.key_data(state.key), jax.random.key_data(later.key))
+    for answer, remaining in ((True, 0), (False, 0), (False, 0)):
+        later, above = mechanism.step(later, 1000.0)
+        assert (bool(above), int(later.remaining)) == (answer, remaining)
     assert "key" not in repr(state)
     assert "threshold" not in repr(state)
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -179,6 +181,7 @@ def test_no_noise_is_refused():
         dpjax.above_threshold(zero, 1.0, threshold=0.0)
 
 
+@pytest.mark.slow
 def test_a_bad_threshold_that_is_traced_answers_nothing(key):
     def release(threshold):
         mechanism = dpjax.above_threshold(1.0, 1.0, threshold=threshold, positives=2)

@@ -22,10 +22,9 @@ def mechanism():
 
 
 @jax.jit
-def measured_test(mechanism):
-    """What divides the noise of the distance, and the least distance that is answered."""
-    fit, _ = mechanism._fits()
-    return fit.divisor, fit.shift, mechanism.least_distance
+def noises(mechanism):
+    """The noise of the distance and of the answer, and the least distance that is answered."""
+    return *mechanism._fits(), mechanism.least_distance
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 10.0])
@@ -33,8 +32,8 @@ def measured_test(mechanism):
 def test_an_unstable_database_passes_with_probability_delta(epsilon, delta):
     """The exact probability of the noise that is drawn, at distance 0."""
     mechanism = dpjax.propose_test_release(epsilon, delta, bound=1.0, lower=LOW, upper=HIGH)
-    divisor, shift, least = map(int, measured_test(mechanism))
-    points, first = divisor << shift, least + 1  # The least noise that passes.
+    fit, _, least = noises(mechanism)
+    points, first = int(fit.divisor) << int(fit.shift), int(least) + 1  # The least that passes.
     passes = math.exp(-(points * first - points // 2) / 2.0**43) / 2
     assert passes <= delta * (1 - 1e-9)
     # A distance of one less would be too little, but for half a step.
@@ -42,7 +41,7 @@ def test_an_unstable_database_passes_with_probability_delta(epsilon, delta):
 
 
 def test_noise_is_that_of_half_an_epsilon_each(mechanism):
-    test, answer = mechanism._fits()
+    test, answer, _ = noises(mechanism)
     assert 1 <= test.scale <= 1 + 1e-3
     step = float(mechanism.grids(DENSE).value)
     # The bound is rounded down to a step of at most 2^-11 of it.
@@ -78,7 +77,27 @@ def test_test_and_answer_have_noise_of_their_own(mechanism, draws):
     assert abs(np.mean(replies.value[passed]) - 50) < 0.25
 
 
-def test_a_range_of_quantiles(draws):
+def test_a_range_of_quantiles():
+    def make(probability):
+        return dpjax.propose_test_release(
+            6.0, 1e-2, bound=0.3, lower=LOW, upper=HIGH, probability=probability
+        )
+
+    @jax.jit
+    def statistics(records):
+        found = [make(p)._measured(records) for p in (0.25, 0.75, (0.25, 0.75))]
+        return [statistic for _, statistic, _ in found], [distance for _, _, distance in found]
+
+    # The lesser distance counts: below, there is a lump.
+    lump = jnp.where(jnp.arange(RECORDS) < 10, LOW, DENSE)
+    (low, high, width), (from_low, from_high, from_both) = statistics(lump)
+    assert width == high - low > 0
+    assert int(width) * float(make(0.5).grids(lump).value) == pytest.approx(26 * 0.04, abs=1e-3)
+    assert from_both == from_low < from_high
+
+
+@pytest.mark.slow
+def test_a_range_is_released(draws):
     mechanism = dpjax.propose_test_release(
         6.0, 1e-2, bound=0.3, lower=LOW, upper=HIGH, probability=(0.25, 0.75)
     )
@@ -86,14 +105,6 @@ def test_a_range_of_quantiles(draws):
     assert np.all(replies.answered == 1)
     # The standard deviation is .14.
     assert np.mean(replies.value) == pytest.approx(26 * 0.04, abs=0.02)
-    # The lesser distance counts: below, there is a lump.
-    lump = jnp.where(jnp.arange(RECORDS) < 10, LOW, DENSE)
-    quartiles = [
-        dpjax.propose_test_release(6.0, 1e-2, bound=0.3, lower=LOW, upper=HIGH, probability=p)
-        for p in (0.25, 0.75)
-    ]
-    low, high = (int(one.distance(lump)) for one in quartiles)
-    assert int(mechanism.distance(lump)) == low < high
 
 
 @pytest.mark.slow
@@ -148,6 +159,7 @@ def test_bad_parameters_are_refused():
         make()(dpjax.random.seeded_key(0), jnp.zeros((2, 2)))
 
 
+@pytest.mark.slow
 def test_bad_traced_parameters_release_nothing(key):
     def release(epsilon, delta, bound):
         mechanism = dpjax.propose_test_release(epsilon, delta, bound=bound, lower=LOW, upper=HIGH)

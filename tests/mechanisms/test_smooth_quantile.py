@@ -135,6 +135,7 @@ def test_the_grid_carries_every_scale(epsilon, neighbors, measured):
     assert 2.0**43 / points.min() * step == pytest.approx(200 / epsilon, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_noise_is_small_where_records_are_dense(mechanism, draws):
     dense = jnp.linspace(49.0, 51.0, COUNT)
     released = draws(mechanism, dense, 4096)
@@ -202,6 +203,7 @@ def test_bad_parameters_are_refused(arguments, message):
         dpjax.smooth_quantile(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
 
 
+@pytest.mark.slow
 def test_bad_traced_parameters_release_nothing(key):
     """And end: a NaN does not become a number of rounds."""
 
