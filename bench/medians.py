@@ -53,7 +53,7 @@ def salaries(key: jax.Array, n: int) -> jax.Array:
 
 def tumors() -> Data:
     """Areas of the cell nuclei of 369 tumors, and a model made of 200 others."""
-    areas = np.asarray(load_breast_cancer().data[:, 3], "float32")
+    areas = np.asarray(load_breast_cancer(return_X_y=True)[0][:, 3], "float32")
     shuffled = np.random.default_rng(0).permutation(areas)
     oracle = oracles.smoothed_resample(shuffled[:PUBLIC])
     private = jnp.asarray(shuffled[PUBLIC:])

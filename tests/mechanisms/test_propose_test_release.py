@@ -49,6 +49,7 @@ def test_noise_is_that_of_half_an_epsilon_each(mechanism):
     assert mechanism.error_quantile(0.5) == pytest.approx(math.log(2), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_dense_records_are_answered_and_lumps_are_not(mechanism, draws):
     assert int(mechanism.distance(LUMPS)) == 0
     replies = draws(mechanism, LUMPS, COUNT)
@@ -62,6 +63,7 @@ def test_dense_records_are_answered_and_lumps_are_not(mechanism, draws):
     assert np.mean(np.abs(replies.value - 50.0)) == pytest.approx(1.0, abs=1 / 12)
 
 
+@pytest.mark.slow
 def test_test_and_answer_have_noise_of_their_own(mechanism, draws):
     """Else a low answer would tell that the distance hardly passed."""
     least = int(mechanism.least_distance)
