@@ -24,6 +24,7 @@ from jax import lax
 from dpjax import _checks, _limbs
 from dpjax._grid import round_to_grid
 from dpjax._limbs import Limbs
+from dpjax._numerics import compute_dtype
 from dpjax.base import Scalar
 
 # Bounds whose distance is this small a part of them would leave no room for a grid.
@@ -83,9 +84,8 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
     """
     steps = records.steps.astype(jnp.float32)  # Exact up to 2^24.
     decay = jnp.asarray(decay, jnp.float32)
-    replaced = jnp.arange(records.n + 1, dtype=jnp.float32)
-    factors = jnp.exp(-decay * replaced)
-    factors = jnp.concatenate([jnp.ones(1, jnp.float32), factors])  # Of i = j, whose gap is 0.
+    # The first one is of i = j, whose gap is 0.
+    factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
     def widen(left: jax.Array, best: jax.Array) -> jax.Array:
@@ -95,6 +95,11 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
     # Beyond, all factors are below 2^-25. A NaN must not become a number of rounds.
     reach = jnp.where(decay > 0, jnp.minimum(jnp.ceil(18 / decay) + 1, float(rank)), 0)
     return lax.fori_loop(0, reach.astype(jnp.int32) + 1, widen, jnp.float32(1))
+
+
+def discounts(decay: jax.Array, most: int) -> jax.Array:
+    """e^(-k decay) for k from 0 to a most, in float32."""
+    return jnp.exp(-decay * jnp.arange(most + 1, dtype=jnp.float32))
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
@@ -137,6 +142,6 @@ def check_records(value: Any) -> None:
 def clamped_records(value: Any, lower: float, upper: float) -> jax.Array:
     """Records as floats between the bounds, NaN as the lower one."""
     x = _checks.real_arrays("value", value)
-    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(float)
+    x = x.astype(compute_dtype(x.dtype))
     low, high = (jnp.asarray(bound).astype(x.dtype) for bound in (lower, upper))
     return jnp.clip(jnp.where(jnp.isnan(x), low, x), low, high)

@@ -218,7 +218,7 @@ def smooth_quantile(
         That the scale is private gives nothing away: the grid is made of epsilon and the bounds,
         and for every scale all integers are possible. What is drawn, floor(x + N / c + 1/2) with an
         even integer c, is a function of the real number x + N / c, for which the proof is. beta
-        pays 2^-14 for the sixteen bits of c and for floats in S. No scale is below a step.
+        pays 2^-14 for the sixteen bits of c and for floats in S, which is at least a step.
         How long a release takes depends on the records (they are sorted), and is not protected.
 
         There is no variant with delta = 0 here: it takes noise of heavier tails than there are

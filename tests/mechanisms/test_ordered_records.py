@@ -9,6 +9,7 @@ import pytest
 
 from dpjax.mechanisms._ordered_records import (
     OrderedRecords,
+    discounts,
     rank_of,
     replacements_until,
     smooth_bound,
@@ -40,6 +41,18 @@ def test_smooth_bound_is_that_of_the_definition(rank):
     found = of_every_database(lambda records: smooth_bound(records, rank, DECAY))
     np.testing.assert_allclose(found, np.maximum(exact, 1), rtol=1e-6)
     assert len(np.unique(found)) > 3
+
+
+def test_quotients_of_discounts_are_within_their_margin():
+    """Whatever a device makes of the exponential, down to where nothing counts any more."""
+    every = jax.jit(lambda decays: jax.vmap(lambda decay: discounts(decay, 10_000))(decays))
+    decays = np.geomspace(2.0**-13, 1, 50).astype("float32")
+    factors = np.asarray(every(decays), float)
+    assert np.all(factors[:, 0] == 1)
+    counted = factors[:, :-1] >= 2.0**-25
+    with np.errstate(divide="ignore", invalid="ignore"):
+        losses = np.log(factors[:, :-1] / factors[:, 1:]) - decays[:, None]
+    assert 0 < losses[counted].max() < 2.0**-16
 
 
 def test_distances_are_those_of_the_definition():
