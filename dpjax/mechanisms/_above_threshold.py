@@ -144,10 +144,16 @@ class AboveThreshold(LatticeMechanism):
 
         Raises:
             TypeError: if the key is not a typed key, or a ledger is open inside `jit` or `vmap`.
-            ValueError: if a ledger knows the key.
+            ValueError: if a ledger knows the key; if the sensitivity was sampled, since nothing is
+                known then of queries that are chosen by answers.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         check_key(key)
+        if self.sensitivity.identity is not None:
+            raise ValueError(
+                "sensitivity must be a global bound for queries that come one by one: a sampled one"
+                " speaks of those that were sampled, fixed in advance"
+            )
         prepared(self)  # Refuses a batch.
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
         mechanism: Any = self  # Type checkers take the norm for any text.
@@ -165,7 +171,8 @@ class AboveThreshold(LatticeMechanism):
 
         Args:
             state: of `start`, or of the step before.
-            query: its answer on the private database, a real scalar. NaN counts as 0.
+            query: its answer on the private database, a real scalar that one record moves by the
+                sensitivity at most. NaN counts as 0.
 
         Returns:
             The next state, and whether the query is above the threshold: False for good once as

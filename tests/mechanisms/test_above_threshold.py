@@ -159,6 +159,13 @@ def test_a_start_is_told_to_ledgers(mechanism, key, tmp_path):
             mechanism.start(key)
 
 
+def test_queries_one_by_one_need_a_global_bound(key):
+    """Of queries that are chosen by answers a sample says nothing."""
+    sampled = dpjax.Sensitivity(1.0, 0.05, 0.99, "linf", None, m=90, k=90, identity="sampled")
+    with pytest.raises(ValueError, match="sensitivity must be a global bound"):
+        dpjax.above_threshold(sampled, 1.0, threshold=0.0).start(key)
+
+
 # Parameters.
 
 
