@@ -323,8 +323,8 @@ def above_threshold(
         noise for all queries makes answers exact relative to each other.
 
     Source:
-        Lyu, Su and Li (2017), Algorithm 7, Theorems 2, 4 and 5, and section 4.2; Dwork, Naor,
-        Reingold, Rothblum and Vadhan (2009).
+        Lyu, Su and Li (2017), Algorithms 1 and 7, with their split of epsilon and their statement on
+        monotone queries; Dwork, Naor, Reingold, Rothblum and Vadhan (2009).
 
     Example:
         >>> import jax.numpy as jnp

@@ -225,10 +225,10 @@ def smooth_quantile(
         exact tables for.
 
     Source:
-        Nissim, Raskhodnikova and Smith (2007), Definition 2.2 and Proposition 3.4. Their Lemma 2.5
-        (noise that is admissible in halves) gives (epsilon, delta (1 + e^(epsilon / 2)) / 2) for
-        what was first stated as (epsilon, delta), and beta = epsilon / (2 log(2 / delta)), which is
-        a third smaller at epsilon = 1, delta = 1e-6; the proof above is its replacement.
+        Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The usual constant, beta =
+        epsilon / (2 log(2 / delta)), is 29% smaller at epsilon = 1, delta = 1e-6, and the usual
+        argument, half of epsilon and of delta for shift and for scale each, adds up to
+        delta (1 + e^(epsilon / 2)) / 2; the proof above stands by itself.
 
     Example:
         >>> import jax.numpy as jnp
