@@ -323,7 +323,7 @@ def above_threshold(
         noise for all queries makes answers exact relative to each other.
 
     Source:
-        Lyu, Su and Li (2017), Algorithms 1 and 7, with their split of epsilon and their statement on
+        Lyu, Su and Li (2017), Algorithms 1 and 7, with their split of epsilon and their theorem on
         monotone queries; Dwork, Naor, Reingold, Rothblum and Vadhan (2009).
 
     Example:
