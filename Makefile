@@ -26,7 +26,7 @@ test: export XLA_FLAGS ?= --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
 test: .venv/test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-slow: .venv/test
+test-slow: .venv/test .venv/frameworks
 	$(BIN)/python -m pytest -m slow
 
 bench: .venv/bench
@@ -63,7 +63,7 @@ tools:
 clean:
 	rm -rf .venv build
 
-.venv/demo .venv/notebooks .venv/test .venv/docs .venv/lint .venv/bench .venv/package: pyproject.toml
+.venv/demo .venv/notebooks .venv/test .venv/docs .venv/frameworks .venv/lint .venv/bench .venv/package: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(notdir $@)]'
 	touch $@

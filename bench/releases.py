@@ -35,7 +35,7 @@ def _scalars(rounds: int) -> None:
     in_opendp = opendp.m.make_laplace(
         opendp.atom_domain(T=float, nan=False), opendp.absolute_distance(T=float), scale=1.0
     )
-    in_diffprivlib = _diffprivlib_mechanisms().Laplace(epsilon=1.0, sensitivity=1.0)
+    in_diffprivlib = diffprivlib_mechanisms().Laplace(epsilon=1.0, sensitivity=1.0)
     found = {}
 
     def noted(name: str, draw: Callable[[], Any]) -> Callable[[], None]:
@@ -77,7 +77,7 @@ def _scalars(rounds: int) -> None:
     )
 
 
-def _diffprivlib_mechanisms() -> Any:
+def diffprivlib_mechanisms() -> Any:
     """Its mechanisms without its models, which do not import beside a recent scikit-learn."""
     spec = importlib.util.find_spec("diffprivlib")
     package = types.ModuleType("diffprivlib")

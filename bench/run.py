@@ -13,15 +13,19 @@ JOBS = (
     "svm",
     "kde",
     "training",
+    "membership",
     "dp_sgd",
     "order_statistic",
     "lapack",
     "releases",
     "queries",
+    "randomized_response",
     "sweep",
     "first_answer",
     "growth",
     "ledger",
+    "attacks",
+    "experts",
 )
 
 

@@ -38,7 +38,9 @@ from dpjax.mechanisms._laplace import laplace as laplace
 from dpjax.mechanisms._permute_and_flip import permute_and_flip as permute_and_flip
 from dpjax.mechanisms._privatize import privatize as privatize
 from dpjax.mechanisms._randomized_response import randomized_response as randomized_response
+from dpjax.mechanisms._randomized_response import two_coins as two_coins
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
+from dpjax.mechanisms._unary_encoding import unary_encoding as unary_encoding
 from dpjax.operating_points import operating_point as operating_point
 from dpjax.order_statistics import order_statistic as order_statistic
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity

@@ -13,6 +13,8 @@ import numpy as np
 import scipy
 
 _LEAST = np.finfo(np.float32).tiny
+# Relative error of SciPy's incomplete beta functions, given away to stay on the safe side.
+_BETA_ROUNDING = 1e-9
 
 
 def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
@@ -76,3 +78,18 @@ def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes on [-1, 1] and log weights of Gauss-Legendre quadrature, on the host in float64."""
     nodes, weights = scipy.special.roots_legendre(count)
     return nodes, np.log(weights)
+
+
+def clopper_pearson_lower(hits: Any, trials: int, error: float) -> np.ndarray:
+    """A probability that the true one is below with probability at most `error`."""
+    hits = np.asarray(hits, float)
+    # The parameters are kept valid where the limit is 0 and SciPy's answer is not used.
+    limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
+    return np.where(hits <= 0, 0.0, limit * (1 - _BETA_ROUNDING))
+
+
+def clopper_pearson_upper(hits: Any, trials: int, error: float) -> np.ndarray:
+    """A probability that the true one is above with probability at most `error`."""
+    hits = np.asarray(hits, float)
+    limit = scipy.special.betainccinv(hits + 1, np.maximum(trials - hits, 0.5), error)
+    return np.where(hits >= trials, 1.0, np.minimum(limit * (1 + _BETA_ROUNDING), 1.0))

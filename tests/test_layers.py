@@ -48,7 +48,7 @@ LEVELS = {
     "mechanisms": 3,
     "accounting": 3,
     "targets": 4,
-    "learning": 4,
+    "learning": 5,
     "auditing": 5,
     "queries": 5,
     "sweeps": 5,

@@ -4,25 +4,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import scipy
 
-# Relative error of SciPy's incomplete beta functions, given away to stay on the safe side.
-_ROUNDING = 1e-9
-
-
-def clopper_pearson_lower(hits: Any, trials: int, error: float) -> np.ndarray:
-    """A probability that the true one is below with probability at most `error`."""
-    hits = np.asarray(hits, float)
-    # The parameters are kept valid where the limit is 0 and SciPy's answer is not used.
-    limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
-    return np.where(hits <= 0, 0.0, limit * (1 - _ROUNDING))
-
-
-def clopper_pearson_upper(hits: Any, trials: int, error: float) -> np.ndarray:
-    """A probability that the true one is above with probability at most `error`."""
-    hits = np.asarray(hits, float)
-    limit = scipy.special.betainccinv(hits + 1, np.maximum(trials - hits, 0.5), error)
-    return np.where(hits >= trials, 1.0, np.minimum(limit * (1 + _ROUNDING), 1.0))
+from dpjax._numerics import clopper_pearson_lower as clopper_pearson_lower
+from dpjax._numerics import clopper_pearson_upper as clopper_pearson_upper
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,3 +8,4 @@ from dpjax.mechanisms._randomized_response import RandomizedResponse as Randomiz
 from dpjax.mechanisms._selection import SelectionMechanism as SelectionMechanism
 from dpjax.mechanisms._selection import SelectionRule as SelectionRule
 from dpjax.mechanisms._shaped_gaussian import ShapedGaussianMechanism as ShapedGaussianMechanism
+from dpjax.mechanisms._unary_encoding import UnaryEncoding as UnaryEncoding

@@ -8,7 +8,7 @@ from dpjax.base import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
 from dpjax.random._selected_index import exponential_index, float_index
 
-_EXPONENTIAL = SelectionRule(
+EXPONENTIAL_RULE = SelectionRule(
     name="exponential",
     bounded_range=True,
     draw=exponential_index,
@@ -58,4 +58,4 @@ def exponential(
         >>> int(release.value)
         0
     """
-    return select_by(_EXPONENTIAL, sensitivity, epsilon, noise)
+    return select_by(EXPONENTIAL_RULE, sensitivity, epsilon, noise)

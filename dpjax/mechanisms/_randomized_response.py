@@ -11,7 +11,8 @@ import scipy
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree, static, up
 from dpjax.base import Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin, count, sum_over_leaves
+from dpjax.mechanisms._local_mechanism import LocalMechanism
+from dpjax.mechanisms._mechanism import begin, sum_over_leaves
 from dpjax.random._release import in_range, keep_or_lie
 
 _MOST_CATEGORIES = 2**15
@@ -19,8 +20,8 @@ _MOST_EPSILON = 22.0
 
 
 @frozen_pytree
-class RandomizedResponse(SensitivityMechanism):
-    """Keeps each answer or lies about it; made by `randomized_response`.
+class RandomizedResponse(LocalMechanism):
+    """Keeps each answer or lies about it; made by `randomized_response` or `two_coins`.
 
     Attributes:
         sensitivity: one answer changes, norm "hamming".
@@ -37,33 +38,14 @@ class RandomizedResponse(SensitivityMechanism):
     lie_weight: Any
     categories: int = static()
 
-    norm = "hamming"
+    @property
+    def report_weights(self) -> tuple[int, int]:
+        """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
+        lie = int(self.lie_weight)
+        return 2**32 - (self.categories - 1) * lie, lie
 
-    def _check_value(self, value: Any) -> None:
-        for leaf in jax.tree.leaves(value):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
-
-    def _draw(self, key: jax.Array, value: Any) -> Any:
-        leaves, structure = jax.tree.flatten(value)
-        keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-        answers = [
-            keep_or_lie(leaf_key, leaf, self.lie_weight, self.categories)
-            for leaf_key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, answers)
-
-    def clamped(self, value: Any) -> Any:
-        """Answers as they are kept or lied about: clamped to [0, categories).
-
-        Args:
-            value: a pytree of integers.
-
-        Returns:
-            A pytree of the same structure and shapes, as private as the value.
-        """
-        value = _checks.real_arrays("value", value)
-        return jax.tree.map(lambda x: in_range(x, self.categories), value)
+    def _draw_answers(self, key: jax.Array, answers: jax.Array) -> jax.Array:
+        return keep_or_lie(key, answers, self.lie_weight, self.categories)
 
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         weight = jnp.asarray(self.lie_weight).astype(jnp.float32)
@@ -80,22 +62,30 @@ class RandomizedResponse(SensitivityMechanism):
         return sum_over_leaves(answer, output, _checks.real_arrays("value", value))
 
     def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+        self,
+        probability: float,
+        *,
+        shape: tuple[int, ...] | None = None,
+        like: Any = None,
+        simultaneous: bool = False,
     ) -> Any:
         """The number of lies among the answers of a shape; of a single answer, 0 or 1.
 
         Args:
             probability: in (0, 1).
             shape: shape of the value.
+            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: over all the answers, instead of for each one of them.
 
         Returns:
             An integer.
         """
-        answers = count(shape) if simultaneous else 1
+        answers = self._number_of_answers(shape, like)
         lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
         return int(
-            scipy.stats.binom.ppf(_checks.fraction("probability", probability), answers, lying)
+            scipy.stats.binom.ppf(
+                _checks.fraction("probability", probability), answers if simultaneous else 1, lying
+            )
         )
 
     @property
@@ -148,12 +138,46 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
         (4,)
     """
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
-    epsilon = _within_a_word(epsilon)
+    epsilon = within_a_word(epsilon)
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
-    return RandomizedResponse(sensitivity, epsilon, _lie_weight(epsilon, size), size)
+    return RandomizedResponse(sensitivity, epsilon, lie_weight_of(epsilon, size), size)
 
 
-def _within_a_word(epsilon: Scalar) -> Scalar:
+def two_coins(categories: int = 2) -> RandomizedResponse:
+    """The protocol of two coins: tails, the truth; heads, a uniform answer, which may be true too.
+
+    The truth has probability 1/2 + 1/(2 K) and each lie 1/(2 K), rounded up to a multiple of 2^-32:
+    randomized response of epsilon ln(K + 1). With K = 2 a second coin says yes or no, and epsilon
+    is ln 3.
+
+    Args:
+        categories: K, the number of possible answers, from 2 to 2^15.
+
+    Returns:
+        A `RandomizedResponse`.
+
+    Raises:
+        TypeError: if K is not an integer.
+        ValueError: if K is out of range.
+
+    Formal guarantees:
+        Those of `randomized_response`, for epsilon = ln(K + 1), rounded up. For K a power of two
+        its probabilities are those of the coins, exactly.
+
+    Source:
+        Warner (1965); Dwork and Roth (2014), section 3.2, for K = 2.
+
+    Example:
+        >>> import dpjax
+        >>> round(dpjax.two_coins().guarantee.epsilon, 4)
+        1.0986
+    """
+    size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
+    sensitivity, epsilon = begin("hamming", 1.0, math.nextafter(math.log(size + 1), math.inf))
+    return RandomizedResponse(sensitivity, epsilon, np.uint32(-(-(2**31) // size)), size)
+
+
+def within_a_word(epsilon: Scalar) -> Scalar:
     """Refuses an epsilon above 22, NaN where traced: a lie of probability below 2^-32 is none."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
@@ -164,7 +188,7 @@ def _within_a_word(epsilon: Scalar) -> Scalar:
     return epsilon
 
 
-def _lie_weight(epsilon: Scalar, count: int) -> Any:
+def lie_weight_of(epsilon: Scalar, count: int) -> Any:
     """2^32 times the probability of each lie, rounded up; 0 where epsilon is traced and too small.
 
     At most floor(2^32 / K): above, a lie would be likelier than the truth.

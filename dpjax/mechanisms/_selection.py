@@ -142,13 +142,13 @@ class SelectionMechanism(LatticeMechanism):
     def log_prob(self, output: Any, value: Any) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
+        return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
+
+    def _logits(self, scores: jax.Array) -> jax.Array:
+        """Gaps of scores as they are told apart, by the scale that is drawn, 0 for the best."""
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
-        scale = usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
-        log_pmf = self.rule.log_pmf(-gaps / scale)
-        index = jnp.asarray(output)
-        possible = (index >= 0) & (index < scores.size)
-        return jnp.where(possible, log_pmf[jnp.clip(index, 0, scores.size - 1)], -jnp.inf)
+        return -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
 
     def error_quantile(
         self,
@@ -177,8 +177,18 @@ class SelectionMechanism(LatticeMechanism):
             raise ValueError("shape must be (K,), the number of responses, got ()")
         scores, calibration = self._asked(shape, like)
         tail = 1 - _checks.fraction("probability", probability)
-        responses = scores.size if simultaneous else 1
+        responses = self._responses(scores) if simultaneous else 1
         return self._scale_drawn(scores, calibration) * math.log(responses / tail)
+
+    def _responses(self, scores: Any) -> int:
+        """How many options there are, in all selections together."""
+        return scores.size
+
+
+def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
+    """Of an option, from all log probabilities; of an index that there is not, -inf."""
+    possible = (index >= 0) & (index < log_pmf.size)
+    return jnp.where(possible, log_pmf[jnp.clip(index, 0, log_pmf.size - 1)], -jnp.inf)
 
 
 def select_by(

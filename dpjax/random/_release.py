@@ -268,6 +268,28 @@ def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: i
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
 
 
+def flipped_one_hot(
+    key: jax.Array, categories: jax.Array, weights: tuple[Any, Any], count: int
+) -> jax.Array:
+    """Unary encoding: a bit for each category, 1 with probability weight / 2^32, exactly.
+
+    Args:
+        key: a typed key.
+        categories: integers; out of range they are clamped to [0, count).
+        weights: uint32, of the true category's bit and of the others; 0 for the others marks a
+            parameter that could not carry noise.
+        count: number of categories.
+
+    Returns:
+        int8 bits of shape (*shape, count); -1 where the weight of the others is 0.
+    """
+    true = jax.nn.one_hot(in_range(categories, count), count, dtype=bool)
+    of_true, of_others = (jnp.asarray(weight).astype(jnp.uint32) for weight in weights)
+    word = jax.random.bits(key, true.shape, jnp.uint32)
+    bits = (word < jnp.where(true, of_true, of_others)).astype(jnp.int8)
+    return jnp.where(of_others == 0, jnp.int8(-1), bits)
+
+
 def in_range(categories: jax.Array, count: int) -> jax.Array:
     """Categories as int32, clamped to [0, count)."""
     return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)

@@ -38,7 +38,9 @@ def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calib
     return _selected(_first_largest(race), scores, calibration, fit.scale)
 
 
-def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
+def exponential_index(
+    key: jax.Array, scores: jax.Array, calibration: Calibration, taken: jax.Array | None = None
+) -> jax.Array:
     """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
 
     The number of rounds depends on the scores: at most one in seven needs a second one.
@@ -47,11 +49,13 @@ def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibratio
         key: a typed key.
         scores: shape (K,); NaN counts as the lowest score.
         calibration: at the scale 2 sensitivity / epsilon.
+        taken: booleans of shape (K,), public: options that are no longer there. Not all are.
 
     Returns:
         An int32 scalar; -1 where the scale could carry no noise.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    scores = remaining_scores(scores, taken)
     gaps = _scaled_gaps(scores, fit)
     options = scores.size
     # Every try succeeds with probability 1 / K at least: 2 K of them fail with e^-2 at most.
@@ -68,6 +72,8 @@ def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibratio
         option = product.high.astype(jnp.int32)
         chosen = Limbs(gaps.high[option], gaps.low[option])
         kept = fair & ~_limbs.less(drawn, chosen)
+        if taken is not None:
+            kept &= ~taken[option]
         first = jnp.argmax(kept)
         return round_number, jnp.where(kept[first], option[first], -1)
 
@@ -75,7 +81,12 @@ def exponential_index(key: jax.Array, scores: jax.Array, calibration: Calibratio
     # Zero, varying over devices as the data do: under `shard_map` a loop has to start so.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
-    return _selected(index, scores, calibration, fit.scale)
+    return _selected(index, scores, calibration, fit.scale, taken)
+
+
+def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
+    """Scores of which those that are taken are no better than any other."""
+    return scores if taken is None else jnp.where(taken, jnp.min(scores), scores)
 
 
 def float_index(
@@ -90,11 +101,17 @@ def float_index(
 
 
 def _selected(
-    index: jax.Array, scores: jax.Array, calibration: Calibration, scale: jax.Array
+    index: jax.Array,
+    scores: jax.Array,
+    calibration: Calibration,
+    scale: jax.Array,
+    taken: jax.Array | None = None,
 ) -> jax.Array:
     index = jnp.where(jnp.isnan(scale), -1, index)
     if calibration.zero_allowed:
-        best = jnp.argmin(score_gaps(scores)).astype(jnp.int32)
+        gaps = score_gaps(scores)
+        gaps = gaps if taken is None else jnp.where(taken, jnp.inf, gaps)
+        best = jnp.argmin(gaps).astype(jnp.int32)
         index = jnp.where(jnp.asarray(calibration.scale) == 0, best, index)
     return index
 

@@ -17,7 +17,12 @@ Loss = Callable[[Any, Any], jax.Array]
 
 
 def optax_training(
-    loss: Loss, parameters: Any, optimizer: "optax.GradientTransformation", *, steps: int
+    loss: Loss,
+    parameters: Any,
+    optimizer: "optax.GradientTransformation",
+    *,
+    steps: int,
+    average_last: int = 1,
 ) -> Callable[[Any], Any]:
     """Training by full gradients, as a target: the parameters after so many optimizer steps.
 
@@ -31,6 +36,7 @@ def optax_training(
         optimizer: from optax, such as `optax.adam(0.1)`; it is also given the value of the loss,
             its gradient and the loss as a function, for those that search along a line.
         steps: optimizer steps, at least 1.
+        average_last: of the parameters after so many last steps the average is taken.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the trained
@@ -39,9 +45,9 @@ def optax_training(
 
     Raises:
         TypeError: if loss is not a function, the parameters are not floats, the optimizer has no
-            `init` and `update`, or steps is not an integer; on a database, if the loss does not
+            `init` and `update`, or a number is not an integer; on a database, if the loss does not
             return a scalar.
-        ValueError: if there are no parameters, or steps is below 1.
+        ValueError: if there are no parameters, steps is below 1, or average_last not in [1, steps].
 
     Formal guarantees:
         No global bound is known in general, which is what `dpjax.sample_sensitivity` is for. What
@@ -61,7 +67,8 @@ def optax_training(
         >>> float(fit(jnp.array([1.0, 3.0])))
         2.0
     """
-    return _training(loss, parameters, optimizer, steps, lambda step, database: database)
+    steps, averaged = _step_counts(steps, average_last)
+    return _training(loss, parameters, optimizer, steps, averaged, lambda step, database: database)
 
 
 def optax_minibatch_training(
@@ -72,6 +79,7 @@ def optax_minibatch_training(
     optimizer: "optax.GradientTransformation",
     steps: int,
     batch_size: int,
+    average_last: int = 1,
 ) -> Callable[[Any], Any]:
     """Training by minibatches drawn with a public key, as a target.
 
@@ -86,6 +94,7 @@ def optax_minibatch_training(
         optimizer: from optax.
         steps: optimizer steps, at least 1.
         batch_size: records in a minibatch, at least 1 and at most n.
+        average_last: of the parameters after so many last steps the average is taken.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the trained
@@ -95,8 +104,8 @@ def optax_minibatch_training(
         TypeError: if the key is not a typed key, loss is not a function, the parameters are not
             floats, the optimizer has no `init` and `update`, or a number is not an integer; on a
             database, if the loss does not return a scalar.
-        ValueError: if there are no parameters, or a number is below 1; on a database, if it has
-            fewer than `batch_size` records.
+        ValueError: if there are no parameters, a number is below 1, or average_last above steps; on
+            a database, if it has fewer than `batch_size` records.
 
     Formal guarantees:
         No global bound is known. The target depends on the order of the records: late batches
@@ -131,7 +140,13 @@ def optax_minibatch_training(
         chosen = jax.random.permutation(jax.random.fold_in(key, step), n)[:size]
         return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), database)
 
-    return _training(loss, parameters, optimizer, steps, batch)
+    steps, averaged = _step_counts(steps, average_last)
+    return _training(loss, parameters, optimizer, steps, averaged, batch)
+
+
+def _step_counts(steps: Any, average_last: Any) -> tuple[int, int]:
+    steps = _checks.integer("steps", steps, least=1)
+    return steps, _checks.integer("average_last", average_last, least=1, most=steps)
 
 
 def _training(
@@ -139,6 +154,7 @@ def _training(
     parameters: Any,
     optimizer: "optax.GradientTransformation",
     steps: int,
+    averaged: int,
     batch: Callable[[jax.Array, Any], Any],
 ) -> Callable[[Any], Any]:
     """Training on batch(step, database) at every step."""
@@ -148,12 +164,10 @@ def _training(
     start = _float_arrays(parameters)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise TypeError(f"optimizer must be one of optax's, got {_checks.shown(optimizer)}")
-    steps = _checks.integer("steps", steps, least=1)
     update = optax.with_extra_args_support(optimizer).update
 
     def train(database: Any) -> Any:
-        def advance(state: tuple[Any, Any], step: jax.Array) -> tuple[tuple[Any, Any], None]:
-            current, memory = state
+        def advance(current: Any, memory: Any, step: jax.Array) -> tuple[Any, Any]:
             records = batch(step, database)
 
             def value_of(at: Any) -> jax.Array:
@@ -164,14 +178,34 @@ def _training(
                 updates, memory = update(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
-                return (optax.apply_updates(current, updates), memory), None
+                return optax.apply_updates(current, updates), memory
+
+        def advance_and_average(
+            state: tuple[Any, Any, Any], step: jax.Array
+        ) -> tuple[tuple[Any, Any, Any], None]:
+            current, memory, mean = state
+            current, memory = advance(current, memory, step)
+            # A single one is its own average, and is not kept twice.
+            mean = (
+                current if averaged == 1 else _running_mean(mean, current, step - steps + averaged)
+            )
+            return (current, memory, mean), None
 
         with _optax_promotion():
-            begin = (start, optimizer.init(start))
-        (trained, _), _ = jax.lax.scan(advance, begin, jnp.arange(steps))
+            begin = (start, optimizer.init(start), start)
+        (_, _, trained), _ = jax.lax.scan(advance_and_average, begin, jnp.arange(steps))
         return trained
 
     return train
+
+
+def _running_mean(mean: Any, current: Any, before: jax.Array) -> Any:
+    """The mean of `before` points and the current one; where there are none, the current one."""
+
+    def moved(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)
+
+    return jax.tree.map(moved, mean, current)
 
 
 @contextlib.contextmanager

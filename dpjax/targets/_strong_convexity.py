@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax.base import Scalar
 from dpjax.targets._bounds import unit
 
 # The rounding of a Hessian and its factorization must be small against lambda, and weights of about
@@ -37,7 +38,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
         )
 
 
-def into_ball(w: jax.Array, radius: float) -> jax.Array:
+def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
     """The nearest point in the ball around 0, no farther from any point of it; 0 for NaN."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))

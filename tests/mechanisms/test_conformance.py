@@ -41,10 +41,25 @@ TREE = {
 }
 COUNTS = {"value": jnp.asarray([3, 0]), "neighbor": jnp.asarray([4, 0])}
 SCORES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([1.0, 2.0, 1.0])}
+INTEGER_SCORES = {"value": jnp.asarray([2, 1, 0]), "neighbor": jnp.asarray([1, 2, 1])}
 LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
 # At distance 1, but for a margin that covers the grid before the map.
 SHAPED = {"value": jnp.zeros(2), "neighbor": jnp.asarray(0.9999 * SHAPE.matrix @ [0.6, -0.8])}
 ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
+LOSSES = {
+    "value": jnp.asarray([[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]]),
+    "neighbor": jnp.asarray([[0.0, 1.0], [0.5, 1.0], [0.0, 0.0]]),
+}
+WORKLOAD = dpjax.queries.linear_workload([[1, 1, 0], [0, 1, 1], [1, 0, 0]])
+ANSWERED = {"value": jnp.asarray([5, 7, 3]), "neighbor": jnp.asarray([5, 6, 4])}
+ROWS_OF_SCORES = {
+    "value": jnp.asarray([[2, 1, 0], [0, 0, 1]]),
+    "neighbor": jnp.asarray([[1, 2, 1], [1, 0, 0]]),
+}
+NAMES = {
+    "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
+    "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
+}
 
 TABLE = {
     "laplace": (dpjax.laplace, SCALAR),
@@ -68,6 +83,36 @@ TABLE = {
         lambda e: dpjax.randomized_response(e, categories=3),
         ANSWERS | {"sensitivity": None},
     ),
+    "weighted majority": (
+        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3),
+        LOSSES | {"sensitivity": None},
+    ),
+    "weighted majority, advanced composition": (
+        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3, method="drv"),
+        LOSSES | {"sensitivity": None},
+    ),
+    "mwem": (
+        lambda e: dpjax.queries.mwem(WORKLOAD, e, rounds=2, records=10),
+        ANSWERED | {"sensitivity": None},
+    ),
+    "unary encoding": (
+        lambda e: dpjax.unary_encoding(e, categories=3),
+        ANSWERS | {"sensitivity": None},
+    ),
+    "unary encoding, symmetric": (
+        lambda e: dpjax.unary_encoding(e, categories=3, flips="symmetric"),
+        ANSWERS | {"sensitivity": None},
+    ),
+    "top-k": (lambda s, e: dpjax.queries.top_k(s, e, k=2), SCORES),
+    "top-k, integers": (lambda s, e: dpjax.queries.top_k(s, e, k=2), INTEGER_SCORES),
+    "selection in each row": (
+        lambda s, e: dpjax.queries.select_each(s, e, count=2),
+        ROWS_OF_SCORES,
+    ),
+    "name search": (
+        lambda e: dpjax.queries.name_search(e, width=2, threshold=1, capacity=2),
+        NAMES | {"sensitivity": None},
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
@@ -83,6 +128,15 @@ SLOW = {
     "shaped gaussian",
     "bernstein, order 3",
     "laplace, integers",
+    "mwem",
+    "weighted majority",
+    "weighted majority, advanced composition",
+    "unary encoding",
+    "unary encoding, symmetric",
+    "top-k",
+    "top-k, integers",
+    "selection in each row",
+    "name search",
     "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]

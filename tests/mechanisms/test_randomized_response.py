@@ -172,3 +172,35 @@ def test_uniform_answers_are_a_fixed_point():
     # Each column of the channel sums to 1, exactly.
     truth, lie = shares(dpjax.randomized_response(0.7, 7).lie_weight, 7)
     assert truth + 6 * lie == 1
+
+
+def test_error_quantile_of_what_is_to_be_released():
+    mechanism = dpjax.randomized_response(1.0, 4)
+    like = {"a": jnp.zeros((5, 10), "int8"), "b": jax.ShapeDtypeStruct((50,), "int32")}
+    lies = mechanism.error_quantile(0.9, shape=(10, 10), simultaneous=True)
+    assert mechanism.error_quantile(0.9, like=like, simultaneous=True) == lies
+    assert mechanism.error_quantile(0.9, like=like) == mechanism.error_quantile(0.9) == 1
+    with pytest.raises(ValueError, match="like has shapes and dtypes of its own"):
+        mechanism.error_quantile(0.9, shape=(3,), like=like)
+    with pytest.raises(TypeError, match="integer categories, got dtype float32"):
+        mechanism.error_quantile(0.9, like=jnp.zeros(3))
+
+
+# The protocol of two coins.
+
+
+def test_two_coins_have_the_probabilities_of_the_coins():
+    """The truth 3/4 and the lie 1/4: by the second coin too, heads may tell the truth."""
+    assert shares(dpjax.two_coins().lie_weight, 2) == (Fraction(3, 4), Fraction(1, 4))
+    assert shares(dpjax.two_coins(4).lie_weight, 4) == (Fraction(5, 8), Fraction(1, 8))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 1000, 2**15])
+def test_two_coins_promise_the_logarithm_of_one_more_than_the_answers(count):
+    mechanism = dpjax.two_coins(count)
+    truth, lie = shares(mechanism.lie_weight, count)
+    assert truth / lie <= count + 1 <= exact_exp(mechanism.epsilon) + Fraction(1, 10**90)
+    assert mechanism.guarantee.epsilon == pytest.approx(np.log(count + 1), rel=1e-15)
+    # The least such weight: the lies are rounded up and no further.
+    truth, lie = shares(int(mechanism.lie_weight) - 1, count)
+    assert truth / lie > count + 1

@@ -20,6 +20,7 @@ POINTS = [
     for m in (100, 200)
     for confidence in (0.99, None)
 ]
+ROC = dpjax.attacks.roc_curve(np.arange(100.0), np.arange(100) % 3 == 0)
 AUDIT = {"bounded": "epsilon", "delta": 0.0, "claimed": 1.0, "confidence": 0.95, "samples": 100}
 
 
@@ -38,12 +39,24 @@ PLOTS = {
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
+    "recovered_fraction": lambda ax, _: plotting.recovered_fraction(
+        [0.1, 1.0], {"a": [1.0, 0.8], "b": [0.9, 0.7]}, guarantee=LAPLACE.guarantee, ax=ax
+    ),
+    "regret_bounds": lambda ax, _: plotting.regret_bounds(
+        [10, 100],
+        experts=3,
+        epsilon=1.0,
+        delta=0.1,
+        realized={"not private": [0.1, 0.2], "private, bounded range": [0.3, 0.2]},
+        ax=ax,
+    ),
     "release_with_error": lambda ax, _: plotting.release_with_error(
         Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
     ),
     "released_function": lambda ax, _: plotting.released_function(
         dpjax.BernsteinPolynomial(jnp.arange(3.0)), square, ax=ax
     ),
+    "roc_curve": lambda ax, _: plotting.roc_curve({"a": ROC, "b": ROC}, LAPLACE.guarantee, ax=ax),
     "sensitivity_ecdf": lambda ax, _: plotting.sensitivity_ecdf(
         np.arange(1.0, 101), POINTS[0], cdf=lambda x: x / 100, unit="mm", ax=ax
     ),

@@ -25,8 +25,8 @@ def people(key, n):
     return {"x": x, "y": jnp.where(x[:, 0] - x[:, 1] + 0.3 * noise > 0, 1.0, -1.0)}
 
 
-def loop(optimizer, steps, records):
-    """The parameters after a Python loop of optax updates."""
+def loop(optimizer, steps, records, average_last=1):
+    """The parameters after a Python loop of optax updates, on average over the last ones."""
 
     @jax.jit
     def advance(parameters, state):
@@ -35,11 +35,13 @@ def loop(optimizer, steps, records):
         return optax.apply_updates(parameters, updates), state
 
     parameters, state = START, optimizer.init(START)
+    path = []
     for _ in range(steps):
         # Strict promotion is not for optax.
         with jax.numpy_dtype_promotion("standard"):
             parameters, state = advance(parameters, state)
-    return parameters
+        path.append(parameters)
+    return jax.tree.map(lambda *points: np.mean(points, axis=0), *path[-average_last:])
 
 
 def assert_same(got, expected, atol=1e-5):
@@ -57,6 +59,65 @@ def test_steps_are_those_of_a_loop(optimizer, key):
     expected = loop(optimizer, 20, records)
     assert_same(jax.jit(fit)(records), expected)
     assert np.linalg.norm(expected["w"]) > 0.5
+
+
+def in_a_ball(radius):
+    """Brings the parameters into a ball after every step."""
+
+    def step(updates, parameters):
+        new = optax.projections.projection_l2_ball(optax.apply_updates(parameters, updates), radius)
+        return jax.tree.map(jnp.subtract, new, parameters)
+
+    return optax.stateless(step)
+
+
+def test_decay_schedules_balls_and_averages_are_those_of_a_loop(key):
+    records = people(key, 50)
+    schedule = optax.cosine_decay_schedule(1.0, 20)
+    optimizer = optax.chain(
+        optax.add_decayed_weights(0.1), optax.sgd(schedule, momentum=0.5), in_a_ball(0.7)
+    )
+    fit = targets.optax_training(loss, START, optimizer, steps=20, average_last=19)
+    found = jax.jit(fit)(records)
+    assert_same(found, loop(optimizer, 20, records, average_last=19))
+    # The ball is reached, and the average is of points before it too.
+    last = loop(optimizer, 20, records)
+    assert abs(float(optax.tree.norm(last)) - 0.7) < 1e-5
+    assert float(optax.tree.norm(jax.tree.map(jnp.subtract, found, last))) > 1e-3
+
+
+WIDTH = 5000
+
+
+def average_square(w, x):
+    return jnp.mean(jnp.square(x @ w))
+
+
+@pytest.mark.parametrize(("optimizer", "kept"), [(optax.sgd(0.1), 1), (optax.adam(0.1), 3)])
+def test_a_run_takes_the_memory_of_parameters_and_optimizer(optimizer, kept):
+    """Of a thousand at once, beside records and results: as XLA plans it."""
+    fit = targets.optax_training(average_square, jnp.ones(WIDTH), optimizer, steps=5)
+    databases = jax.ShapeDtypeStruct((1000, 4, WIDTH), jnp.float32)
+    memory = jax.jit(jax.vmap(fit)).lower(databases).compile().memory_analysis()
+    assert kept - 0.1 < memory.temp_size_in_bytes / (1000 * 4 * WIDTH) < kept + 0.1
+    assert memory.output_size_in_bytes < 1.01 * 1000 * 4 * WIDTH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "kept"), [(optax.sgd(0.1), 1), (optax.adam(0.1), 3)])
+def test_the_sampler_adds_two_copies_of_the_parameters(optimizer, kept):
+    def far(w, x):
+        return jnp.mean(jnp.square(x - jnp.sum(w)))
+
+    def sample(key):
+        options = {"n": 4, "norm": "l2", "m": 500, "batch_size": 500}
+        return dpjax.sensitivity_samples(
+            key, fit, lambda key, n: jax.random.normal(key, (n,)), **options
+        )
+
+    fit = targets.optax_training(far, jnp.ones(WIDTH), optimizer, steps=5)
+    memory = jax.jit(sample).lower(jax.random.key(0)).compile().memory_analysis()
+    assert kept + 0.9 < memory.temp_size_in_bytes / (1000 * 4 * WIDTH) < kept + 2.1
 
 
 @pytest.mark.slow
@@ -171,6 +232,8 @@ def test_bad_arguments_are_refused(key):
         targets.optax_training(loss, START, "sgd", steps=1)
     with pytest.raises(ValueError, match="steps must be"):
         targets.optax_training(loss, START, good, steps=0)
+    with pytest.raises(ValueError, match="average_last must be"):
+        targets.optax_training(loss, START, good, steps=3, average_last=4)
     with pytest.raises(TypeError, match="steps must be"):
         targets.optax_training(loss, START, good, steps=2.5)
     with pytest.raises(TypeError, match="key"):

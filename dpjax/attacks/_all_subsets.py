@@ -1,0 +1,195 @@
+"""Reconstruction from noisy counts over all subsets, by exhaustion."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._numerics import compute_dtype
+
+# 2^20 subsets; every further record doubles them.
+_MOST_RECORDS = 20
+
+
+def subset_counts(database: jax.Array) -> jax.Array:
+    """The sum over every subset of the records: all 2^n counting queries about one bit.
+
+    Args:
+        database: n numbers, shape (n,), such as bits; n at most 20.
+
+    Returns:
+        Shape (2^n,), entry S for the subset that holds record i if bit i of S is set.
+
+    Raises:
+        TypeError: if the database is not real numbers.
+        ValueError: if it does not have shape (n,), or n is above 20.
+
+    Formal guarantees:
+        Exact for integers. Under replace-one every record is in half of the subsets, so that with
+        records in [0, 1] the sensitivity is 2^(n-1) in the norm l1 and 2^((n-1)/2) in l2.
+
+    Source:
+        Dinur and Nissim (2003).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> dpjax.attacks.subset_counts(jnp.array([1, 0, 1])).tolist()
+        [0, 1, 0, 1, 1, 2, 1, 2]
+    """
+    database = jnp.asarray(_checks.real_arrays("database", database))
+    if database.ndim != 1 or len(database) > _MOST_RECORDS:
+        raise ValueError(
+            f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
+            f" {list(database.shape)}"
+        )
+    # Narrow integers would wrap.
+    real = jnp.issubdtype(database.dtype, jnp.floating)
+    return _counts(database if real else database.astype(int))
+
+
+def subset_distortions(answers: jax.Array) -> jax.Array:
+    """How far each of the 2^n candidate databases is from the answers, at most over all subsets.
+
+    For candidate c that is max_S |a_S - sum of c over S|. Record by record: a maximum over subsets
+    is one over those with and without record i, so that all candidates together take n 2^n steps
+    instead of 4^n.
+
+    Args:
+        answers: 2^n numbers, in the order of `subset_counts`.
+
+    Returns:
+        Shape (2^n,), entry c for the candidate whose record i is bit i of c.
+
+    Raises:
+        TypeError: if the answers are not real numbers.
+        ValueError: if they are not 2^n, n from 1 to 20.
+
+    Formal guarantees:
+        Exact where the floats hold the answers and their differences, as for half integers.
+
+    Source:
+        Dinur and Nissim (2003), by exhaustion.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> answers = dpjax.attacks.subset_counts(jnp.array([1, 0]))
+        >>> dpjax.attacks.subset_distortions(answers).tolist()
+        [1.0, 0.0, 1.0, 1.0]
+    """
+    answers = jnp.asarray(_checks.real_arrays("answers", answers))
+    n = answers.size.bit_length() - 1
+    if answers.shape != (2**n,) or not 1 <= n <= _MOST_RECORDS:
+        raise ValueError(
+            f"answers must have shape (2^n,) with n from 1 to {_MOST_RECORDS}, got"
+            f" {list(answers.shape)}"
+        )
+    return _distortions(answers.astype(compute_dtype(answers.dtype)))
+
+
+def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
+    """Guesses bits by the candidate that is nearest to all 2^n answers.
+
+    Where every answer is within E of the truth, so is the candidate's. On the records where the
+    truth is 1 and the candidate 0 the two differ by as many as there are, so these are at most 2 E;
+    so are those the other way around. 4 E wrong can happen, see `most_wrong`. Works inside `jit`,
+    and under `vmap`.
+
+    Args:
+        answers: 2^n numbers, in the order of `subset_counts`; n from 1 to 20.
+
+    Returns:
+        The guesses, booleans of shape (n,).
+
+    Raises:
+        TypeError: if the answers are not real numbers.
+        ValueError: if they are not 2^n, n from 1 to 20.
+
+    Formal guarantees:
+        At most `most_wrong(n, error=E)` guesses are wrong if no answer is off by more than E; E
+        need not be known. Under differential privacy the answers of some subsets are off by so
+        much that this says nothing, and `guessing_bound` bounds what is right.
+
+    Source:
+        Dinur and Nissim (2003); Dwork and Roth (2014), Theorem 8.1; Theorem 1 of the lecture "A
+        firm foundation for private data analysis".
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> answers = dpjax.attacks.subset_counts(jnp.array([1.0, 0.0, 1.0])) + 0.2
+        >>> dpjax.attacks.reconstruct_from_all_subsets(answers).tolist()
+        [True, False, True]
+    """
+    distortions = subset_distortions(answers)
+    nearest = jnp.argmin(distortions)
+    return (nearest >> jnp.arange(distortions.size.bit_length() - 1)) & 1 == 1
+
+
+def most_wrong(n: int, *, error: float | Fraction) -> int:
+    """How many of n bits a candidate has wrong at most that agrees with all answers up to E.
+
+    min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. Attained: let
+    floor(2 E) records be 1 in the truth and 0 in the candidate, as many the other way around, and
+    every answer the middle of both.
+
+    With E = n/400 at most 1% is wrong, which the lecture calls blatantly non-private, though it
+    says that noise bounded by n/400 avoids that. n/401 is just a number with 4 E below n/100:
+    nothing happens between the two. The theorem says that less noise than n/400 is too little,
+    never that more is enough: half of the records are right for sure until E = n/8.
+
+    Args:
+        n: number of records, at least 1.
+        error: E, the largest error of an answer, 0 or above; a `fractions.Fraction` is exact.
+
+    Returns:
+        The number of wrong records.
+
+    Raises:
+        TypeError: if n is not an integer, or the error not a number.
+        ValueError: if n is below 1, or the error negative or not finite.
+
+    Formal guarantees:
+        An attained bound, over all databases of n bits, all answers within E, and all candidates
+        within E of the answers.
+
+    Source:
+        Dwork and Roth (2014), Theorem 8.1, for 4 E.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> import dpjax
+        >>> [dpjax.attacks.most_wrong(1000, error=Fraction(1000, x)) for x in (401, 400, 8, 4)]
+        [8, 10, 500, 1000]
+    """
+    n = _checks.integer("n", n, least=1)
+    bound = error if isinstance(error, Fraction) else Fraction(_checks.non_negative("error", error))
+    if bound < 0:
+        raise ValueError(f"error must be 0 or above, got {bound}")
+    return min(n, 2 * math.floor(2 * bound))
+
+
+@jax.jit
+def _counts(database: jax.Array) -> jax.Array:
+    counts = jnp.zeros(1, database.dtype)
+    for i in range(len(database)):
+        counts = jnp.concatenate([counts, counts + database[i]])
+    return counts
+
+
+@jax.jit
+def _distortions(answers: jax.Array) -> jax.Array:
+    above, below = answers, -answers
+    for i in range(answers.size.bit_length() - 1):
+        above, below = _maximum_over_record(above, i, -1), _maximum_over_record(below, i, 1)
+    return jnp.maximum(above, below)
+
+
+def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
+    """Axis i turns from "is record i in the subset" into "is it 1 in the candidate"."""
+    without, within = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
+    ones = jnp.maximum(without, within + jnp.asarray(step, x.dtype))
+    return jnp.stack([jnp.maximum(without, within), ones], axis=1).reshape(-1)

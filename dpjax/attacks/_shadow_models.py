@@ -1,0 +1,175 @@
+"""Shadow models: one training on many random databases, and what each of them says of records."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax._pytree import frozen_pytree
+from dpjax._records import record_arrays
+from dpjax.attacks._many_runs import many_runs, released_value
+from dpjax.random._keys import check_sampling_key
+from dpjax.sensitivity._key import sampling_key
+
+ModelQuery = Callable[[Any, Any], jax.Array]
+
+
+@frozen_pytree
+class ShadowModels:
+    """What many trained models say of records, some of which each was trained on.
+
+    Attributes:
+        scores: shape (models, records): the query of every model about every record.
+        members: shape (models, records): which records a model was trained on.
+        population: shape (models, others), of records that no model was trained on; None where
+            there are none.
+
+    Formal guarantees:
+        Whether a record is in a database is a fair coin, independent of all other models.
+    """
+
+    scores: jax.Array
+    members: jax.Array
+    population: jax.Array | None
+
+    def __repr__(self) -> str:
+        others = "" if self.population is None else f", population {self.population.shape}"
+        return f"ShadowModels(scores {self.scores.shape}{others})"
+
+
+def shadow_models(
+    key: jax.Array,
+    train: Callable[[jax.Array, Any], Any],
+    records: Any,
+    *,
+    query: ModelQuery,
+    models: int,
+    population: Any = None,
+    batch_size: int | None = None,
+) -> ShadowModels:
+    """Trains many models on random halves of some records, as one program.
+
+    Of 2 n records, i and n + i compete for place i of a database: a fair coin for each place and
+    model says which one is trained on. So databases keep their size n, as in replace-one, and the
+    coins of one model tell nothing of another's: `lira` and `rmia` attack each model by means of
+    the others.
+
+    Args:
+        key: a typed key, of the chacha20 implementation where `train` takes no other.
+        train: `train(key, database)`, as a pure JAX function, gives a model: any pytree of arrays,
+            or a `Release` of one. A target ignores the key: `lambda key, database:
+            target(database)`; what it becomes by a mechanism is `dpjax.privatize(target,
+            mechanism)`.
+        records: a pytree of arrays with leading axis 2 n.
+        query: `query(model, record)`, a finite number: what an attacker asks a model about a
+            record, as `logit_confidence` of its label.
+        models: how many, at least 1.
+        population: more records, that no model is trained on, for `rmia`.
+        batch_size: models at a time; by default as many as fit.
+
+    Returns:
+        The `ShadowModels`. The models themselves are not kept.
+
+    Raises:
+        TypeError: if the key is not a typed key of a usable implementation, or train or query is no
+            function.
+        ValueError: if the number of records is odd, a number is out of range, or query does not
+            return a scalar.
+
+    Formal guarantees:
+        Those of `ShadowModels`. Under (epsilon, delta)-DP, and given all other models, the coins of
+        a model are as hard to guess as `auditing.one_run_epsilon` says for paired canaries.
+
+    Source:
+        Shokri, Stronati, Song and Shmatikov (2017); Carlini, Chien, Nasr, Song, Terzis and Tramèr
+        (2022), for halves of one set of records; Steinke, Nasr and Jagielski (2023) for pairs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> found = dpjax.attacks.shadow_models(
+        ...     dpjax.random.seeded_key(0),
+        ...     lambda key, database: jnp.sum(database),
+        ...     jnp.array([1.0, 10.0, 0.0, 0.0]),
+        ...     query=lambda total, record: total,
+        ...     models=100,
+        ... )
+        >>> found.scores.shape, sorted(set(found.scores[:, 0].tolist()))
+        ((100, 4), [0.0, 1.0, 10.0, 11.0])
+    """
+    for name, function in (("train", train), ("query", query)):
+        _checks.function(name, function)
+    candidates, count = record_arrays("records", records, least=2)
+    if count % 2:
+        raise ValueError(f"records must be even in number, pairs of rivals, got {count}")
+    others = () if population is None else (record_arrays("population", population)[0],)
+    key_coins, key_models = jax.random.split(check_sampling_key(key))
+
+    def run(
+        index: jax.Array, key_coins: jax.Array, key_models: jax.Array, candidates: Any, others: Any
+    ) -> Any:
+        first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
+        database = jax.tree.map(lambda leaf: _winners(first, leaf), candidates)
+        model = released_value(train(jax.random.fold_in(key_models, index), database))
+        answers = [_answers(query, model, asked) for asked in (candidates, *others)]
+        return jnp.concatenate([first, ~first]), answers
+
+    arguments = sampling_key(key_coins), key_models, candidates, others
+    members, (scores, *rest) = many_runs(
+        "models", run, arguments, count=models, batch_size=batch_size
+    )
+    return ShadowModels(scores, members, rest[0] if rest else None)
+
+
+def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """log(p / (1 - p)), p the probability that a softmax of logits gives a label.
+
+    Nearly Gaussian over models, as `lira` has it, and finite where p rounds to 1.
+
+    Args:
+        logits: shape (..., classes).
+        label: integers of shape (...): the true class.
+
+    Returns:
+        Shape (...).
+
+    Raises:
+        TypeError: if logits are not floats.
+        ValueError: if there are fewer than two classes.
+
+    Formal guarantees:
+        None.
+
+    Source:
+        Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), Section IV.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> float(dpjax.attacks.logit_confidence(jnp.array([0.0, 3.0]), jnp.array(1)))
+        3.0
+    """
+    if not jnp.issubdtype(jnp.result_type(logits), jnp.floating):
+        raise TypeError(f"logits must be floats, got dtype {jnp.result_type(logits)}")
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise ValueError(f"logits must be of two classes at least, got {classes}")
+    true = jax.nn.one_hot(label, classes, dtype=bool)
+    of_label = jnp.sum(jnp.where(true, logits, 0.0), axis=-1)
+    return of_label - jax.nn.logsumexp(jnp.where(true, -math.inf, logits), axis=-1)
+
+
+def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
+    """For each place the record that the coin says."""
+    coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
+    return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
+
+
+def _answers(query: ModelQuery, model: Any, records: Any) -> jax.Array:
+    answers = jnp.asarray(jax.vmap(query, (None, 0))(model, records))
+    if answers.ndim != 1:
+        raise ValueError(f"query must return one number, got shape {answers.shape[1:]}")
+    return answers.astype(jnp.result_type(float))

@@ -1,0 +1,198 @@
+"""How much noise objective perturbation needs: the proof of its guarantee, and the numbers.
+
+Rows r_i = +-x_i, of length 1 at most, have the loss log(1 + exp(-r_i'theta)), with gradient -s_i
+r_i and curvature s_i (1 - s_i) r_i r_i', s_i = 1 / (1 + exp(r_i'theta)). For b ~ N(0, sigma^2 I) in
+R^d let theta* minimize
+
+    (1/n) sum_i loss_i(theta) + (lambda / 2) ||theta||^2 + b'theta / n.
+
+*Where it is.* lambda theta* is an average of s_i r_i less b / n; and its product with theta* gives
+lambda ||theta*||^2 <= .2785 + (||b|| / n) ||theta*||. Let B = sigma (sqrt(d) + t) + 2, t^2 = 2
+log(10^6 / delta). As ||b|| > B - 2 has a probability of delta / 10^6 at most, which is charged, let
+it not be so for one of two neighbors; then ||b|| <= B for both, where they have the same theta*,
+and it is in a ball of a radius W that follows from B.
+
+*The minimizer.* b(theta) = -n lambda theta + sum_i s_i r_i maps minimizers to b, one to one and
+smoothly, so theta* has the density phi(b(theta)) det(M + c r r'): r is the record that neighbors
+replace, M = n lambda I and the curvature of the others, c <= 1/4. Of the determinants of neighbors,
+each is between det M and (1 + 1 / (4 n lambda)) det M; so their log ratio is at most kappa = log(1
++ 1 / (4 n lambda)). The other database has its minimizer at theta for b + v, v = s' r' - s r, so
+the log ratio of densities is at most
+
+    L = kappa + (2 b'v + ||v||^2) / (2 sigma^2).
+
+v depends on b, by way of theta: b'v is *not* normal. But s and s' are in (0, S], S = 1 / (1 +
+exp(-W)), so b'v <= S sigma T, T = max(Z'r', 0) + max(-Z'r, 0), Z standard normal, and ||v|| <= 2 S.
+In the plane of r' and -r let them be unit vectors at angles +-a, and Z = R (cos f, sin f), R
+Rayleigh. Where both terms of T are positive it is 2 R cos(a) cos(f), elsewhere at most R; so T is
+stochastically below R max(1, 2 cos f): below 2 R cos f, the double of a normal, with probability
+1/3, and R else.
+
+*What is released.* Solver, rounding and the grid of b leave theta~ with ||theta~ - theta*|| <= E,
+and theta~ gets noise of scale tau. Given theta*, the database determines b, hence theta~, so what
+neighbors would add to theta* differs by 2 E at most: a second, adaptive Gaussian mechanism, with
+the loss mu_2 N + mu_2^2 / 2, mu_2 = 2 E / tau, N normal. With mu_1 = 2 S / sigma, mu^2 = mu_1^2 +
+mu_2^2 and epsilon' = epsilon - kappa, the hockey-stick divergence at epsilon is at most
+
+    H(mu, epsilon') + (2/3) E H(mu_2, epsilon' - mu_1^2 / 2 - mu_1 R / 2),
+
+H that of the Gaussian mechanism; the expectation is bounded by a sum over intervals of R.
+
+*The error.* By strong convexity a gradient certifies theta~: `perturbed_minimizer` has the rest. b
+is drawn on a grid g, at most g from a normal in each coordinate (half a step of the grid and half
+one of the lattice), and rounded to a float and divided by n: that moves theta* by (g sqrt(d) + 2
+eps B) / (n lambda) at most.
+
+Both noises are as wide as is drawn, or wider than assumed, which only lowers mu. The certificate of
+their tables is charged once, for 2 d coordinates.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from dpjax.base import Scalar
+from dpjax.learning._perturbed_minimizer import SolverPlan, solver_error, solver_plan
+from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import GAUSSIAN, Lattice
+from dpjax.targets._bounds import unit
+
+# Above how far the gradients of two records of the unit ball lie apart.
+_REACH = 2.0
+# The part of delta that is for noise that is longer than B.
+_LONGER = 1e-6
+# The sum over intervals of a Rayleigh variable.
+_INTERVALS = np.linspace(0.0, 14.0, 2001)
+# Covers the roundings of this file, in float64.
+_OUTWARD = 1 + 1e-9
+# Between the scale that was asked for and the one that is drawn, but for rounding to the grid.
+_DRAWN = 1 + 2.0**-10
+
+
+class PerturbationPlan(NamedTuple):
+    """The numbers of objective perturbation, all public.
+
+    Attributes:
+        linear_scale: sigma, of the linear term's noise.
+        output_scale: tau, of the noise on the weights.
+        error: E, how far the weights that get noise may be from the minimizer.
+        pull: S, the most that a record pulls at the weights.
+        solver: how they are found.
+    """
+
+    linear_scale: Scalar
+    output_scale: Scalar
+    error: Scalar
+    pull: Scalar
+    solver: SolverPlan
+
+
+def perturbation_plan(
+    strength: float, *, n: int, d: int, epsilon: float, delta: float, dtype: np.dtype
+) -> PerturbationPlan:
+    """The least noise that the proof allows.
+
+    Noise of the linear term moves the weights by ||b|| / (n lambda) at most. As if that came of a
+    mechanism of sensitivity 2 / (n lambda), and the rest of one of 2 E, mu^2 is shared in
+    proportion to these, which leaves the least variance.
+    """
+    left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
+    left_epsilon -= math.log1p(1 / (4 * n * strength)) * _OUTWARD
+    if not left_epsilon > 0:
+        least = 1 / (4 * n * math.expm1(epsilon))
+        raise ValueError(
+            f"regularization must be above {least:.3g} for epsilon={epsilon:g} and n={n}: at"
+            f" {strength:g} the curvature of one record alone is worth more"
+        )
+
+    def planned(share: float, pull: float) -> PerturbationPlan:
+        mu = _largest_mu(left_epsilon, left_delta, share)
+        sigma = 2 * pull / (mu * math.sqrt(1 - share))
+        grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
+        rounding = grid * math.sqrt(d) + 2 * eps * longest
+        linear = (longest + rounding) / n
+        solver = solver_plan(strength, pull=linear, d=d, eps=eps)
+        solved = solver_error(strength, solver, pull=linear, d=d, eps=eps)
+        error = (solved + rounding / (n * strength)) * _OUTWARD
+        return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
+
+    error = float(planned(0.5, 1.0).error)
+    share = error / (error + 1 / (n * strength))
+    # A weaker pull means less noise, hence a smaller ball: that of the stronger one holds as well.
+    radius = float(planned(share, 1.0).solver.radius)
+    plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
+    for calibration in calibrations(plan, d, dtype):
+        if not calibration.fits(_lattice(), dtype):
+            raise ValueError(f"no grid of {dtype} can carry the noise of epsilon={epsilon:g}")
+    return plan
+
+
+def calibrations(
+    plan: PerturbationPlan, d: int, dtype: np.dtype
+) -> tuple[Calibration, Calibration]:
+    """What the noise of b and that of the weights is calibrated to."""
+
+    def one(scale: Scalar, sensitivity: Scalar) -> Calibration:
+        # The certificate of the tables is charged by the plan.
+        return Calibration(scale, sensitivity, math.inf, math.sqrt(d), d, False, dtype)
+
+    return one(plan.linear_scale, _REACH), one(plan.output_scale, 2 * plan.error)
+
+
+def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
+    """What the certificate of 2 d coordinates, and noise that is too long, leave for the rest."""
+    certificate = _lattice().certificate
+    loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
+    outside = missed * (1 + math.exp(min(epsilon, 700.0)))
+    left = delta * (math.exp(-loss) / _OUTWARD - _LONGER) - outside * _OUTWARD
+    if not left > delta / 2:
+        raise ValueError(
+            f"delta={delta!r} is too small for epsilon={epsilon:g} and {d} features: the tables of"
+            f" the noise alone take {outside:.2g}"
+        )
+    return epsilon - 2 * loss, left
+
+
+def _largest_mu(epsilon: float, delta: float, share: float) -> float:
+    """The largest mu that keeps (epsilon, delta), where the output's noise has a share of mu^2."""
+    low, high = math.log(delta) - 30, math.log(delta)  # Of the part of delta that is for H.
+    for _ in range(40):
+        middle = (low + high) / 2
+        mu = 1 / analytic_multiplier(epsilon, math.exp(middle))
+        exceeds = math.exp(middle) + 2 / 3 * _of_lengths(mu, epsilon, share) * _OUTWARD > delta
+        low, high = (low, middle) if exceeds else (middle, high)
+    if low == math.log(delta) - 30:
+        raise ValueError(f"epsilon={epsilon:g} is too small for delta={delta:g}")
+    return 1 / analytic_multiplier(epsilon, math.exp(low)) / _OUTWARD
+
+
+def _of_lengths(mu: float, epsilon: float, share: float) -> float:
+    """A bound on E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 R / 2)."""
+    first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
+    left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
+    one = scipy.special.ndtr(second / 2 - left / second)
+    other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
+    tails = np.exp(-(_INTERVALS**2) / 2)
+    # Where the two cancel, their rounding is not small against what is left.
+    divergence = np.maximum(one - other, 0) + 1e-10 * one
+    return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
+
+
+def _longest(sigma: float, d: int, delta: float) -> float:
+    """B, at the scale that is drawn."""
+    drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
+    return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
+
+
+def _grid(sigma: float, d: int) -> float:
+    """A bound on the grid of b, which is the power of two nearest to this without the factor 2."""
+    balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _lattice().resolution)
+    return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
+
+
+def _lattice() -> Lattice:
+    assert GAUSSIAN.lattice is not None
+    return GAUSSIAN.lattice

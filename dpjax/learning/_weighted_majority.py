@@ -1,0 +1,202 @@
+"""Randomized weighted majority: choosing among experts nearly as well as the best one of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import _checks
+from dpjax._numerics import compute_dtype
+from dpjax._pytree import frozen_pytree
+from dpjax.base import Scalar
+from dpjax.random._keys import check_sampling_key
+
+MOST_STEPS = 2**20
+_FINEST_BITS = 16
+
+
+@frozen_pytree
+class WeightedMajorityRun:
+    """What randomized weighted majority did on a sequence of losses; nothing of it is private.
+
+    Attributes:
+        choices: int32 of shape (T,), the expert that was followed at each step.
+        losses: of shape (T,), those of the choices.
+        expected_losses: of shape (T,), over the randomness of the choices.
+        regret: the average loss of the choices, less that of the best expert.
+        expected_regret: the same of the expected losses.
+
+    Formal guarantees:
+        Losses are those of the sequence rounded to 2^-16, or coarser from 2^14 steps on.
+    """
+
+    choices: jax.Array
+    losses: jax.Array
+    expected_losses: jax.Array
+    regret: jax.Array
+    expected_regret: jax.Array
+
+
+def weighted_majority(
+    key: jax.Array, losses: Any, *, learning_rate: Scalar | None = None
+) -> WeightedMajorityRun:
+    """Randomized weighted majority (Hedge), not private: `private_weighted_majority` is.
+
+    At each step expert i is followed with probability ~ exp(-eta L_i), L_i its loss in the steps
+    before. Jit-able and vmap-able, over sequences too.
+
+    Args:
+        key: a typed key.
+        losses: shape (T, k), of k experts at T steps, at least 2 and at most 2^20; clamped to
+            [0, 1], NaN counts as 1.
+        learning_rate: eta, above 0; sqrt(ln k / T) if None.
+
+    Returns:
+        A `WeightedMajorityRun`.
+
+    Raises:
+        TypeError: if the key is not a typed key, or the losses are not real numbers.
+        ValueError: if the losses have another shape, or the learning rate is out of range.
+
+    Formal guarantees:
+        The expected regret is at most `regret_bound`, whatever the losses are, also where they
+        depend on choices before. Cumulative losses are integers, so that no rounding adds up.
+
+    Source:
+        Littlestone and Warmuth (1994); Freund and Schapire (1997).
+
+    Example:
+        >>> import jax
+        >>> from dpjax import learning
+        >>> losses = learning.adversarial_losses("one-good-expert", steps=1000, experts=10)
+        >>> run = learning.weighted_majority(jax.random.key(0), losses)
+        >>> float(run.regret) < learning.regret_bound(steps=1000, experts=10)
+        True
+    """
+    check_sampling_key(key)
+    losses = loss_matrix("losses", losses)
+    steps, experts = losses.shape
+    rate = best_rate(steps, experts) if learning_rate is None else learning_rate
+    rate = jnp.asarray(_checks.positive("learning_rate", rate), jnp.result_type(float))
+    return _run(key, losses, rate)
+
+
+def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = None) -> float:
+    """What the expected regret of randomized weighted majority never exceeds.
+
+    eta + ln k / (eta T), which is least, 2 sqrt(ln k / T), where eta = sqrt(ln k / T).
+
+    Args:
+        steps: T.
+        experts: k, at least 2.
+        learning_rate: eta, above 0; sqrt(ln k / T) if None.
+
+    Returns:
+        A bound on the expected average loss less that of the best expert, at most 1.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if one is out of range.
+
+    Formal guarantees:
+        Holds for every sequence of losses in [0, 1].
+
+    Source:
+        Freund and Schapire (1997); Arora, Hazan and Kale (2012), Theorem 2.1.
+
+    Example:
+        >>> from dpjax import learning
+        >>> round(learning.regret_bound(steps=10_000, experts=10), 4)
+        0.0303
+    """
+    steps = _checks.integer("steps", steps, least=1)
+    experts = _checks.integer("experts", experts, least=2)
+    rate = best_rate(steps, experts) if learning_rate is None else learning_rate
+    rate = _checks.positive("learning_rate", rate)
+    _checks.host_only("regret_bound", rate, "the formula")
+    return min(1.0, rate + math.log(experts) / (rate * steps))
+
+
+def best_rate(steps: int, experts: int) -> float:
+    """The learning rate at which the bound on regret is least."""
+    return math.sqrt(math.log(experts) / steps)
+
+
+def loss_matrix(name: str, losses: Any) -> jax.Array:
+    """Losses of at least two experts at a number of steps that integers can add up."""
+    losses = _checks.real_arrays(name, losses)
+    if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
+        shapes = jax.tree.map(lambda leaf: leaf.shape, losses)
+        raise ValueError(f"{name} must be one array of shape (steps, experts), got {shapes}")
+    _checks.integer("steps", losses.shape[0], least=1, most=MOST_STEPS)
+    _checks.integer("experts", losses.shape[1], least=2)
+    return losses
+
+
+def loss_bits(steps: int) -> int:
+    """Losses are multiples of 2^-bits, which so many of add up to less than 2^31."""
+    return min(_FINEST_BITS, 30 - steps.bit_length())
+
+
+def clamped_losses(losses: jax.Array) -> jax.Array:
+    """Losses in [0, 1], of the same dtype; NaN counts as 1."""
+    if losses.dtype == bool:
+        return losses
+    if jnp.issubdtype(losses.dtype, jnp.floating):
+        losses = jnp.where(jnp.isnan(losses), jnp.ones_like(losses), losses)
+    return jnp.clip(losses, 0, 1)
+
+
+def loss_units(losses: jax.Array, bits: int) -> jax.Array:
+    """Losses as integers, in units of 2^-bits."""
+    losses = clamped_losses(losses)
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        return losses.astype(jnp.int32) << bits
+    return jnp.round(losses.astype(compute_dtype(losses.dtype)) * 2.0**bits).astype(jnp.int32)
+
+
+def scan_steps(choose: Callable[[jax.Array, jax.Array], Any], losses: jax.Array) -> Any:
+    """What is chosen at each step from its number and the losses before it, added up in integers.
+
+    Floats would not do: a sum that is rounded at each step moves by more than a term.
+    """
+    bits = loss_bits(len(losses))
+
+    def step(cumulative: jax.Array, now: Any) -> Any:
+        number, row = now
+        return cumulative + loss_units(row, bits), choose(number, cumulative)
+
+    # Zeros that vary over devices as the losses do: under `shard_map` a loop has to start so.
+    nothing = 0 * loss_units(losses[0], bits)
+    numbers = jnp.arange(len(losses), dtype=jnp.uint32)
+    return lax.scan(step, nothing, (numbers, losses))[1]
+
+
+@jax.jit
+def _run(key: jax.Array, losses: jax.Array, rate: jax.Array) -> WeightedMajorityRun:
+    steps, dtype = len(losses), rate.dtype
+    unit = 2.0 ** -loss_bits(steps)
+
+    def choose(number: jax.Array, cumulative: jax.Array) -> tuple[jax.Array, jax.Array]:
+        behind = (cumulative - jnp.min(cumulative)).astype(dtype)
+        weights = jnp.exp(-rate * unit * behind)
+        reached = jnp.cumsum(weights)
+        point = jax.random.uniform(jax.random.fold_in(key, number), (), dtype) * reached[-1]
+        return jnp.sum(reached[:-1] <= point, dtype=jnp.int32), weights / reached[-1]
+
+    choices, probabilities = scan_steps(choose, losses)
+    units = loss_units(losses, loss_bits(steps))
+    taken = jnp.take_along_axis(units, choices[:, None], axis=1)[:, 0]
+    best = jnp.min(jnp.sum(units, axis=0))
+    expected = jnp.sum(probabilities * (units.astype(dtype) * unit), axis=1)
+    share = unit / steps
+    return WeightedMajorityRun(
+        choices,
+        taken.astype(dtype) * unit,
+        expected,
+        (jnp.sum(taken) - best).astype(dtype) * share,
+        jnp.mean(expected) - best.astype(dtype) * share,
+    )

@@ -1,0 +1,88 @@
+"""The fraction of a database that an attack recovers, against the noise of the answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax import _checks
+from dpjax.attacks._guessing_bound import guessing_bound
+from dpjax.attacks._phase_change import expected_recovered_fraction
+from dpjax.base import Guarantee
+from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
+
+
+def recovered_fraction(
+    c: Any, recovered: Mapping[str, Any], *, guarantee: Guarantee | None = None, ax: Any = None
+) -> Any:
+    """Plots the fraction of bits that attacks recover from answers with noise up to c sqrt(n).
+
+    With the curve that least squares follow on many Walsh-Hadamard queries: nearly all bits while
+    c is small, little more than half of them, which is guessing, where it is large.
+
+    Args:
+        c: at least one number above 0.
+        recovered: for each name of an attack its fractions, one for each c.
+        guarantee: where given, a line shows the most that any attack recovers under it.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if the fractions are not in a mapping, or not numbers.
+        ValueError: if there are not as many fractions as numbers c, or one of these is not above 0.
+
+    Formal guarantees:
+        The line is the `dpjax.attacks.guessing_bound` of the guarantee. None for the curves: they
+        show what attacks did, not what they could do.
+
+    Source:
+        Dinur and Nissim (2003); Dwork and Yekhanin (2008).
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> c = jnp.geomspace(0.1, 10, 20)
+        >>> found = dpjax.attacks.recovered_fraction(jax.random.key(0), c, n=1024)
+        >>> axes = dpjax.plotting.recovered_fraction(c, {"n = 1024": found})
+        >>> axes.get_ylabel()
+        'recovered fraction'
+    """
+    if not isinstance(recovered, Mapping):
+        raise TypeError(
+            f"recovered must be a mapping from names to fractions, got {_checks.shown(recovered)}"
+        )
+    sizes = np.asarray(c, float)
+    curves = {name: np.asarray(fractions, float) for name, fractions in recovered.items()}
+    if sizes.ndim != 1 or not sizes.size or not np.all(sizes > 0):
+        raise ValueError(f"c must be numbers above 0, got {_checks.shown(c)}")
+    if any(fractions.shape != sizes.shape for fractions in curves.values()):
+        raise ValueError(f"recovered must hold {sizes.size} fractions for each name, as c does")
+    order = np.argsort(sizes)
+    ax = axes_or_new(ax)
+    smooth = np.geomspace(np.min(sizes), np.max(sizes), 200)
+    ax.plot(
+        smooth,
+        expected_recovered_fraction(smooth),
+        color=BLACK,
+        label="expected for Walsh-Hadamard queries",
+    )
+    for index, (name, fractions) in enumerate(curves.items()):
+        ax.plot(sizes[order], fractions[order], label=name, **style(index))
+    if guarantee is not None:
+        ax.axhline(
+            guessing_bound(guarantee),
+            color=BLACK,
+            linestyle=(0, (1, 3)),
+            label=f"most under ({float(guarantee.epsilon):g}, {float(guarantee.delta):g})-DP",
+        )
+    ax.set_xscale("log")
+    lowest = min((np.min(fractions) for fractions in curves.values()), default=0.5)
+    ax.set_ylim(min(0.5, float(lowest)) - 0.03, 1.03)
+    ax.set_xlabel("c, for noise of at most c sqrt(n)")
+    ax.set_ylabel("recovered fraction")
+    legend_above(ax)
+    return ax

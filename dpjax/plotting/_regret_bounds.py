@@ -1,0 +1,87 @@
+"""Bounds on the regret of following experts, private and not, and what was realized."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import _checks
+from dpjax.learning._private_weighted_majority import private_weighted_majority
+from dpjax.learning._weighted_majority import regret_bound
+from dpjax.plotting._axes import axes_or_new, legend_above, style
+
+_CURVES = {
+    "not private": None,
+    "private, bounded range": "zcdp",
+    "private, advanced composition": "drv",
+}
+
+
+def regret_bounds(
+    steps: Sequence[int],
+    *,
+    experts: int,
+    epsilon: float,
+    delta: float,
+    realized: Mapping[str, Sequence[float]] | None = None,
+    ax: Any = None,
+) -> Any:
+    """Plots `learning.regret_bound` against T: not private, and at both private learning rates.
+
+    Args:
+        steps: numbers of steps T, at least one.
+        experts: k.
+        epsilon: of all choices together.
+        delta: of all choices together.
+        realized: regrets at these T, drawn as marks, by the name of the curve that they belong to:
+            "not private", "private, bounded range" or "private, advanced composition". Bounds are
+            of expectations, about which they vary.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if one is out of range, or there is no such curve.
+
+    Formal guarantees:
+        None: bounds are public, and what was realized on private losses is private.
+
+    Source:
+        Freund and Schapire (1997); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers
+        (2020).
+
+    Example:
+        >>> import dpjax
+        >>> axes = dpjax.plotting.regret_bounds([100, 10_000], experts=10, epsilon=1.0, delta=1e-6)
+        >>> axes.get_ylabel()
+        'regret per step'
+    """
+    times = np.asarray([_checks.integer("steps", x, least=1) for x in steps])
+    found = {} if realized is None else dict(realized)
+    for name in found:
+        _checks.choice("realized", name, tuple(_CURVES))
+    ax = axes_or_new(ax)
+    for index, (name, method) in enumerate(_CURVES.items()):
+
+        def bound(count: int, method: Any = method) -> float:
+            rate = None
+            if method is not None:
+                mechanism = private_weighted_majority(epsilon, delta, steps=count, method=method)
+                rate = mechanism.learning_rate
+            return regret_bound(steps=count, experts=experts, learning_rate=rate)
+
+        look = style(index)
+        marker = look.pop("marker")
+        ax.plot(times, [bound(int(count)) for count in times], label=f"bound, {name}", **look)
+        if name in found:
+            marks = {"color": look["color"], "marker": marker, "linestyle": "none"}
+            ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **marks)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("steps T")
+    ax.set_ylabel("regret per step")
+    legend_above(ax)
+    return ax

@@ -1,0 +1,80 @@
+"""Curves of membership attacks beside what a guarantee allows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax.attacks._claim_comparison import highest_true_positive_rate
+from dpjax.attacks._roc_curve import RocCurve
+from dpjax.base import Guarantee
+from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
+
+_POINTS = 400
+
+
+def roc_curve(
+    curves: Mapping[str, RocCurve], guarantee: Guarantee | None = None, ax: Any = None
+) -> Any:
+    """Plots true against false positive rates on logarithmic axes, with what a guarantee allows.
+
+    What counts is on the left: members that are found without false alarms. A band that lies
+    above the line of the guarantee, anywhere, contradicts it.
+
+    Args:
+        curves: a curve for each label, from `dpjax.attacks.roc_curve`. Those with limits get their
+            band.
+        guarantee: of what was attacked, under replace-one.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: as `dpjax.attacks.highest_true_positive_rate` does.
+        ValueError: if there is no curve, or as `dpjax.attacks.highest_true_positive_rate` does.
+
+    Formal guarantees:
+        All limits of a curve hold together, with its confidence; those of several curves by
+        themselves.
+
+    Source:
+        Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), for logarithmic axes.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> random = np.random.default_rng(0)
+        >>> members = random.random(10_000) < 0.5
+        >>> curve = dpjax.attacks.roc_curve(random.laplace(size=10_000) + members, members)
+        >>> axes = dpjax.plotting.roc_curve({"Laplace noise": curve}, dpjax.Guarantee(1.0))
+        >>> axes.get_xscale()
+        'log'
+    """
+    if not curves:
+        raise ValueError("curves must hold at least one")
+    least = min(1 / len(curve.non_members) for curve in curves.values())
+    rates = np.geomspace(least, 1.0, _POINTS)
+    bound = None if guarantee is None else highest_true_positive_rate(guarantee, rates)
+    ax = axes_or_new(ax)
+    for index, (label, curve) in enumerate(curves.items()):
+        look = style(index)
+        false_positives, true_positives = curve.points()
+        # Where several thresholds have one false positive rate, the last one finds the most.
+        highest = true_positives[np.searchsorted(false_positives, rates, "right") - 1]
+        ax.plot(rates, highest, label=label, markevery=_POINTS // 8, markersize=4, **look)
+        if curve.confidence is not None:
+            lower, upper = curve.limits(rates)
+            ax.fill_between(rates, lower, upper, color=look["color"], alpha=0.2, linewidth=0)
+    if bound is not None:
+        ax.plot(rates, bound, color=BLACK, linestyle=(0, (8, 3)), label=f"allowed by {guarantee}")
+    ax.plot(rates, rates, color=BLACK, linestyle=":", label="guessing")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(least, 1)
+    ax.set_ylim(least, 1.1)
+    ax.set_xlabel("false positive rate")
+    ax.set_ylabel("true positive rate")
+    legend_above(ax, columns=1)
+    return ax

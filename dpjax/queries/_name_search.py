@@ -1,0 +1,282 @@
+"""Names that many people have, found letter by letter in a tree of prefixes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax import _checks
+from dpjax._letters import ALPHABET
+from dpjax._pytree import frozen_pytree, static, up
+from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.random._release import in_range
+from dpjax.sensitivity._analytic import analytic_sensitivity
+
+_END, _NOBODY = 0, len(ALPHABET) + 1
+_SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
+_NOT_ASKED = np.iinfo(np.int32).min
+
+
+def changed_records(difference: Any) -> jax.Array:
+    """How many rows differ: the norm in which one person's name is one record."""
+    return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
+
+
+@frozen_pytree
+class NameSearch(SensitivityMechanism):
+    """Searches a tree of prefixes for names; made by `name_search`.
+
+    Attributes:
+        sensitivity: one name changes, norm `changed_records`.
+        epsilon: of the guarantee, for all levels together.
+        threshold: the least noisy count of a prefix that is searched further.
+        width: number of levels.
+        capacity: the most prefixes of a level that are searched further.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar = up()
+    threshold: Any
+    width: int = static()
+    capacity: int = static()
+
+    norm = staticmethod(changed_records)
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Of `width` levels, each of them epsilon / width: epsilon^2 / (2 width) and 0."""
+        rho, delta = super().zcdp
+        return rho / self.width, delta
+
+    def _level(self) -> AdditiveMechanism:
+        """What releases the counts of one level: a histogram, where each person counts once."""
+        replaced = self.sensitivity.relation is NeighboringRelation.REPLACE_ONE
+        return laplace(2.0 if replaced else 1.0, self.epsilon / self.width)
+
+    def _check_value(self, value: Any) -> None:
+        if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or value.shape[1] != self.width:
+            raise ValueError(
+                f"value must be codes of names, shape (n, {self.width}), as targets.encode_text"
+                f" makes them, got {_checks.described(value)}"
+            )
+        if jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"value must hold integer codes, got dtype {value.dtype}")
+        self._level()._check_value(jax.ShapeDtypeStruct(self._counts_of_a_level(), jnp.int32))
+
+    def _counts_of_a_level(self) -> tuple[int]:
+        return (self.capacity * _SYMBOLS,)
+
+    def clamped(self, value: Any) -> Any:
+        """Codes as they are counted: above 26, all are 27, which is nobody's.
+
+        Args:
+            value: integer codes of shape (n, width).
+
+        Returns:
+            An array of the same shape, as private as the value.
+        """
+        return in_range(_checks.real_arrays("value", value), _NOBODY + 1)
+
+    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+        mechanism = self._level()
+
+        def release(state: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            one_key, codes = step
+            asked, counts, places = self._count(state, codes)
+            noisy = jnp.where(asked, mechanism._draw(one_key, counts), _NOT_ASKED)
+            return self._descend(noisy, places), noisy
+
+        # 0, varying over devices as the key does: under `shard_map` a loop has to start so.
+        zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
+        codes = self.clamped(value) + zero
+        steps = jax.random.split(key, self.width), codes.T
+        _, noisy = lax.scan(release, self._root(codes), steps)
+        return noisy.reshape(self.width, self.capacity, _SYMBOLS)
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        of_count = jax.vmap(self._level().log_prob)
+
+        def level(state: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            noisy, codes = step
+            asked, counts, places = self._count(state, codes)
+            otherwise = jnp.where(noisy == _NOT_ASKED, 0.0, -jnp.inf)
+            terms = jnp.where(asked, of_count(noisy, counts), otherwise)
+            return self._descend(noisy, places), jnp.sum(terms)
+
+        value = _checks.real_arrays("value", value)
+        self._check_value(value)
+        codes = self.clamped(value)
+        noisy = _checks.real_arrays("output", output).reshape(self.width, -1)
+        _, terms = lax.scan(level, self._root(codes), (noisy, codes.T))
+        return jnp.sum(terms)
+
+    def _root(self, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which slots hold a prefix, and each person's slot: the first holds the empty prefix."""
+        nowhere = codes[:, 0] & 0
+        return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
+
+    def _count(
+        self, state: tuple[jax.Array, jax.Array], codes: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Which children there are, how many people are in each, and each person's child."""
+        taken, slots = state
+        (size,) = self._counts_of_a_level()
+        places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
+        counts = jnp.zeros(size, jnp.int32).at[places].add(1, mode="drop")
+        return jnp.repeat(taken, _SYMBOLS), counts, places
+
+    def _descend(self, noisy: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The prefixes of the next level, and in which of their slots everybody is."""
+        children, kept = self._survivors(noisy)
+        to = jnp.where(kept, children, noisy.size)
+        numbers = jnp.arange(self.capacity, dtype=jnp.int32)
+        slots = jnp.full(noisy.size, -1, jnp.int32).at[to].set(numbers, mode="drop")
+        return kept, slots.at[places].get(mode="fill", fill_value=-1)
+
+    def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The most frequent children that are over the threshold; names that ended go no further.
+
+        A function of what is released alone.
+        """
+        goes_on = self._goes_on(noisy)
+        counts, children = lax.top_k(jnp.where(goes_on, noisy, _NOT_ASKED), self.capacity)
+        return children, counts > _NOT_ASKED
+
+    def _goes_on(self, noisy: Any) -> Any:
+        return (np.arange(noisy.size) % _SYMBOLS != _END) & (noisy >= self.threshold)
+
+    def cut_off(self, counts: Any) -> bool:
+        """Whether prefixes over the threshold were not searched, because the capacity was used up.
+
+        Args:
+            counts: the value of a release.
+
+        Returns:
+            A boolean, as public as the release.
+        """
+        followed = np.asarray(counts).reshape(self.width, -1)[:-1]
+        return any(np.sum(self._goes_on(noisy)) > self.capacity for noisy in followed)
+
+    def names(self, counts: Any) -> dict[str, int]:
+        """The names that were found, with their noisy counts, the most frequent first.
+
+        Args:
+            counts: the value of a release.
+
+        Returns:
+            A dict from name to count. The empty text is a name like any other; one of `width`
+            letters stands for all that begin so.
+        """
+        found: dict[str, int] = {}
+        prefixes = {0: ""}
+        for level, noisy in enumerate(np.asarray(counts).reshape(self.width, -1)):
+            last = level == self.width - 1
+            for child in np.flatnonzero(noisy >= np.asarray(self.threshold)):
+                slot, symbol = divmod(int(child), _SYMBOLS)
+                if last or symbol == _END:
+                    found[prefixes[slot] + _letter(symbol)] = int(noisy[child])
+            children, kept = self._survivors(jnp.asarray(noisy))
+            places = enumerate(zip(np.asarray(children), np.asarray(kept), strict=True))
+            prefixes = {
+                slot: prefixes[int(child) // _SYMBOLS] + _letter(int(child) % _SYMBOLS)
+                for slot, (child, is_kept) in places
+                if is_kept
+            }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def error_quantile(
+        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
+    ) -> Any:
+        """What the noise of a count stays below.
+
+        Args:
+            probability: in (0, 1).
+            shape: of the value; it does not matter.
+            simultaneous: for all counts of all levels at once, instead of for each one of them.
+
+        Returns:
+            A number of people.
+        """
+        del shape
+        counts = (self.width, *self._counts_of_a_level()) if simultaneous else ()
+        like = jax.ShapeDtypeStruct(counts, jnp.int32)
+        return self._level().error_quantile(probability, like=like, simultaneous=simultaneous) + 0.5
+
+
+def name_search(
+    epsilon: Scalar,
+    *,
+    width: int,
+    threshold: int,
+    capacity: int = 256,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+) -> NameSearch:
+    """Finds frequent names without a list of names: "how many begin with A?", then with Aa, Ab, ...
+
+    At each of `width` levels, every prefix that is still searched is continued by each letter from
+    a to z, or ends there. How many people are in each gets integer Laplace noise, and prefixes with
+    at least `threshold` are searched at the next level, the `capacity` most frequent at most. Names
+    that end with at least `threshold` are found.
+
+    Args:
+        epsilon: of all levels together; finite, above 0. Each level has epsilon / width.
+        width: letters of a name that count, at least 1; a longer name is cut off.
+        threshold: at least 1. Above `error_quantile(p, simultaneous=True)`, nothing that nobody has
+            is followed or found, with probability p.
+        capacity: at least 1.
+        relation: which databases are neighbors.
+
+    Returns:
+        A `NameSearch`: `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape
+        (n, width), and releases all noisy counts, int32 of shape (width, capacity, 27);
+        `search.names(release.value)` reads the names off. A code above 26 counts as nobody: rows of
+        them pad a database whose number of records is private.
+
+    Raises:
+        TypeError: if a parameter is not a number; at a release, if the codes are not integers.
+        ValueError: if a parameter is out of range; at a release, if codes do not have shape
+            (n, width).
+
+    Formal guarantees:
+        epsilon-DP under the relation. Which prefixes a level asks about follows from what earlier
+        levels released, and a person has one name: the counts of a level are disjoint, so that one
+        name moves them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one.
+        Each level is (epsilon / width)-DP at the scale 2 width / epsilon (width / epsilon), and
+        they compose, chosen as they are by what came before; all are epsilon^2 / (2 width)-zCDP.
+        With e = `error_quantile(p, simultaneous=True)`, with probability p all counts are within e.
+        Then all names that at least threshold + e people have are found, unless the capacity was
+        used up (`search.cut_off`), and none that fewer than threshold - e have. Exact given uniform
+        bits.
+
+    Source:
+        Dwork, quoted in Scientific American (2012), for baby names; Cormode, Procopiuc, Srivastava,
+        Shen and Yu (2012) for trees of noisy counts; Dwork and Roth (2014), Theorem 3.16.
+
+    Example:
+        >>> import dpjax
+        >>> people = ["Mary"] * 5000 + ["Mark"] * 3000 + ["Zoe"]
+        >>> search = dpjax.queries.name_search(1.0, width=4, threshold=500)
+        >>> codes = dpjax.targets.encode_text(people, width=4)
+        >>> list(search.names(search(dpjax.random.seeded_key(0), codes).value))
+        ['mary', 'mark']
+    """
+    sensitivity = analytic_sensitivity(
+        1.0, norm=changed_records, relation=NeighboringRelation(relation)
+    )
+    sensitivity, epsilon = begin(changed_records, sensitivity, epsilon)
+    width = _checks.integer("width", width, least=1)
+    threshold = _checks.integer("threshold", threshold, least=1, most=2**31 - 1)
+    capacity = _checks.integer("capacity", capacity, least=1, most=2**20)
+    return NameSearch(sensitivity, epsilon, np.int32(threshold), width, capacity)
+
+
+def _letter(symbol: int) -> str:
+    return "" if symbol == _END else ALPHABET[symbol - 1]

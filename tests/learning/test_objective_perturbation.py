@@ -1,0 +1,321 @@
+"""Objective perturbation: its bound, its solver, its noise."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from scipy import special, stats
+
+import dpjax
+from dpjax.learning import _objective_perturbation as mechanism
+from dpjax.learning import _perturbation_plan as plans
+from dpjax.learning import _perturbed_minimizer as solver
+from dpjax.learning import objective_perturbation
+from dpjax.random import GAUSSIAN
+
+N, D = 64, 3
+SETTINGS = [
+    # regularization, n, epsilon, delta
+    (0.01, 1000, 1.0, 1e-5),
+    (0.3, 2, 1.0, 1e-2),  # The determinant takes .35 of epsilon.
+    (0.05, 10**6, 0.1, 1e-7),  # In float32 most noise is on the weights.
+    (1.0, 10, 8.0, 0.2),
+]
+
+
+def training(strength=0.1, n=N, d=D, epsilon=1.0, delta=1e-5, **options):
+    return objective_perturbation(
+        regularization=strength, n=n, d=d, epsilon=epsilon, delta=delta, **options
+    )
+
+
+def divergence(made, n):
+    """The hockey-stick divergence of the bound on the privacy loss, by quadrature."""
+    plan, epsilon = made.plan, float(made.epsilon)
+    kappa = np.log1p(1 / (4 * n * made.regularization))
+    angles = (np.arange(400) + 0.5) / 400 * np.pi
+    lengths = (np.arange(1000) + 0.5) / 1000 * 14
+    weights = lengths * np.exp(-(lengths**2) / 2)
+    reach = np.maximum(1, 2 * np.cos(angles))
+    # The largest of the inner products of b and how far the records' gradients are apart.
+    pull = special.expit(plan.solver.radius)
+    shift = 2 * pull / plan.linear_scale
+    loss = kappa + shift * lengths[:, None] * reach / 2 + shift**2 / 2
+    mu = 2 * plan.error / plan.output_scale
+    gap = (epsilon - loss) / mu
+    inner = special.ndtr(mu / 2 - gap) - np.exp(epsilon - loss) * special.ndtr(-mu / 2 - gap)
+    return np.mean(inner, axis=1) @ weights / np.sum(weights)
+
+
+@pytest.mark.parametrize(("strength", "n", "epsilon", "delta"), SETTINGS)
+def test_noise_is_what_the_bound_on_the_loss_needs_and_little_more(strength, n, epsilon, delta):
+    made = training(strength, n, epsilon=epsilon, delta=delta)
+    assert 0.7 * delta < divergence(made, n) < delta
+    for smaller in ({"linear_scale": 0.9}, {"output_scale": 0.5}):
+        plan = made.plan._replace(**{k: v * getattr(made.plan, k) for k, v in smaller.items()})
+        changed = dataclasses.replace(made, plan=plan)
+        assert divergence(changed, n) > divergence(made, n)
+    half = made.plan._replace(
+        linear_scale=made.plan.linear_scale / 2, output_scale=made.plan.output_scale / 2
+    )
+    assert divergence(dataclasses.replace(made, plan=half), n) > delta
+
+
+def test_what_is_drawn_is_as_wide_and_as_fine_as_is_charged():
+    @jax.jit
+    def fit(calibration):
+        return calibration.fit(GAUSSIAN.lattice, np.dtype(np.float32))
+
+    for sigma, d in ((0.5, 1), (7.7, 20), (3e4, 2000), (1e6, 5)):
+        plan = training().plan._replace(linear_scale=sigma)
+        calibration, _ = plans.calibrations(plan, d, np.dtype(np.float32))
+        found, grid = fit(calibration), plans._grid(sigma, d)
+        assert 2.0 ** int(found.exponent) <= grid
+        assert sigma <= found.scale
+        # B, for noise of length sqrt(d) and t.
+        t = np.sqrt(-2 * np.log(1e-6 * 1e-5))
+        assert float(found.scale) * (np.sqrt(d) + t) + 2 <= plans._longest(sigma, d, 1e-5)
+
+
+def log_density(at, fixed, row, *, n, strength, sigma):
+    """Of the exact minimizer in the plane: n - 1 records at `fixed`, and one at `row`."""
+    b, (xx, xy, yy) = -n * strength * at, n * strength * np.array([1.0, 0.0, 1.0])
+    for record, times in ((fixed, n - 1), (row, 1)):
+        wrong = special.expit(-(at @ record))
+        b = b + times * wrong[..., None] * record
+        curvature = times * wrong * (1 - wrong)
+        xx = xx + curvature * record[0] ** 2
+        xy = xy + curvature * record[0] * record[1]
+        yy = yy + curvature * record[1] ** 2
+    quadratic = -np.sum(b**2, axis=-1) / (2 * sigma**2)
+    return quadratic - np.log(2 * np.pi * sigma**2) + np.log(xx * yy - xy**2)
+
+
+def exact_divergence(fixed, row, other, *, n, strength, epsilon, sigma):
+    """Between the exact minimizers of neighbors, by integration of their densities."""
+    length = np.sqrt(np.sum(fixed**2))
+    m = np.linspace(-60, 60, 20_001)
+    slope = n * strength * m / max(length, 1e-9) - n * special.expit(-m) * length
+    mode = m[np.argmin(np.abs(slope))] / max(length, 1e-9) ** 2 * fixed
+    reach = 7.5 * (sigma + 1) / (n * strength)
+    steps = np.linspace(-reach, reach, 101)
+    at = mode + np.stack(np.meshgrid(steps, steps), axis=-1)
+    p, q = (log_density(at, fixed, r, n=n, strength=strength, sigma=sigma) for r in (row, other))
+    area = (steps[1] - steps[0]) ** 2
+    assert abs(np.sum(np.exp(p)) * area - 1) < 0.01
+    return np.sum(np.maximum(np.exp(p) - np.exp(epsilon + q), 0)) * area
+
+
+def unit_vector(angle):
+    return np.array([np.cos(angle), np.sin(angle)])
+
+
+def worst(scale, *, strength, n, epsilon, sigma):
+    """The largest divergence that a random search finds, with the noise scaled."""
+    generator, best, found = np.random.default_rng(0), None, 0.0
+    for trial in range(80):
+        if trial < 40:
+            angles, length = generator.uniform(-np.pi, np.pi, 2), generator.uniform(0, 1)
+        else:
+            angles = best[0] + generator.normal(size=2) * 0.3
+            length = np.clip(best[1] + generator.normal() * 0.1, 0, 1)
+        at = exact_divergence(
+            length * unit_vector(0.0),
+            unit_vector(angles[0]),
+            unit_vector(angles[1]),
+            n=n,
+            strength=strength,
+            epsilon=epsilon,
+            sigma=scale * sigma,
+        )
+        if at > found:
+            best, found = (angles, length), at
+    return found
+
+
+@pytest.mark.parametrize(("strength", "n"), [(0.02, 2000), (1.0, 100), (0.3, 2)])
+def test_no_neighbors_that_a_search_finds_exceed_delta(strength, n):
+    epsilon, delta = 1.0, 0.02
+    made = training(strength, n, 2, epsilon, delta)
+    options = {"strength": strength, "n": n, "epsilon": epsilon}
+    sigma = float(made.plan.linear_scale)
+    assert 0 < worst(1.0, **options, sigma=sigma) < delta
+    assert worst(0.3, **options, sigma=sigma) > delta
+
+
+def problem(seed, strength, pull):
+    """Rows of a problem where many margins are far from 0, and a linear term."""
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(N, D))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[: N // 2] = rows[0]
+    linear = generator.normal(size=D)
+    return rows.astype(np.float32), (pull * linear / np.linalg.norm(linear)).astype(np.float32)
+
+
+def exact_minimizer(rows, linear, strength):
+    """By Newton steps with backtracking, in float64."""
+    rows, linear, w = rows.astype(float), linear.astype(float), np.zeros(D)
+
+    def objective(w):
+        losses = np.logaddexp(0, -rows @ w)
+        return np.mean(losses) + strength / 2 * w @ w + linear @ w
+
+    for _ in range(100):
+        wrong = special.expit(-rows @ w)
+        gradient = strength * w - wrong @ rows / N + linear
+        hessian = (rows.T * wrong * (1 - wrong)) @ rows / N + strength * np.eye(D)
+        step = np.linalg.solve(hessian, gradient)
+        while objective(w - step) > objective(w) + 1e-15:
+            step = step / 2
+        w = w - step
+    assert np.linalg.norm(gradient) < 1e-9
+    return w
+
+
+@pytest.mark.parametrize("newton_steps", [30, 0])
+def test_solutions_are_as_exact_as_is_charged_whatever_newtons_steps_find(
+    newton_steps, monkeypatch
+):
+    monkeypatch.setattr(solver, "_NEWTON_STEPS", newton_steps)
+    eps = float(np.finfo(np.float32).eps)
+    find = jax.jit(solver.perturbed_minimizer)
+    for seed, (strength, pull) in enumerate([(0.1, 0.5), (0.005, 0.0), (0.005, 2.0), (2.0, 9.0)]):
+        strength = float(np.float32(strength))
+        rows, linear = problem(seed, strength, pull)
+        plan = solver.solver_plan(strength, pull=pull * (1 + 1e-6), d=D, eps=eps)
+        found = np.asarray(find(rows, linear, strength, plan), float)
+        exact = exact_minimizer(rows, linear, strength)
+        assert np.linalg.norm(exact) <= plan.radius
+        charged = solver.solver_error(strength, plan, pull=pull, d=D, eps=eps)
+        assert np.linalg.norm(found - exact) <= charged
+        assert charged < 0.01 * plan.radius
+
+
+@pytest.fixture(scope="module")
+def release_many(keys):
+    """Releases of a plan, many at once: `release_many(made, database)`."""
+    many = jax.random.split(keys(7), 2000)
+
+    @jax.jit
+    def release(made, database):
+        return jax.vmap(lambda key: made(key, database).value)(many)
+
+    return lambda made, database: np.asarray(release(made, database), float)
+
+
+def with_scales(made, linear, output):
+    return dataclasses.replace(
+        made, plan=made.plan._replace(linear_scale=linear, output_scale=output, error=output / 8)
+    )
+
+
+NOTHING = {"x": np.zeros((N, D), np.float32), "y": np.zeros(N, np.float32)}
+SOME = {
+    "x": problem(0, 0.1, 1.0)[0],
+    "y": np.sign(problem(0, 0.1, 1.0)[0][:, 0]),
+}
+
+
+def test_noise_has_the_scales_that_were_planned(release_many):
+    """Variances of 6000 normals are off by 10% with probability 5e-8."""
+    made = training(0.5)
+    tiny = 1e-6
+    # Without features the minimizer is -b / (n lambda).
+    linear = release_many(with_scales(made, 3.0, tiny), NOTHING) * N * 0.5
+    assert 0.9 < np.var(linear) / 3.0**2 < 1.1
+    output = release_many(with_scales(made, tiny, 0.1), NOTHING)
+    assert 0.9 < np.var(output) / 0.1**2 < 1.1
+    for drawn in (linear, output):
+        assert stats.kstest(drawn.ravel() / np.std(drawn), "norm").pvalue > 1e-6
+    # Each by a key of its own: a correlation of 5 / sqrt(6000) has probability 6e-7.
+    assert abs(np.corrcoef(linear.ravel(), output.ravel())[0, 1]) < 5 / np.sqrt(linear.size)
+
+
+def test_without_noise_it_is_the_minimizer(release_many):
+    made = training(0.1)
+    released = release_many(with_scales(made, 1e-6, 1e-6), SOME)
+    signs = np.where(SOME["y"] > 0, 1.0, -1.0)[:, None]
+    exact = exact_minimizer(SOME["x"] * signs, np.zeros(D), made.regularization)
+    np.testing.assert_allclose(released, np.broadcast_to(exact, released.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -3e38])
+def test_no_record_decides_whether_a_release_happens(bad, release_many):
+    x = SOME["x"].copy()
+    x[1] = bad
+    assert np.all(np.isfinite(release_many(training(0.1), {**SOME, "x": x})))
+
+
+def test_a_ledger_hears_of_a_release(keys, tmp_path, monkeypatch):
+    made = training(0.5)
+    monkeypatch.setattr(mechanism, "_released", lambda *_: np.zeros(D))
+    with dpjax.random.KeyLedger(tmp_path / "keys"):
+        made(keys(1), NOTHING)
+        with pytest.raises(ValueError, match="key"):
+            made(keys(1), NOTHING)
+
+
+def test_what_is_refused(keys):
+    with pytest.raises(ValueError, match=r"regularization must be above 0\.1"):
+        training(0.01, 10, epsilon=0.2)
+    with pytest.raises(ValueError, match="delta=1e-35 is too small"):
+        training(delta=1e-35)
+    with pytest.raises(ValueError, match="regularization must be from"):
+        training(1e-6, 10**7)
+    made = training()
+    with pytest.raises(ValueError, match="database must be arrays of shapes"):
+        made(keys(0), {**NOTHING, "x": np.zeros((N, D + 1))})
+    with pytest.raises(ValueError, match="must be a single one"):
+        jax.tree.map(lambda leaf: np.full(3, leaf), made)(keys(0), NOTHING)
+    stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), NOTHING)
+    with pytest.raises(ValueError, match="split the key"):
+        jax.vmap(lambda database: made(keys(0), database).value)(stacked)
+    with pytest.raises(TypeError, match="several trainings"):
+        jax.jit(lambda epsilon: training(epsilon=epsilon))(1.0)
+    with jax.enable_x64(True):
+        wide = training(dtype="float64")
+    assert wide.plan.error < 0.1 * made.plan.error
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        wide(keys(0), NOTHING)
+    with pytest.raises(ValueError, match="jax_enable_x64"):
+        training(dtype="float64")
+
+
+@pytest.mark.slow
+def test_another_epsilon_or_lambda_shares_the_program(keys, compilations):
+    training(0.1)(keys(0), NOTHING)
+    assert compilations(lambda: training(0.2, epsilon=2.0)(keys(1), NOTHING).value) == []
+
+
+@pytest.mark.slow
+def test_float64_takes_features_of_any_kind(keys, x64):
+    made = with_scales(training(0.1, dtype="float64"), 1e-9, 1e-9)
+    x = np.random.default_rng(0).integers(-1, 2, size=(N, D))
+    released = made(keys(0), {**SOME, "x": x}).value
+    assert released.dtype == "float64"
+    rows = np.where(SOME["y"] > 0, 1.0, -1.0)[:, None] * x
+    rows = rows / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(
+        released, exact_minimizer(rows, np.zeros(D), made.regularization), atol=1e-8
+    )
+
+
+@pytest.mark.slow
+def test_the_auditor_refutes_a_quarter_of_the_noise_and_not_all_of_it(keys):
+    """Neighbors that differ in one of eight records; the limits hold with probability .95."""
+    n, strength = 8, 0.5
+    made = training(strength, n, 1, 1.0, 0.01)
+    x = np.ones((n, 1), np.float32)
+    value = {"x": x, "y": np.ones(n, np.float32)}
+    neighbor = {"x": x, "y": np.r_[-np.ones(1), np.ones(n - 1)].astype(np.float32)}
+    for parts, refuted in ((1, False), (4, True)):
+        plan = made.plan._replace(
+            linear_scale=made.plan.linear_scale / parts, output_scale=made.plan.output_scale / parts
+        )
+        tried = dataclasses.replace(made, plan=plan)
+        result = dpjax.auditing.audit(
+            keys(3), tried, value=value, neighbor=neighbor, delta=0.01, samples=40_000
+        )
+        assert (result.epsilon > 1.0) == refuted
