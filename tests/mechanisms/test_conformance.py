@@ -59,6 +59,7 @@ ROWS_OF_SCORES = {
 NAMES = {
     "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
     "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
+}
 RECORDS = {
     "value": jnp.linspace(0.3, 0.7, 25),
     "neighbor": jnp.linspace(0.3, 0.7, 25).at[3].set(1.0),
