@@ -1,4 +1,4 @@
-"""Learning from private records by noise in every step (DP-SGD), or in the objective."""
+"""Learning from private records: noise in every step (DP-SGD) or the objective, and experts."""
 
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState as AdaptiveNoiseState
 from dpjax.learning._adaptive_clipping import adaptive_noise as adaptive_noise
