@@ -181,6 +181,8 @@ class Guarantee:
             statement = f"({budget}, gamma={_number(self.gamma)})-random DP, " + (
                 describe_confidence(self.confidence)
             )
+        if self.relation is not NeighboringRelation.REPLACE_ONE:
+            statement += f", under {self.relation}"
         if _is(self.epsilon, math.inf):
             statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()

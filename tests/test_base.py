@@ -54,6 +54,10 @@ values = pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).
         (MARGINAL, "(epsilon=1, delta=0, gamma=0.05)-random DP, marginal"),
         (Guarantee(0.5, 1e-6), "(epsilon=0.5, delta=1e-06)-DP"),
         (
+            Guarantee(0.5, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, group_size=2),
+            "(epsilon=0.5, delta=0)-DP, under add-or-remove-one, for groups of 2",
+        ),
+        (
             Guarantee(1.0, notes=("no noise", "averaged over positions")),
             "(epsilon=1, delta=0)-DP, no noise, averaged over positions",
         ),

@@ -1,5 +1,6 @@
 """The pages name files and tests that exist."""
 
+import collections
 import math
 import re
 from pathlib import Path
@@ -46,6 +47,26 @@ def test_tests_that_a_page_names_exist(page):
     for path, test in names(page):
         if test:
             assert re.search(rf"^def {test}\(", located(page, path).read_text(), re.MULTILINE), test
+
+
+@pages
+def test_headings_and_names_of_the_reference_stand_alone(page):
+    lines = ["", *prose(page).splitlines(), ""]
+    glued = [
+        line
+        for before, line, after in zip(lines, lines[1:], lines[2:], strict=False)
+        if re.match(r"#+ |::: ", line) and (before.strip() or after.strip())
+    ]
+    assert not glued
+
+
+@pages
+def test_nothing_is_said_twice(page):
+    """As a merge leaves it that keeps both sides. Rows of measured tables may begin alike."""
+    measured = re.compile(r"<!-- (\w+) -->.*?<!-- /\1 -->", re.DOTALL)
+    beginnings = [line[:60] for line in measured.sub("", prose(page)).splitlines()]
+    counts = collections.Counter(text for text in beginnings if len(text) == 60)
+    assert not [text for text, count in counts.items() if count > 1]
 
 
 def test_names_are_found():

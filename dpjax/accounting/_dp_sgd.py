@@ -104,7 +104,7 @@ def dp_sgd(
         >>> dpjax.accounting.dp_sgd(
         ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, coordinates=10
         ... )
-        (epsilon=1.67165, delta=1e-05)-DP
+        (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one
     """
     relation = NeighboringRelation(relation)
     _checks.choice("method", method, get_args(AccountingMethod))

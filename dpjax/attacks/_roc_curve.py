@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 
 from dpjax import _checks
-from dpjax.auditing._confidence_limits import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
 
 # A rate that rests on fewer false positives is mostly noise.
 _LEAST_FALSE_POSITIVES = 10

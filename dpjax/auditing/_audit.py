@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from dpjax import _checks
+from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._batched_outputs import SamplePlan, Sampler
 from dpjax.auditing._claims import StatedGrid, claim_of
-from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._confidence_limits import Question
 from dpjax.auditing._events import ChosenEvent, Experiment, choose
 from dpjax.auditing._result import AuditResult
 from dpjax.auditing._scores import Evidence, propose

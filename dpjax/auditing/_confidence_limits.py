@@ -1,12 +1,9 @@
-"""Confidence limits of probabilities, and what they say about epsilon or delta."""
+"""What confidence limits of probabilities say about epsilon or delta."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
-
-from dpjax._numerics import clopper_pearson_lower as clopper_pearson_lower
-from dpjax._numerics import clopper_pearson_upper as clopper_pearson_upper
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax.auditing._confidence_limits import Question, clopper_pearson_lower, clopper_pearson_upper
+from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax.auditing._confidence_limits import Question
 from dpjax.auditing._scores import Score
 from dpjax.base import Release
 

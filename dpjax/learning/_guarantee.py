@@ -62,7 +62,7 @@ def guarantee(
         >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
         >>> sampling = learning.poisson_sampling(1000, batch_size=10)
         >>> learning.guarantee(state, sampling, delta=1e-5)
-        (epsilon=0.199451, delta=1e-05)-DP
+        (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one
     """
     noise: Any = state.noise if isinstance(state, AdaptiveNoiseState) else state
     if not isinstance(noise, NoiseState):

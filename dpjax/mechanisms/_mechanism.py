@@ -230,6 +230,11 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)
+    if callable(getattr(sensitivity, "sensitivity", None)):
+        raise TypeError(
+            f"sensitivity must be a Sensitivity or a number, got a {type(sensitivity).__name__}:"
+            " pass what its method `sensitivity` returns"
+        )
     if not isinstance(sensitivity, Sensitivity):
         sensitivity = Sensitivity(
             _checks.positive("sensitivity", sensitivity), 0.0, 1.0, norm, None
@@ -237,7 +242,8 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     if sensitivity.norm != norm:
         raise ValueError(
             f"sensitivity must be in the norm {norm_name(norm)}, got one in"
-            f" {norm_name(sensitivity.norm)}: sample it with norm={norm_name(norm)!r}"
+            f" {norm_name(sensitivity.norm)}: sample it, or ask a query for it, with"
+            f" norm={norm_name(norm)!r}"
         )
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
     value = check("sensitivity", sensitivity.value)

@@ -136,7 +136,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     Returns:
         A `Query` whose value has an axis for every attribute, in their order. Databases are dicts,
-        or tables, that have these columns of integers, and others.
+        or tables, that have these columns of integers, and others of numbers.
 
     Raises:
         TypeError: if a number is not an integer; on a database, if a column does not hold integers.

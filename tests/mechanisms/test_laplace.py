@@ -22,6 +22,11 @@ def test_guarantee_is_pure():
     assert mechanism.norm == "l1"
 
 
+def test_a_query_is_no_sensitivity():
+    with pytest.raises(TypeError, match="got a Query: pass what its method"):
+        dpjax.laplace(dpjax.queries.counting_query(), epsilon=0.5)
+
+
 def test_error_quantile_agrees_with_peers(reference):
     for row in reference("peers")["accuracy"]:
         bar = dpjax.laplace(row["scale"], 1.0).error_quantile(1 - row["alpha"])
