@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
 from dpjax.learning._clipping import ClippedSum
@@ -31,7 +32,8 @@ class NoiseState:
     Attributes:
         key: of the noise to come; what past noise was drawn from cannot be found from it.
         step: how many steps got noise.
-        noise_multiplier: the standard deviation of the noise, relative to the norm bound.
+        noise_multiplier: the least standard deviation of the noise of any step, relative to the
+            norm bound. Another number in its place changes no noise.
         coordinates: how many numbers get noise in a step.
         noise: "exact" or "float".
 
@@ -112,14 +114,14 @@ def gaussian_noise(
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         tell_of_training(key)
-        return NoiseState(key, jnp.int32(0), multiplier, coordinates, noise)
+        return NoiseState(key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
-        check_clipped(updates)
+        check_step(updates, state, noise)
         next_key, step_key = jax.random.split(state.key)
-        noisy = with_noise(step_key, updates, state.noise_multiplier, distribution)
-        return averaged(noisy, size), after_a_step(state, next_key)
+        noisy = with_noise(step_key, updates, multiplier, distribution)
+        return averaged(noisy, size), after_a_step(state, next_key, multiplier)
 
     return transformation(init, update)
 
@@ -136,7 +138,7 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
     """The sum with noise of a multiple of its norm bound."""
     refuse_unpaid_steps()
     value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
-    key = key_for_each(key, (value, bound))
+    key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
         bound,
@@ -160,11 +162,28 @@ def check_clipped(updates: Any) -> None:
         )
 
 
+def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
+    """Refuses a sum or a kind of noise that is not what the state is an account of."""
+    check_clipped(updates)
+    size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
+    if (size, noise) != (state.coordinates, state.noise):
+        raise ValueError(
+            f"state must be of {size} coordinates and noise={noise!r}, as this step is, got one of"
+            f" {state.coordinates} and {state.noise!r}: make it by init, of all parameters"
+        )
+
+
 def averaged(tree: Any, size: Scalar) -> Any:
     """Post-processing: a sum over a batch as an average."""
     return jax.tree.map(lambda x: x / jnp.asarray(size).astype(x.dtype), tree)
 
 
-def after_a_step(state: NoiseState, key: jax.Array) -> NoiseState:
-    """The state with another key, one step later."""
-    return NoiseState(key, state.step + 1, state.noise_multiplier, state.coordinates, state.noise)
+def after_a_step(state: NoiseState, key: jax.Array, multiplier: Scalar) -> NoiseState:
+    """The state with another key, one step later: of the least noise so far."""
+    least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
+    return NoiseState(key, state.step + 1, least, state.coordinates, state.noise)
+
+
+def rounded_down(multiplier: Scalar) -> jax.Array:
+    """A noise multiplier as an array, which steps keep the type of."""
+    return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))

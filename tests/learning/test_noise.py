@@ -184,6 +184,49 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     assert np.all(np.isnan(swept[2]))
 
 
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_one_key_for_several_multipliers_is_refused(kind, keys):
+    """The same draw at two scales gives the sum away."""
+
+    def drawn(multiplier):
+        noise = learning.gaussian_noise(
+            keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
+        )
+        values = {"a": jnp.zeros(400)}
+        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        return noise.update(sums, noise.init(values))[0]["a"]
+
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(drawn)(jnp.array([1.0, 2.0]))
+
+
+def test_a_guarantee_is_that_of_the_least_noise(keys):
+    """Whatever a state is told afterwards, and if other noise goes on with it."""
+    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    little, much = (
+        learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
+    )
+    _, state = little.update(sums, little.init(sums.value))
+    _, state = much.update(sums, state)
+    assert float(state.noise_multiplier) == pytest.approx(1.1, rel=1e-6)
+    assert float(state.noise_multiplier) <= 1.1
+    told = dataclasses.replace(much.init(sums.value), noise_multiplier=9.0)
+    drawn, state = much.update(sums, told)
+    assert float(state.noise_multiplier) == 2.0
+    assert np.array_equal(drawn["a"], much.update(sums, much.init(sums.value))[0]["a"])
+
+
+def test_a_state_of_another_training_is_refused(keys):
+    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    settings = {"noise_multiplier": 1.0, "batch_size": 4}
+    exact, floats = (
+        learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
+    )
+    for state in (exact.init({"a": jnp.zeros(2)}), floats.init(sums.value)):
+        with pytest.raises(ValueError, match="state must be of 3 coordinates and noise='exact'"):
+            exact.update(sums, state)
+
+
 def test_noise_in_floats_promises_nothing(keys):
     noise = learning.gaussian_noise(keys(0), noise_multiplier=1.0, batch_size=4, noise="float")
     sampling = learning.poisson_sampling(100, batch_size=4)
