@@ -61,7 +61,8 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing.
+    first in a chain: what follows it, as `optax.adam`, is post-processing, but of what something in
+    front of it makes of the sum the bound is none. Most of that is refused; signs are not seen.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
@@ -77,7 +78,8 @@ def gaussian_noise(
         NaN.
 
     Raises:
-        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
+            something in front has made other numbers of.
         ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
             `dpjax.Ledger` is open, which a training pays by `charge`.
 
@@ -153,12 +155,24 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
 
 
 def check_clipped(updates: Any) -> None:
-    """Refuses what no norm bound travels with."""
+    """Refuses what no norm bound travels with, or what has been transformed on the way.
+
+    Sums may be added up: so are their bounds. But what clips or scales by what it sees does it to
+    the bound as well, which then is none. It shows, for a count becomes a float.
+    """
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, whose norm bound the noise is for, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
+        )
+    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.value)]
+    wide = all(jnp.issubdtype(x, jnp.floating) and x.itemsize >= 4 for x in dtypes)
+    if not wide or not jnp.issubdtype(jnp.result_type(updates.within), jnp.integer):
+        raise TypeError(
+            "updates must be as learning.clipped_gradients makes them, or a sum of such, but"
+            f" something has transformed them, got {_checks.described(updates)}: put the noise"
+            " first in a chain"
         )
 
 

@@ -132,6 +132,40 @@ def test_what_has_no_norm_bound_gets_no_noise(keys):
             transformation.update(PARAMETERS, transformation.init(PARAMETERS))
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        optax.clip(0.01),
+        optax.normalize_by_update_norm(),
+        optax.scale(0.5),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x.astype("bfloat16"), updates)),
+    ],
+    ids=["clip", "normalize", "scale", "cast"],
+)
+def test_what_was_transformed_has_no_norm_bound(before, keys):
+    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01."""
+    sums = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    chained = optax.chain(before, noise)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(TypeError, match="something has transformed them"),
+    ):
+        chained.update(sums, chained.init(sums.value), sums.value)
+
+
+def test_sums_may_be_added_up(keys):
+    """Such as those of several devices: the bounds add up as well."""
+    one = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    both = jax.tree.map(jnp.add, one, one)
+    assert float(both.norm_bound) == 2
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    state = noise.init(one.value)
+    doubled = dataclasses.replace(both, value=one.value, norm_bound=jnp.float32(2))
+    drawn, other = (noise.update(x, state)[0]["a"] for x in (both, doubled))
+    np.testing.assert_allclose(drawn - other, 0.25, rtol=1e-5)
+
+
 @pytest.mark.parametrize("norm_bound", [0.0, -1.0, np.nan, np.inf])
 def test_a_bound_that_is_none_gives_nan(norm_bound, keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
@@ -247,6 +281,8 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
     assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-6)
     with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
         learning.guarantee(noise.init(PARAMETERS), sampling, delta=1e-5)
+    with pytest.raises(ValueError, match="state must be that of one training"):
+        learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
         learning.guarantee((state,), sampling, delta=1e-5)
 
