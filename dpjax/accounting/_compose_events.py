@@ -29,9 +29,9 @@ def compose_events(
         *events: events of dp-accounting, as `mechanism.dp_event`, composed ones too.
         delta: of the guarantee, in (0, 1).
         relation: which databases are neighbors. Noise multipliers are relative to the sensitivity
-            under it, as those of `mechanism.dp_event` are; where an event is sampled, or randomized
-            response, all events mean what dp-accounting means under the relation: then noise
-            multipliers are relative to the norm of one record's contribution.
+            under it, as those of `mechanism.dp_event` are; but where an event is sampled, or
+            randomized response, all of them are relative to the norm of one record's contribution,
+            of which a replaced one changes twice as much.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
@@ -71,6 +71,8 @@ def compose_events(
         neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
     )
     for event in events:
+        if replaced and method == "renyi":
+            event = _of_two_contributions(accounting, event)
         try:
             add_event(accounting, accountant, event, 1)
         except accounting.UnsupportedEventError as error:
@@ -85,6 +87,22 @@ def _names(accounting: Any, event: Any) -> set[str]:
     if isinstance(event, accounting.ComposedDpEvent):
         return set().union(*(_names(accounting, one) for one in event.events))
     return {type(event).__name__}
+
+
+def _of_two_contributions(accounting: Any, event: Any) -> Any:
+    """An event with half of the noise multipliers, which is what PLDAccountant takes them for.
+
+    RdpAccountant takes the same ones as relative to what a replaced record changes.
+    """
+    if isinstance(event, accounting.ComposedDpEvent):
+        halved = [_of_two_contributions(accounting, one) for one in event.events]
+        return accounting.ComposedDpEvent(halved)
+    fields = {x.name: getattr(event, x.name) for x in getattr(event, "__attrs_attrs__", ())}
+    if "event" in fields:
+        fields["event"] = _of_two_contributions(accounting, event.event)
+    elif "noise_multiplier" in fields:
+        fields["noise_multiplier"] = event.noise_multiplier / 2
+    return type(event)(**fields)
 
 
 def add_event(accounting: Any, accountant: Any, event: Any, count: int) -> None:

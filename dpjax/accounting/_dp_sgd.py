@@ -12,6 +12,7 @@ import numpy as np
 import scipy
 
 from dpjax import _checks
+from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
 from dpjax.base import Guarantee, NeighboringRelation
 from dpjax.random._noise import GAUSSIAN
 
@@ -19,14 +20,9 @@ AccountingMethod = Literal["pld", "renyi"]
 
 # Orders of Renyi divergences: finer where the best one lies for most runs.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
-_INTERVAL = 1e-4
-# What convolutions by FFT may lose, generously.
-_LOST_TO_ROUNDING = 1e-13
 _OUTWARD = 1 + 1e-9
-
-
-class _NoEpsilonError(ValueError):
-    """No epsilon goes with a delta."""
+# The least noise multiplier whose Renyi divergences under replace-one are integrated.
+_LEAST_INTEGRATED = 0.25
 
 
 class Sampling(Protocol):
@@ -87,7 +83,8 @@ def dp_sgd(
         (epsilon, delta)-DP of the joint distribution of all steps, each chosen with knowledge of
         the earlier ones, rounded up. Charged are: the discretization of dp-accounting, which is
         pessimistic; with a probability p that a batch exceeds its capacity, (1 + e^epsilon) p for
-        every step; the same for equal random words; and what the tables of the noise are off the
+        every step; the same for equal random words; 1e-15 for every step of a "pld", for rounding;
+        and what the tables of the noise are off the
         normal distribution, for every coordinate of every step. For batches of a fixed size the
         hockey-stick divergence at e^epsilon is the rate times that of the Gaussian mechanism at
         1 + (e^epsilon - 1) / rate, and each order of the neighbors is a case of the other.
@@ -113,12 +110,17 @@ def dp_sgd(
     coordinates = _checks.integer("coordinates", coordinates, least=1)
     delta = _checks.fraction("delta", delta)
     _checks.host_only("delta", delta, "a concrete number")
+    _check_sampling(sampling)
     if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
         raise ValueError(
             "relation must be replace-one for batches of a fixed size, under which n is public;"
             f" got {relation}: take poisson_sampling"
         )
-    curve = (_pld if method == "pld" else _renyi)(sampling, z, steps, relation)
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    if method == "pld":
+        curve = epsilons_by_losses(sampling.kind, sampling.rate, z, steps, replaced=replaced)
+    else:
+        curve = _renyi(sampling, z, steps, replaced)
     epsilon = _with_charges(curve, delta, sampling, steps * coordinates, steps)
     return Guarantee(epsilon, delta, relation=relation)
 
@@ -180,7 +182,7 @@ def dp_sgd_noise_multiplier(
                 relation=relation,
                 method=method,
             )
-        except _NoEpsilonError:
+        except NoEpsilonError:
             return math.inf
         return float(guarantee.epsilon)
 
@@ -246,7 +248,7 @@ def _with_charges(
         else:
             left = (delta - (1 + math.exp(epsilon + loss)) * missed) * math.exp(-loss)
         if left <= 0:
-            raise _NoEpsilonError(
+            raise NoEpsilonError(
                 f"delta={delta:g} is used up: in {steps} steps a batch exceeds its capacity of"
                 f" {sampling.capacity}, or the tables of the noise are off, with probability"
                 f" {missed:.2g} at epsilon={epsilon:.3g}; give batches a larger capacity"
@@ -256,7 +258,7 @@ def _with_charges(
             break
         epsilon = found * _OUTWARD
     else:
-        raise _NoEpsilonError(
+        raise NoEpsilonError(
             f"no epsilon covers batches that exceed their capacity at delta={delta:g}"
         )
     return (epsilon + 2 * loss) * _OUTWARD
@@ -273,69 +275,9 @@ def _probability_of_a_bad_batch(sampling: Sampling) -> float:
     return float(scipy.stats.binom.sf(sampling.capacity, sampling.n + 1, sampling.rate)) * _OUTWARD
 
 
-def _pld(
-    sampling: Sampling, z: float, steps: int, relation: NeighboringRelation
-) -> Callable[[float], float]:
-    accounting = _checks.extra("dp_accounting", "accounting")
-    distributions = accounting.pld.privacy_loss_distribution
-    replaced = relation is NeighboringRelation.REPLACE_ONE
-    if sampling.rate == 1:
-        sigma = z / math.sqrt(steps) / (2 if replaced else 1)
-        composed = distributions.from_gaussian_mechanism(
-            sigma, value_discretization_interval=_INTERVAL
-        )
-    elif sampling.kind == "poisson":
-        relations = accounting.NeighboringRelation
-        composed = distributions.from_gaussian_mechanism(
-            z,
-            sampling_prob=sampling.rate,
-            neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE,
-            value_discretization_interval=_INTERVAL,
-        ).self_compose(steps)
-    else:
-        composed = _fixed_size_pld(accounting, sampling.rate, z / 2).self_compose(steps)
-
-    def epsilon_at(delta: float) -> float:
-        left = delta * (1 - 1e-6) - _LOST_TO_ROUNDING
-        found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
-        if not math.isfinite(found):
-            raise _NoEpsilonError(f'delta={delta:g} is too small for method="pld"; use "renyi"')
-        return float(found)
-
-    return epsilon_at
-
-
-def _fixed_size_pld(accounting: Any, rate: float, sigma: float) -> Any:
-    """Of a Gaussian mechanism of sensitivity 1 on a subset, where one record is replaced.
-
-    The curve of its hockey-stick divergences at epsilons on a grid, from a half of it: that of
-    either order of the neighbors bounds that of the other.
-    """
-    # Beyond it the ratio of densities lies with probability e^-50 only.
-    largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
-    count = math.ceil(largest / _INTERVAL)
-    epsilons = _INTERVAL * np.arange(count + 1)
-    inner = np.log1p(np.expm1(epsilons) / rate)
-    tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
-    mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # A divergence is no less than 0, and rounding must not make it less than it is.
-    upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
-    upper = np.minimum.accumulate(upper)
-    lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]
-    lower = np.minimum(lower, 1.0)
-    deltas = np.concatenate([lower, upper])
-    pmf = accounting.pld.pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        _INTERVAL, -count, count, deltas
-    )
-    return accounting.pld.privacy_loss_distribution.PrivacyLossDistribution(pmf)
-
-
-def _renyi(
-    sampling: Sampling, z: float, steps: int, relation: NeighboringRelation
-) -> Callable[[float], float]:
+def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable[[float], float]:
     accounting = _checks.extra("dp_accounting", "accounting")
     relations = accounting.NeighboringRelation
-    replaced = relation is NeighboringRelation.REPLACE_ONE
     orders = np.array(_ORDERS)
     if sampling.rate == 1:
         divergences = orders / (2 * z**2) * (4 if replaced else 1)
@@ -362,8 +304,11 @@ def _renyi(
 def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
     """Of (1 - q) N(0, 1) + q N(1 / z, 1) from (1 - q) N(0, 1) + q N(-1 / z, 1).
 
-    By the trapezoidal rule, which for such functions converges faster than any power.
+    By the trapezoidal rule, which for such functions converges faster than any power. Where that
+    would take long, and sampling is little help, by that of the parts, which is never below.
     """
+    if z < _LEAST_INTEGRATED:
+        return 2 * order / z**2
     end, step = (2 * order + 2) / z + 15, min(0.02, z / 50)
     x = np.arange(-end, end, step)
     shifts = np.array([[0.0], [1 / z]])
@@ -373,6 +318,14 @@ def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
     total = scipy.special.logsumexp(order * log_p + (1 - order) * log_q)
     log_moment = total + math.log(step) - math.log(2 * math.pi) / 2
     return max(0.0, log_moment) / (order - 1) * (1 + 1e-7) + 1e-12
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    _checks.choice("sampling.kind", sampling.kind, ("poisson", "fixed"))
+    if not 0 < sampling.rate <= 1:
+        raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
+    _checks.integer("sampling.capacity", sampling.capacity, least=1)
+    _checks.integer("sampling.n", sampling.n, least=1)
 
 
 def _positive(name: str, value: Any) -> float:

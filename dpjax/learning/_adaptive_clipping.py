@@ -1,5 +1,6 @@
 """Clip norms that follow a quantile of the gradients' norms, privately."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +14,7 @@ from dpjax.learning._gaussian_noise import (
     NoiseState,
     after_a_step,
     averaged,
-    check_clipped,
+    check_step,
     gaussian_noise,
     transformation,
     with_noise,
@@ -119,14 +120,14 @@ def adaptive_noise(
 
     def init(parameters: Any) -> AdaptiveNoiseState:
         state: Any = plain.init(parameters)
-        both = NoiseState(state.key, state.step, total, state.coordinates + 1, noise)
+        both = dataclasses.replace(state, coordinates=state.coordinates + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
     def update(
         updates: Any, state: AdaptiveNoiseState, params: Any = None
     ) -> tuple[Any, AdaptiveNoiseState]:
         del params
-        check_clipped(updates)
+        check_step(updates, state.noise, noise, more=1)
         next_key, gradient_key, count_key = jax.random.split(state.noise.key, 3)
         gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
@@ -135,7 +136,7 @@ def adaptive_noise(
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
-        return gradient, AdaptiveNoiseState(after_a_step(state.noise, next_key), norm)
+        return gradient, AdaptiveNoiseState(after_a_step(state.noise, next_key, total), norm)
 
     return transformation(init, update)
 

@@ -44,21 +44,21 @@ class ClippedSum:
     def sensitivity(
         self,
         relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-        *,
-        batch_size: float = 1,
     ) -> Sensitivity:
         """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
 
+        Of the sum as it is: divide by a batch size after the noise, for a quotient of floats is
+        rounded once more.
+
         Args:
             relation: which batches are neighbors.
-            batch_size: a public number that the sum is divided by.
 
         Returns:
             A `Sensitivity` in the norm l2.
         """
-        records = 2 if NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE else 1
-        size = _checks.positive("batch_size", batch_size)
-        return analytic_sensitivity(records * self.norm_bound / size, norm="l2", relation=relation)
+        relation = NeighboringRelation(relation)
+        records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+        return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,8 @@ class ClippedGradients:
             parameters: a pytree of float arrays.
             examples: a pytree of arrays with a leading axis of the batch.
             mask: booleans of shape (batch,); an example where it is False counts as absent.
-            clip_norm: instead of that of the object; for adaptive clipping.
+            clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
+                range gives NaN.
 
         Returns:
             A `ClippedSum`.
@@ -99,7 +100,7 @@ class ClippedGradients:
             raise ValueError(
                 f"mask must be booleans of shape ({size},), got {_checks.described(mask)}"
             )
-        norm = _checks.positive("clip_norm", self.clip_norm if clip_norm is None else clip_norm)
+        norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         return self._compiled(_float_arrays(parameters), examples, mask, norm)
 
     def explain(self, parameters: Any, example: Any) -> Any:
@@ -212,6 +213,19 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
     return x.reshape(-1, part, *x.shape[1:])
 
 
+def _checked_norm(clip_norm: Scalar) -> Any:
+    """A clip norm in range, in floats as wide as there are; NaN where a traced one is not."""
+    norm = _checks.positive("clip_norm", clip_norm)
+    if _checks.is_traced(norm):
+        usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
+        return jnp.where(usable, norm, jnp.nan).astype(jnp.result_type(float))
+    if not LEAST_NORM <= norm <= LARGEST_NORM:
+        raise ValueError(
+            f"clip_norm must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
+        )
+    return norm
+
+
 def _first(examples: Any) -> Any:
     """The shapes of one example."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
@@ -276,7 +290,8 @@ def clipped_gradients(
         that. rho covers the rounding of norms, of factors and of sums, for any order in which XLA
         adds. An example whose loss or gradient is not finite counts as zero, and does not touch
         what others contribute. Assumed is that what an example contributes depends on it and its
-        slot alone, as in every program that `vmap` makes.
+        slot alone, as in every program that `vmap` makes: the loss closes over nothing that is made
+        of the batch, such as its mean.
 
     Source:
         Goodfellow, "Efficient per-example gradient computations" (2015); Lee and Kifer, "Scaling up
@@ -294,10 +309,7 @@ def clipped_gradients(
         [0.5, 1.0]
     """
     _checks.function("loss", loss)
-    norm = _checks.positive("clip_norm", clip_norm)
-    if _checks.is_traced(norm) or not LEAST_NORM <= norm <= LARGEST_NORM:
-        raise ValueError(
-            f"clip_norm must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
-        )
+    norm = _checked_norm(clip_norm)
+    _checks.host_only("clip_norm", norm, "clipped(..., clip_norm=)")
     size = _checks.integer("microbatch_size", microbatch_size, least=1, most=2**20)
     return ClippedGradients(loss, norm, size)

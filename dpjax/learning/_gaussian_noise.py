@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
 from dpjax.learning._clipping import ClippedSum
@@ -31,7 +32,8 @@ class NoiseState:
     Attributes:
         key: of the noise to come; what past noise was drawn from cannot be found from it.
         step: how many steps got noise.
-        noise_multiplier: the standard deviation of the noise, relative to the norm bound.
+        noise_multiplier: the least standard deviation of the noise of any step, relative to the
+            norm bound. Another number in its place changes no noise.
         coordinates: how many numbers get noise in a step.
         noise: "exact" or "float".
 
@@ -59,7 +61,8 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing.
+    first in a chain: what follows it, as `optax.adam`, is post-processing, but of what something in
+    front of it makes of the sum the bound is none. Most of that is refused; signs are not seen.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
@@ -75,7 +78,8 @@ def gaussian_noise(
         NaN.
 
     Raises:
-        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
+            something in front has made other numbers of.
         ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
             `dpjax.Ledger` is open, which a training pays by `charge`.
 
@@ -112,14 +116,14 @@ def gaussian_noise(
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         tell_of_training(key)
-        return NoiseState(key, jnp.int32(0), multiplier, coordinates, noise)
+        return NoiseState(key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
-        check_clipped(updates)
+        check_step(updates, state, noise)
         next_key, step_key = jax.random.split(state.key)
-        noisy = with_noise(step_key, updates, state.noise_multiplier, distribution)
-        return averaged(noisy, size), after_a_step(state, next_key)
+        noisy = with_noise(step_key, updates, multiplier, distribution)
+        return averaged(noisy, size), after_a_step(state, next_key, multiplier)
 
     return transformation(init, update)
 
@@ -136,7 +140,7 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
     """The sum with noise of a multiple of its norm bound."""
     refuse_unpaid_steps()
     value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
-    key = key_for_each(key, (value, bound))
+    key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
         bound,
@@ -151,12 +155,35 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
 
 
 def check_clipped(updates: Any) -> None:
-    """Refuses what no norm bound travels with."""
+    """Refuses what no norm bound travels with, or what has been transformed on the way.
+
+    Sums may be added up: so are their bounds. But what clips or scales by what it sees does it to
+    the bound as well, which then is none. It shows, for a count becomes a float.
+    """
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, whose norm bound the noise is for, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
+        )
+    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.value)]
+    wide = all(jnp.issubdtype(x, jnp.floating) and x.itemsize >= 4 for x in dtypes)
+    if not wide or not jnp.issubdtype(jnp.result_type(updates.within), jnp.integer):
+        raise TypeError(
+            "updates must be as learning.clipped_gradients makes them, or a sum of such, but"
+            f" something has transformed them, got {_checks.described(updates)}: put the noise"
+            " first in a chain"
+        )
+
+
+def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
+    """Refuses a sum or a kind of noise that is not what the state is an account of."""
+    check_clipped(updates)
+    size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
+    if (size, noise) != (state.coordinates, state.noise):
+        raise ValueError(
+            f"state must be of {size} coordinates and noise={noise!r}, as this step is, got one of"
+            f" {state.coordinates} and {state.noise!r}: make it by init, of all parameters"
         )
 
 
@@ -165,6 +192,12 @@ def averaged(tree: Any, size: Scalar) -> Any:
     return jax.tree.map(lambda x: x / jnp.asarray(size).astype(x.dtype), tree)
 
 
-def after_a_step(state: NoiseState, key: jax.Array) -> NoiseState:
-    """The state with another key, one step later."""
-    return NoiseState(key, state.step + 1, state.noise_multiplier, state.coordinates, state.noise)
+def after_a_step(state: NoiseState, key: jax.Array, multiplier: Scalar) -> NoiseState:
+    """The state with another key, one step later: of the least noise so far."""
+    least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
+    return NoiseState(key, state.step + 1, least, state.coordinates, state.noise)
+
+
+def rounded_down(multiplier: Scalar) -> jax.Array:
+    """A noise multiplier as an array, which steps keep the type of."""
+    return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))

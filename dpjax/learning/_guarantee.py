@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from dpjax import _checks
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.base import Guarantee, NeighboringRelation
@@ -39,7 +41,8 @@ def guarantee(
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if the state is not one of noise, or is traced.
-        ValueError: if no step was taken, or as `accounting.dp_sgd` does.
+        ValueError: if no step was taken, if the state is a batch of states, or as
+            `accounting.dp_sgd` does.
 
     Formal guarantees:
         Those of `accounting.dp_sgd`, where every batch was drawn by `sampling` from a secret key of
@@ -71,6 +74,11 @@ def guarantee(
             f" {_checks.described(state)}"
         )
     _checks.host_only("state", noise.step, "it outside")
+    if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
+        raise ValueError(
+            f"state must be that of one training, got steps of shape {np.shape(noise.step)}: take"
+            " one, as by jax.tree.map(lambda x: x[0], state)"
+        )
     if noise.noise == "float":
         return nothing_promised(0.0, relation)
     promised = dp_sgd(

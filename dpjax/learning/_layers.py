@@ -160,6 +160,8 @@ def _is_embedding(equation: Any, operand: int) -> bool:
 def _embedding(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     table = equation.invars[operand].aval.shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
+    if indices.dtype.itemsize < 4:  # Which might not hold the number of rows.
+        indices = indices.astype(jnp.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
     else:  # What is out of bounds is filled with a constant.

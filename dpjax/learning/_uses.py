@@ -7,6 +7,7 @@ determine the gradient of the parameter, which then is formed for no example. A 
 than one use, or with any other, gets a gradient of its own for each example.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -70,12 +71,11 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Tr
     with needs_no_values("loss"):
         called = jax.make_jaxpr(flat)(*arrays)
     _check_scalar(called.out_avals)
-    refuse_outside_code("loss", called)
-    if "custom_vmap_call" in _walks.primitives(called.jaxpr):
-        raise ValueError(
-            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
-            " jax.custom_batching.custom_vmap"
-        )
+    _check_operations(called)
+    # Rules for derivatives are code that only a derivative shows.
+    loss_of = functools.partial(_walks.run, called, operation=_bind)
+    gradient = jax.grad(lambda *xs: loss_of(xs)[0], argnums=tuple(range(len(leaves))))
+    _check_operations(jax.make_jaxpr(gradient)(*arrays))
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
     jaxpr = program.jaxpr
@@ -137,6 +137,15 @@ def _check_scalar(avals: Sequence[Any]) -> None:
         raise ValueError(
             "loss must return the loss of one example, a real scalar; it returned"
             f" {_checks.described([_like(aval) for aval in avals])}"
+        )
+
+
+def _check_operations(program: Any) -> None:
+    refuse_outside_code("loss", program)
+    if "custom_vmap_call" in _walks.primitives(program.jaxpr):
+        raise ValueError(
+            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
+            " jax.custom_batching.custom_vmap"
         )
 
 

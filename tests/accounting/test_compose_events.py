@@ -79,6 +79,31 @@ def test_sampled_events_mean_what_dp_accounting_means():
     assert replaced > 1.2 * added
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_noise_means_the_same_to_both_accountants(nested):
+    """Beside randomized response, a replaced record changes what two contributions make."""
+    noise = dp_accounting.GaussianDpEvent(8.0)
+    if nested:
+        noise = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(noise, 1)])
+    nothing = dp_accounting.RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=1)
+    exact, looser = (
+        compose_events(noise, nothing, delta=1e-5, relation=REPLACE, method=method).epsilon
+        for method in ("pld", "renyi")
+    )
+    alone = compose_events(dp_accounting.GaussianDpEvent(4.0), delta=1e-5).epsilon
+    assert 0.999 * alone < exact < looser < 1.2 * exact
+
+
+def test_batches_without_replacement_mean_it_too():
+    """At rate 1 it is the Gaussian mechanism, at a sensitivity of two contributions."""
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        100, 100, dp_accounting.GaussianDpEvent(8.0)
+    )
+    found = compose_events(event, delta=1e-5, relation=REPLACE, method="renyi").epsilon
+    alone = compose_events(dp_accounting.GaussianDpEvent(4.0), delta=1e-5, method="renyi").epsilon
+    assert found == pytest.approx(alone)
+
+
 def test_what_is_not_known_is_refused():
     with pytest.raises(ValueError, match="is not known to pld under add-or-remove-one"):
         compose_events(RESPONSE, delta=1e-5, relation=ADD)

@@ -9,6 +9,8 @@ from scipy.stats import binom
 
 import dpjax
 from dpjax import accounting, learning
+from dpjax.accounting._dp_sgd import _LEAST_INTEGRATED, _renyi_of_replacing
+from dpjax.accounting._loss_distributions import epsilons_by_losses
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
@@ -145,6 +147,43 @@ def test_no_noise_multiplier_is_an_answer_too():
         )
 
 
+def test_what_convolutions_lose_is_charged():
+    """A million steps by FFT lose 4e-11 of a delta of 2e-12, and say that it is below 0."""
+    z, steps, delta = 3000.0, 10**6, 2e-9
+    found = epsilons_by_losses("poisson", 1 - 2**-32, z, steps, replaced=False)(delta)
+    mu = math.sqrt(steps) / z
+    missed = ndtr(mu / 2 - found / mu) - math.exp(found + log_ndtr(-mu / 2 - found / mu))
+    assert missed < delta - 1e-9
+    with pytest.raises(ValueError, match=r"delta=1e-09 is too small for method"):
+        epsilon(sampling(0.5), z, steps, delta=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("batches", "z", "steps"),
+    [
+        (sampling(2**-32), 100.0, 10**9),  # Three outcomes, which are not to the power of that.
+        pytest.param(sampling(1e-6), 1e-3, 1, marks=pytest.mark.slow),
+        pytest.param(sampling(1e-6, "fixed", 10**7), 2e-3, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_little_noise_and_many_steps_have_an_answer(batches, z, steps):
+    relation = REPLACE if batches.kind == "fixed" else ADD
+    assert 0 <= epsilon(batches, z, steps, relation=relation) < 1e-2
+
+
+@pytest.mark.parametrize(("method", "z"), [("pld", 1e-4), ("renyi", 1e-4), ("renyi", 0.2)])
+def test_noise_that_is_too_little_is_refused(method, z):
+    with pytest.raises(ValueError, match=r"too large|is used up"):
+        epsilon(sampling(0.5), z, 10, relation=REPLACE, method=method)
+
+
+def test_divergences_of_little_noise_are_not_below_those_that_are_integrated():
+    z = _LEAST_INTEGRATED
+    for order in (1.1, 2.0, 10.0):
+        integrated = _renyi_of_replacing(order, 0.5, z)
+        assert integrated < _renyi_of_replacing(order, 0.5, z * (1 - 1e-9))
+
+
 def test_a_rate_that_is_off_is_seen():
     """An accountant that thinks of another rate promises something else."""
     found = [epsilon(sampling(0.01 * x), 1.0, 1000) for x in (0.9, 1.0, 1.1)]
@@ -162,6 +201,8 @@ def test_a_rate_that_is_off_is_seen():
         ({"method": "moments"}, ValueError, "method must be one of"),
         ({"delta": 1e-13}, ValueError, "too small for method"),
         ({"sampling": sampling(0.1, "fixed")}, ValueError, "relation must be replace-one"),
+        ({"sampling": sampling(0.1, "shuffled")}, ValueError, "sampling.kind must be"),
+        ({"sampling": sampling(1.1)}, ValueError, "sampling.rate must be"),
     ],
 )
 def test_bad_parameters_are_refused(change, error, message):

@@ -290,7 +290,6 @@ def test_neighbors_are_within_the_norm_bound(perceptron_batch):
         assert 0.5 * sensitivity.value < distance <= sensitivity.value
         assert sensitivity.norm == "l2"
     assert everyone.sensitivity(REPLACE).value == 2 * everyone.sensitivity().value
-    assert everyone.sensitivity(REPLACE, batch_size=4).value == everyone.sensitivity().value / 2
 
 
 def outer_product(p, example):
@@ -435,11 +434,28 @@ def _(axis_size, in_batched, x):
     return jnp.cumsum(x), True
 
 
+def with_a_rule(rule):
+    """A loss whose derivative is code of its own."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, None), lambda _, g: (rule(g),))
+    return lambda w, x: same(w * x)
+
+
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
         (printing, ValueError, "loss must not call code outside of JAX"),
         (lambda w, x: w * mixing(x), ValueError, "loss must not have a rule for vmap of its own"),
+        (with_a_rule(mixing), ValueError, "loss must not have a rule for vmap of its own"),
+        (
+            with_a_rule(lambda g: printing(g, g) / g),
+            ValueError,
+            "loss must not call code outside of JAX",
+        ),
         (lambda w, x: w * float(x), TypeError, "loss must be JAX code"),
     ],
 )
@@ -463,9 +479,31 @@ def test_half_precision_is_summed_in_float32():
 
 def test_a_bad_traced_clip_norm_gives_nan(perceptron_batch):
     clipped, parameters, examples = perceptron_batch
-    found = jax.jit(lambda norm: clipped(parameters, examples, clip_norm=norm))(-1.0)
-    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found.value))
-    assert np.isnan(found.norm_bound)
+    sums = jax.jit(lambda norm: clipped(parameters, examples, clip_norm=norm))
+    for bad in (-1.0, 1e-11, 1e11):
+        found = sums(bad)
+        assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found.value))
+        assert np.isnan(found.norm_bound)
+    with pytest.raises(ValueError, match="clip_norm must be a number from 1e-10"):
+        clipped(parameters, examples, clip_norm=1e-11)
+
+
+def test_a_narrow_clip_norm_does_not_round_the_bound(x64):
+    """In float32 the little that rounding adds in float64 would be nothing."""
+    clipped = learning.clipped_gradients(linear, clip_norm=1.0)
+    examples = jnp.ones(3, "float64")
+    sums = jax.jit(lambda norm: clipped(jnp.float64(1), examples, clip_norm=norm))
+    assert 1 + 1e-16 < float(sums(jnp.float32(1)).norm_bound) < 1 + 1e-12
+
+
+def test_integers_that_do_not_hold_the_number_of_rows():
+    def loss(table, token):
+        return jnp.sum(jnp.tanh(table[token]) ** 2)
+
+    table, examples = normal(1, 300, 2), jnp.array([-1, 5, 127, -128, 5, 0], jnp.int8)
+    expected, _ = by_hand(loss, table, examples, 0.1)
+    found = learning.clipped_gradients(loss, clip_norm=0.1)(table, examples)
+    assert largest_difference(found.value, expected) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,40 @@ def test_what_has_no_norm_bound_gets_no_noise(keys):
             transformation.update(PARAMETERS, transformation.init(PARAMETERS))
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        optax.clip(0.01),
+        optax.normalize_by_update_norm(),
+        optax.scale(0.5),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x.astype("bfloat16"), updates)),
+    ],
+    ids=["clip", "normalize", "scale", "cast"],
+)
+def test_what_was_transformed_has_no_norm_bound(before, keys):
+    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01."""
+    sums = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    chained = optax.chain(before, noise)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(TypeError, match="something has transformed them"),
+    ):
+        chained.update(sums, chained.init(sums.value), sums.value)
+
+
+def test_sums_may_be_added_up(keys):
+    """Such as those of several devices: the bounds add up as well."""
+    one = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    both = jax.tree.map(jnp.add, one, one)
+    assert float(both.norm_bound) == 2
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    state = noise.init(one.value)
+    doubled = dataclasses.replace(both, value=one.value, norm_bound=jnp.float32(2))
+    drawn, other = (noise.update(x, state)[0]["a"] for x in (both, doubled))
+    np.testing.assert_allclose(drawn - other, 0.25, rtol=1e-5)
+
+
 @pytest.mark.parametrize("norm_bound", [0.0, -1.0, np.nan, np.inf])
 def test_a_bound_that_is_none_gives_nan(norm_bound, keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
@@ -184,6 +218,49 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     assert np.all(np.isnan(swept[2]))
 
 
+@pytest.mark.parametrize("kind", ["exact", "float"])
+def test_one_key_for_several_multipliers_is_refused(kind, keys):
+    """The same draw at two scales gives the sum away."""
+
+    def drawn(multiplier):
+        noise = learning.gaussian_noise(
+            keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
+        )
+        values = {"a": jnp.zeros(400)}
+        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        return noise.update(sums, noise.init(values))[0]["a"]
+
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(drawn)(jnp.array([1.0, 2.0]))
+
+
+def test_a_guarantee_is_that_of_the_least_noise(keys):
+    """Whatever a state is told afterwards, and if other noise goes on with it."""
+    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    little, much = (
+        learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
+    )
+    _, state = little.update(sums, little.init(sums.value))
+    _, state = much.update(sums, state)
+    assert float(state.noise_multiplier) == pytest.approx(1.1, rel=1e-6)
+    assert float(state.noise_multiplier) <= 1.1
+    told = dataclasses.replace(much.init(sums.value), noise_multiplier=9.0)
+    drawn, state = much.update(sums, told)
+    assert float(state.noise_multiplier) == 2.0
+    assert np.array_equal(drawn["a"], much.update(sums, much.init(sums.value))[0]["a"])
+
+
+def test_a_state_of_another_training_is_refused(keys):
+    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    settings = {"noise_multiplier": 1.0, "batch_size": 4}
+    exact, floats = (
+        learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
+    )
+    for state in (exact.init({"a": jnp.zeros(2)}), floats.init(sums.value)):
+        with pytest.raises(ValueError, match="state must be of 3 coordinates and noise='exact'"):
+            exact.update(sums, state)
+
+
 def test_noise_in_floats_promises_nothing(keys):
     noise = learning.gaussian_noise(keys(0), noise_multiplier=1.0, batch_size=4, noise="float")
     sampling = learning.poisson_sampling(100, batch_size=4)
@@ -204,6 +281,8 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
     assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-6)
     with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
         learning.guarantee(noise.init(PARAMETERS), sampling, delta=1e-5)
+    with pytest.raises(ValueError, match="state must be that of one training"):
+        learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
         learning.guarantee((state,), sampling, delta=1e-5)
 
