@@ -1,10 +1,11 @@
 """The minimizer of a regularized logistic loss with a linear term, to a precision known in advance.
 
-The gradient, as computed, is off by e at most. Thirty damped Newton steps, whatever the data, bring
-it to rounding. Nobody has proven that in floats, and no private gradient may decide what is
-released. So what they find is brought into a ball that the minimizer is in, and steps of length 1 /
-(lambda + 1/4) along the gradient follow while that is longer than 4 e, at most K of them: usually
-none.
+The gradient, as computed, is off by e at most. Thirty Newton steps, each as long as the objective
+falls along it, bring it to rounding, whatever the data. (Damped ones do not: where noise pulls the
+weights far out along features that few records have, each gains a few units of hundreds.) Nobody
+has proven that in floats, and no private gradient may decide what is released. So what they find is
+brought into a ball that the minimizer is in, and steps of length 1 / (lambda + 1/4) along the
+gradient follow while that is longer than 4 e, at most K of them: usually none.
 
 Where they end early, the gradient certifies an error of 5 e / lambda, by strong convexity. Else, as
 a step multiplies the error by 1 - lambda / (lambda + 1/4) at most and adds rounding, and K of them
@@ -25,6 +26,8 @@ from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import into_ball
 
 _NEWTON_STEPS = 30
+# How often the interval of a Newton step's length is halved, in logarithms.
+_HALVINGS = 8
 _GRADIENTS_IN_ERRORS = 4
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
@@ -94,6 +97,27 @@ def perturbed_minimizer(
     """
     n, d = rows.shape
 
+    def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
+        """How much of a step to take: all, or about as much as the objective falls along it."""
+        margins, moved = rows @ w, rows @ step
+        pulled = strength * (w @ step) + pull @ step
+
+        def falls_at(t: jax.Array) -> jax.Array:
+            pushed = jnp.mean(jax.nn.sigmoid(t * moved - margins) * moved)
+            return pulled - t * strength * (step @ step) >= pushed
+
+        def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            low, high = ends
+            middle = jnp.sqrt(low * high)
+            falls = falls_at(middle)
+            return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
+
+        # So much lowers the objective in any case, as in `targets.logistic_regression`.
+        reach = jnp.maximum(jnp.max(jnp.abs(moved)), jnp.finfo(rows.dtype).tiny)
+        whole = jnp.ones((), rows.dtype)
+        low, _ = lax.fori_loop(0, _HALVINGS, halve, (jnp.log1p(reach) / reach, whole))
+        return jnp.where(falls_at(whole), whole, low)
+
     def wrong_and_gradient(w: jax.Array) -> tuple[jax.Array, jax.Array]:
         wrong = jax.nn.sigmoid(-(rows @ w))
         return wrong, strength * w - average(wrong[:, None] * rows, 1.0) + pull
@@ -103,9 +127,7 @@ def perturbed_minimizer(
         curvature = wrong * (1 - wrong) / n
         hessian = (rows.T * curvature[None, :]) @ rows + strength * jnp.eye(d, dtype=rows.dtype)
         step = solve(hessian, gradient)
-        # Damped as `targets.logistic_regression` is, which lowers the objective in any case.
-        reach = jnp.maximum(jnp.max(jnp.abs(rows @ step)), jnp.finfo(rows.dtype).tiny)
-        return w - jnp.log1p(reach) / reach * step
+        return w - length_of(step, w) * step
 
     def unsolved(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         _, gradient, steps = state

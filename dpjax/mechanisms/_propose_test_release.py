@@ -33,7 +33,9 @@ _BOUND_BITS = 12
 _LEAST_BOUND = 2.0**-17
 # Covers the float32 roundings of the least distance that is answered.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
-_MOST_DISTANCE = 2.0**30
+# Of each scale that a noisy distance must exceed: noise of an answer has at most 2^41 steps, and
+# the least distance that is answered is below 2^30.
+_LEAST_EPSILON = 2.0**-28
 
 
 @frozen_pytree
@@ -63,6 +65,7 @@ class ProposeTestRelease(SensitivityMechanism):
         sensitivity: one record changes, norm "hamming".
         epsilon: of the guarantee.
         delta: of the guarantee.
+        scales: how many scales of its noise a noisy distance must exceed, log(1 / (2 delta)).
         bound: on the local sensitivity, as proposed.
         lower: of the records.
         upper: of the records.
@@ -75,6 +78,7 @@ class ProposeTestRelease(SensitivityMechanism):
     sensitivity: Sensitivity
     epsilon: Scalar = up()
     delta: Scalar = up()
+    scales: Scalar = up()
     bound: Scalar
     lower: float
     upper: float
@@ -110,10 +114,9 @@ class ProposeTestRelease(SensitivityMechanism):
 
     @property
     def least_distance(self) -> jax.Array:
-        """What a noisy distance must exceed: log(1 / (2 delta)) scales of its noise."""
+        """What a noisy distance must exceed: so many scales of its noise, rounded up."""
         fit, _ = self._fits()
-        delta = jnp.asarray(self.delta, jnp.float32)
-        return jnp.maximum(jnp.ceil(fit.scale * -jnp.log(2 * delta) * _OUTWARD_DISTANCE), 0)
+        return jnp.ceil(fit.scale * jnp.asarray(self.scales, jnp.float32) * _OUTWARD_DISTANCE)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, jax.Array, jax.Array]:
         """The records in order, the statistic in steps, and its distance from instability."""
@@ -139,7 +142,7 @@ class ProposeTestRelease(SensitivityMechanism):
         records, statistic, distance = self._measured(value)
         test, answer = self._fits()
         least = self.least_distance
-        usable = ~(jnp.isnan(test.scale) | jnp.isnan(answer.scale)) & (least < _MOST_DISTANCE)
+        usable = ~(jnp.isnan(test.scale) | jnp.isnan(answer.scale))
         far = _limbs.from_integers(jnp.where(usable, least, 0).astype(jnp.int32))
         of_distance, of_answer = laplace_steps(key, test, answer)
         passed = _limbs.less(far, _limbs.add(_limbs.from_integers(distance), of_distance))
@@ -260,8 +263,8 @@ def propose_test_release(
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range or a pair out of order; at a release, if the value is not
-            one array of records.
+        ValueError: if one is out of range or a pair out of order, or epsilon is so small that no
+            database passes the test; at a release, if the value is not one array of records.
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for what is really drawn, in integers: on
@@ -290,14 +293,28 @@ def propose_test_release(
     low, high = check_bounds(lower, upper)
     proposed = _checks.positive("bound", bound)
     least, most = _LEAST_BOUND * (high - low), high - low
-    if _checks.is_traced(proposed) or _checks.is_traced(delta):
-        usable = (proposed >= least) & (proposed <= most) & (delta > 0)
-        epsilon = jnp.where(usable, outward(epsilon, math.inf), jnp.nan)
-    elif not least <= proposed <= most:
+    # On the host where it can be: as a leaf a tiny delta would be rounded up.
+    scales = _scales(delta)
+    in_range = (least <= proposed) & (proposed <= most)
+    carried = (epsilon >= _LEAST_EPSILON) & (epsilon >= _LEAST_EPSILON * scales)
+    if any(map(_checks.is_traced, (epsilon, delta, proposed))):
+        epsilon = jnp.where(in_range & carried, outward(epsilon, math.inf), jnp.nan)
+    elif not in_range:
         raise ValueError(f"bound must be in [{least:g}, {most:g}], got {proposed:g}")
+    elif not carried:
+        raise ValueError(
+            f"epsilon={epsilon:g} is too small for delta={delta:g}: no database would be answered"
+        )
     return ProposeTestRelease(
-        sensitivity, epsilon, delta, proposed, low, high, _probabilities(probability)
+        sensitivity, epsilon, delta, scales, proposed, low, high, _probabilities(probability)
     )
+
+
+def _scales(delta: Scalar) -> Any:
+    """log(1 / (2 delta)), or 0; NaN where a traced delta is bad."""
+    if _checks.is_traced(delta):
+        return jnp.maximum(-jnp.log(2 * delta), 0)
+    return max(-math.log(2 * delta), 0.0)
 
 
 @jax.jit

@@ -180,7 +180,8 @@ def test_solutions_are_as_exact_as_is_charged_whatever_newtons_steps_find(
 ):
     monkeypatch.setattr(solver, "_NEWTON_STEPS", newton_steps)
     eps = float(np.finfo(np.float32).eps)
-    find = jax.jit(solver.perturbed_minimizer)
+    # A function of its own: a program that was traced before has the steps of before.
+    find = jax.jit(lambda *problem: solver.perturbed_minimizer(*problem))
     for seed, (strength, pull) in enumerate([(0.1, 0.5), (0.005, 0.0), (0.005, 2.0), (2.0, 9.0)]):
         strength = float(np.float32(strength))
         rows, linear = problem(seed, strength, pull)
@@ -191,6 +192,24 @@ def test_solutions_are_as_exact_as_is_charged_whatever_newtons_steps_find(
         charged = solver.solver_error(strength, plan, pull=pull, d=D, eps=eps)
         assert np.linalg.norm(found - exact) <= charged
         assert charged < 0.01 * plan.radius
+
+
+def test_newtons_steps_end_however_far_noise_pulls():
+    """Where they did not, as many steps as the plan allows followed: hours, for a small lambda."""
+    eps, find = float(np.finfo(np.float32).eps), jax.jit(solver.perturbed_minimizer)
+    mostly_one = np.zeros((N, D), np.float32)
+    mostly_one[:, 0] = np.where(np.arange(N) % 2, 1, -1)
+    mostly_one[:2] = [[0, 1, 0], [0, 0.8, 0.6]]
+    one_direction = np.tile(np.eye(D, dtype="float32")[1], (N, 1))
+    strength = float(np.float32(1e-4))
+    for rows in (mostly_one, one_direction, 1e-3 * one_direction, problem(0, 0.1, 1.0)[0]):
+        for linear in ([0.01, 0.1, -0.03], [0.0, -0.1, 0.0], [1.0, 3.0, -2.0]):
+            linear = np.array(linear, np.float32)
+            pull = float(np.linalg.norm(linear)) * (1 + 1e-6)
+            plan = solver.solver_plan(strength, pull=pull, d=D, eps=eps)
+            found = np.asarray(find(rows, linear, strength, plan._replace(most_steps=0.0)), float)
+            gradient = strength * found - special.expit(-rows @ found) @ rows / N + linear
+            assert np.linalg.norm(gradient) <= 1.5 * plan.enough
 
 
 @pytest.fixture(scope="module")

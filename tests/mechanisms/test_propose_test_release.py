@@ -27,17 +27,31 @@ def noises(mechanism):
     return *mechanism._fits(), mechanism.least_distance
 
 
+def passes_at_0(mechanism):
+    """The exact probability that noise, as it is drawn, passes the test at distance 0."""
+    fit, _, least = noises(mechanism)
+    points, first = int(fit.divisor) << int(fit.shift), int(least) + 1  # The least that passes.
+    return math.exp(-(points * first - points // 2) / 2.0**43) / 2
+
+
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 10.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-2, 0.4])
 def test_an_unstable_database_passes_with_probability_delta(epsilon, delta):
-    """The exact probability of the noise that is drawn, at distance 0."""
     mechanism = dpjax.propose_test_release(epsilon, delta, bound=1.0, lower=LOW, upper=HIGH)
-    fit, _, least = noises(mechanism)
-    points, first = int(fit.divisor) << int(fit.shift), int(least) + 1  # The least that passes.
-    passes = math.exp(-(points * first - points // 2) / 2.0**43) / 2
+    passes = passes_at_0(mechanism)
     assert passes <= delta * (1 - 1e-9)
     # A distance of one less would be too little, but for half a step.
     assert passes * math.exp(1.5 * epsilon / 2) > delta
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(1.0, 1e-40), (1.0, 1e-300), (1e-8, 0.49999999), (1e-8, 0.4999)]
+)
+def test_a_delta_that_float32_would_round_up_is_kept(epsilon, delta):
+    """The guarantee says what was asked for, in float64."""
+    mechanism = dpjax.propose_test_release(epsilon, delta, bound=1.0, lower=LOW, upper=HIGH)
+    assert mechanism.guarantee.delta == delta
+    assert passes_at_0(mechanism) <= delta
 
 
 def test_noise_is_that_of_half_an_epsilon_each(mechanism):
@@ -147,14 +161,17 @@ def test_a_test_without_noise_is_refuted(mechanism):
 
 
 def test_bad_parameters_are_refused():
-    def make(**arguments):
+    def make(epsilon=1.0, **arguments):
         arguments = {"bound": 1.0, "lower": LOW, "upper": HIGH} | arguments
-        return dpjax.propose_test_release(1.0, 1e-6, **arguments)
+        return dpjax.propose_test_release(epsilon, 1e-6, **arguments)
 
     with pytest.raises(ValueError, match="bound must be in"):
         make(bound=1e-4)
     with pytest.raises(ValueError, match="bound must be in"):
         make(bound=101.0)
+    with pytest.raises(ValueError, match="epsilon=4e-08 is too small for delta=1e-06"):
+        make(epsilon=4e-8)
+    assert passes_at_0(make(epsilon=5e-8)) <= 1e-6
     with pytest.raises(ValueError, match="two in order"):
         make(probability=(0.75, 0.25))
     with pytest.raises(ValueError, match="value must be one array of records"):
@@ -174,4 +191,4 @@ def test_bad_traced_parameters_release_nothing(key):
     )
     np.testing.assert_array_equal(bad.value.answered, -1)
     assert np.all(np.isnan(bad.value.value))
-    assert np.all(np.isnan(bad.guarantee.epsilon[jnp.asarray([0, 1, 3])]))
+    assert np.all(np.isnan(bad.guarantee.epsilon))
