@@ -75,7 +75,8 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         buckets: a number k, of records that are integers from 0 to k - 1, which are the buckets; or
             increasing edges, public, of records that are numbers, where bucket j holds
             edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. What is in
-            no bucket, as NaN, is not counted.
+            no bucket, as NaN, is not counted. Edges are rounded to the dtype of the records, and
+            records of integers to JAX's default float.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
@@ -232,7 +233,7 @@ def _as_codes(records: Any) -> jax.Array:
 def _increasing_edges(edges: Any) -> np.ndarray:
     wanted = "buckets must be a number of them, or at least 2 increasing edges"
     try:
-        array = np.asarray(edges, float)
+        array = np.array(edges, float)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{wanted}, got {_checks.shown(edges)}") from error
     if array.ndim != 1 or array.size < 2 or not np.all(array[1:] > array[:-1]):

@@ -98,6 +98,9 @@ def coarse_reach(moved: Fraction, *, coordinates: int, bits: int, norm: VectorNo
 def gram(x: jax.Array, *, bits: int) -> Limbs:
     """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
+    In units of 2^(bits // 2), rounded down, because in units of 1 that of 2^23 rows of 20 bits is
+    2^63, which would wrap. With fewer than 2^32 of these rows it is below 2^62.
+
     Digits are multiplied and added in int32, in blocks of rows that do not wrap.
     """
     low_bits = bits // 2
@@ -111,10 +114,9 @@ def gram(x: jax.Array, *, bits: int) -> Limbs:
         found: Any = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
         return sum_of_integers(found)
 
-    def shifted(x: Limbs, by: int) -> Limbs:
-        return _limbs.shift_left(x, jnp.uint32(by))
-
     mixed = products(high, low)
     mixed = _limbs.add(mixed, Limbs(mixed.high.T, mixed.low.T))
-    ends = _limbs.add(shifted(products(high, high), 2 * low_bits), products(low, low))
-    return _limbs.add(ends, shifted(mixed, low_bits))
+    digit = jnp.uint32(low_bits)
+    top = _limbs.shift_left(products(high, high), digit)
+    bottom = _limbs.shift_right(products(low, low), digit)
+    return _limbs.add(_limbs.add(top, mixed), bottom)

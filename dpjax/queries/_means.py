@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from dpjax.accounting._composition import post_process
 from dpjax.base import NeighboringRelation, Release
-from dpjax.mechanisms._privatize import privatize
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._private_release import mechanism_for, public_count, slots_of
+from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
@@ -92,7 +91,7 @@ def private_mean(
         return jnp.clip(middle + half * share, low, high).reshape(shape)
 
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
-    return post_process(privatize(query, mechanism)(key, database), average)
+    return post_process(released(key, database, query, mechanism, what="mean"), average)
 
 
 def _centered_sums(low: float, high: float, capacity: int, coordinates: int) -> Query:

@@ -68,7 +68,8 @@ def second_moments_query(
         x = in_ball(vectors(records), present)
         weight = jnp.where(present, jnp.int32(_RADIUS), 0)[:, None]
         products = gram(jnp.concatenate([weight, x], axis=1), bits=RADIUS_BITS)
-        return coarse(_limbs.Limbs(products.high[upper], products.low[upper]), bits)
+        triangle = _limbs.Limbs(products.high[upper], products.low[upper])
+        return coarse(triangle, bits - RADIUS_BITS // 2)
 
     return Query(
         total=total,

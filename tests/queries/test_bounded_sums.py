@@ -132,8 +132,15 @@ def integers():
 def test_products_are_added_up_exactly(integers):
     found = jax.jit(gram, static_argnames="bits")(integers, bits=20)
     expected = integers.astype(object).T @ integers.astype(object)
-    np.testing.assert_array_equal(python_integers(found), expected)
+    np.testing.assert_array_equal(python_integers(found), expected // 2**10)
     assert np.abs(expected).max() > 2**49
+
+
+def test_products_beyond_64_bits_do_not_wrap():
+    """Of few rows of 30 bits, as of 2^23 rows of 20 bits: a record would turn the sum around."""
+    x = np.full((64, 1), 2**30, "int32")
+    found = jax.jit(gram, static_argnames="bits")(x, bits=30)
+    assert python_integers(found) == 64 * 2**60 // 2**15 > 2**50
 
 
 def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):

@@ -1,5 +1,7 @@
 """Means, moments, regression and clusters: how far a record moves them, and what is released."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,6 +110,19 @@ def test_no_search_finds_records_that_move_the_moments_further(dimension):
         reach = query.sensitivity(norm).value * query.unit
         part = best.max() / reach
         assert least.get(dimension, (0.4, 0.9, 0.95))[i] <= part <= 1
+
+
+@pytest.mark.slow
+def test_no_record_moves_the_moments_of_many_further():
+    """2^23 squares of 40 bits are 2^63, where 64 bits end."""
+    n = 2**23
+    query = second_moments_query(lambda x: x[:, None], dimension=1, capacity=n + 1)
+    total = jax.jit(lambda n: query.total(jnp.ones(2**23 + 1), jnp.arange(2**23 + 1) < n))
+    values = [np.asarray(total(count), np.int64) for count in (n - 1, n, n + 1)]
+    reach = query.sensitivity("linf", relation=ADD).value
+    for before, after in itertools.pairwise(values):
+        assert np.abs(after - before).max() <= reach
+    np.testing.assert_allclose(query.estimate(values[-1]) / n, 1, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +259,17 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
         assert release.guarantee.relation is ADD
     with pytest.raises(ValueError, match="padded_records"):
         queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
+
+
+def test_a_ledger_takes_no_column_for_another(tmp_path, key):
+    """They look alike, and nothing but what they hold says which one is asked for."""
+    budget = {"lower": 0, "upper": 2, "epsilon": 1e5}
+    with dpjax.Ledger(tmp_path / "budget", epsilon=1e6, delta=0) as ledger:
+        for column, one_key in zip((0.25, 1.5), jax.random.split(key), strict=True):
+            release = queries.private_mean(one_key, np.full(4, column, "float32"), **budget)
+            assert float(release.value) == pytest.approx(column, abs=1e-3)
+        assert ledger.spent.epsilon == 2e5
+        assert [row["what"] for row in ledger.history()] == ["mean", "mean"]
 
 
 # Clusters.
