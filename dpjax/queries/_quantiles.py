@@ -82,9 +82,9 @@ class QuantileScores:
         Raises:
             ValueError: if the relation is another.
         """
-        b = self.denominator
+        relation, b = NeighboringRelation(relation), self.denominator
         reach = b
-        if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             reach = max(max(a, b - a) for a in self.numerators)
         return analytic_sensitivity(round_up(Fraction(reach)), norm="linf", relation=relation)
 

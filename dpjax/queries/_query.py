@@ -63,7 +63,8 @@ class Query:
         Raises:
             ValueError: if the norm or the relation is another, or no record moves the value.
         """
-        reach = self.reach(norm, NeighboringRelation(relation))
+        relation = NeighboringRelation(relation)
+        reach = self.reach(norm, relation)
         if reach == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
         return analytic_sensitivity(reach, norm=norm, relation=relation)

@@ -308,6 +308,9 @@ def test_all_iterations_cost_what_is_asked_for():
         assert together.delta == pytest.approx(1e-6, rel=1e-9)
         if steps > 1:
             assert 0.99 < spent <= 1.0001
+    # Deltas of three releases add up to more than 1e-9 in floats.
+    _, together = _k_means._share_of(sensitivity, 3, 50.0, 1e-9, 9)
+    assert 49.9 < together.epsilon <= 50
 
 
 def test_no_record_moves_clusters_further(points):
