@@ -54,10 +54,11 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
         holds = jax.vmap(predicate)(records)
-        if holds.shape != present.shape or holds.dtype != bool:
+        one_array = isinstance(holds, jax.Array)
+        if not one_array or holds.shape != present.shape or holds.dtype != bool:
             raise TypeError(
-                "predicate must give a boolean for each record, got"
-                f" {holds.dtype}{list(holds.shape[1:])}"
+                f"predicate must give a boolean for each record, got {_checks.described(holds)} of"
+                f" {present.size} records"
             )
         return jnp.sum(holds & present, dtype=jnp.int32)
 

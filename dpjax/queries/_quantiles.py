@@ -95,9 +95,10 @@ class QuantileScores:
             indices: as `select_each` releases them.
 
         Returns:
-            float64, of the same shape.
+            float64, of the same shape; NaN where a traced parameter was bad.
         """
-        return self.grid[np.asarray(indices)]
+        indices = np.asarray(indices)
+        return np.where(indices < 0, np.nan, self.grid[indices])
 
     def error(self, mechanism: SeveralSelections, *, beta: float) -> float:
         """How many ranks the numbers may be further off than the best ones of the grid.

@@ -76,9 +76,11 @@ class Query:
             value: integers, as they were released.
 
         Returns:
-            An array of the same shape.
+            An array of the same shape; NaN where a traced parameter was bad.
         """
-        return jnp.asarray(value).astype(jnp.result_type(float)) * self.unit
+        value = jnp.asarray(value)
+        floats = value.astype(jnp.result_type(float)) * self.unit
+        return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
 
     def error(self, mechanism: Mechanism, *, beta: float) -> float:
         """How far `estimate` may lie from the truth, in all coordinates at once.

@@ -186,6 +186,8 @@ def test_an_error_holds_for_all_buckets_at_once():
         (lambda: queries.counting_query().sensitivity(), ValueError, "public"),
         (lambda: queries.counting_query(3), TypeError, "predicate"),
         (lambda: queries.counting_query(lambda x: x)(jnp.ones(3)), TypeError, "boolean"),
+        (lambda: queries.counting_query(lambda x: None)(jnp.ones(3)), TypeError, "boolean"),
+        (lambda: queries.counting_query(lambda x: (x, x))(jnp.ones(3)), TypeError, "boolean"),
         (lambda: queries.contingency_query({}), ValueError, "at least one"),
         (lambda: queries.contingency_query({"a": 1}), ValueError, "at least 2"),
         (lambda: queries.contingency_query({"a": 2**16, "b": 2**16}), ValueError, "cells"),

@@ -261,6 +261,24 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
         queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
 
 
+@pytest.mark.slow
+@both_relations
+def test_statistics_of_no_noise_are_none(key, relation):
+    """Where a traced epsilon is bad, and not what integers that mark a failure stand for."""
+    database = padded_if(relation, np.ones(4, "float32"), capacity=4)
+
+    def statistics(key, epsilon):
+        shared = {"lower": 0, "upper": 2, "epsilon": epsilon, "relation": relation}
+        mean = queries.private_mean(key, database, **shared)
+        return mean, queries.private_variance(key, database, **shared)
+
+    found = jax.vmap(statistics)(jax.random.split(key), jnp.array([-1.0, 1e5]))
+    bad, good = (jax.tree.map(lambda x, i=i: float(x[i]), found) for i in (0, 1))
+    assert np.all(np.isnan(jax.tree.leaves([release.value for release in bad])))
+    assert good[0].value == pytest.approx(1, abs=1e-3)
+    assert good[1].value == pytest.approx({"mean": 1, "variance": 0}, abs=1e-3)
+
+
 def test_a_ledger_takes_no_column_for_another(tmp_path, key):
     """They look alike, and nothing but what they hold says which one is asked for."""
     budget = {"lower": 0, "upper": 2, "epsilon": 1e5}

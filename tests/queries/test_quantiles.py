@@ -131,6 +131,7 @@ def test_released_quantiles_are_within_the_stated_ranks():
         assert bound / 30 < off.mean() < bound / 3
         assert np.mean(off <= bound) >= 0.5
     np.testing.assert_array_equal(scores.numbers(drawn), drawn)
+    np.testing.assert_array_equal(scores.numbers([7, -1]), [7, np.nan])  # No index: no number.
 
 
 def test_quantiles_are_drawn_independently():
