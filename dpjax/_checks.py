@@ -175,17 +175,24 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):
         leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
-    dtype = getattr(leaf, "dtype", None)
-    if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
-        # Converted, missing values would decide on the dtype, and they may be private.
-        raise TypeError(
-            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
-            " NumPy's: fill in what is missing and convert every column, by .astype or .to_numpy"
-        )
+    refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
     _check_real(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def refuse_foreign_dtype(name: str, leaf: Any) -> None:
+    """Refuses columns of a dtype that is none of NumPy's.
+
+    Converted, missing values would decide on the dtype, and they may be private.
+    """
+    dtype = getattr(leaf, "dtype", None)
+    if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
+        raise TypeError(
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
+            " NumPy's: fill in what is missing and convert every column, by .astype or .to_numpy"
+        )
 
 
 def _check_real(name: str, leaf: Any) -> None:

@@ -55,8 +55,8 @@ class SensitivityMechanism(abc.ABC):
     def _draw(self, key: jax.Array, value: Any) -> Any:
         """The noisy value; pure, and the same program for every epsilon.
 
-        Of the sensitivity it sees value and norm, and whether 0 is allowed: neither m nor gamma,
-        which would make other programs.
+        Of the sensitivity it sees value, norm and relation, and whether 0 is allowed: neither m nor
+        gamma, which would make other programs.
         """
 
     @abc.abstractmethod

@@ -95,7 +95,9 @@ def _form(structure: Any) -> Form:
 def _without_origin(mechanism: Any) -> Any:
     """The mechanism without where its sensitivity comes from, which decides nothing in a draw."""
     whole = mechanism.sensitivity
-    bare = Sensitivity(whole.value, 0.0, 1.0, whole.norm, None, zero_allowed=whole.zero_allowed)
+    bare = Sensitivity(
+        whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
+    )
     return dataclasses.replace(mechanism, sensitivity=bare)
 
 

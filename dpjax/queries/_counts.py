@@ -54,10 +54,11 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
         holds = jax.vmap(predicate)(records)
-        if holds.shape != present.shape or holds.dtype != bool:
+        one_array = isinstance(holds, jax.Array)
+        if not one_array or holds.shape != present.shape or holds.dtype != bool:
             raise TypeError(
-                "predicate must give a boolean for each record, got"
-                f" {holds.dtype}{list(holds.shape[1:])}"
+                f"predicate must give a boolean for each record, got {_checks.described(holds)} of"
+                f" {present.size} records"
             )
         return jnp.sum(holds & present, dtype=jnp.int32)
 
@@ -75,7 +76,8 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         buckets: a number k, of records that are integers from 0 to k - 1, which are the buckets; or
             increasing edges, public, of records that are numbers, where bucket j holds
             edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. What is in
-            no bucket, as NaN, is not counted.
+            no bucket, as NaN, is not counted. Edges are rounded to the dtype of the records, and
+            records of integers to JAX's default float.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
@@ -232,7 +234,7 @@ def _as_codes(records: Any) -> jax.Array:
 def _increasing_edges(edges: Any) -> np.ndarray:
     wanted = "buckets must be a number of them, or at least 2 increasing edges"
     try:
-        array = np.asarray(edges, float)
+        array = np.array(edges, float)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{wanted}, got {_checks.shown(edges)}") from error
     if array.ndim != 1 or array.size < 2 or not np.all(array[1:] > array[:-1]):

@@ -10,9 +10,8 @@ import numpy as np
 from dpjax import _checks
 from dpjax.accounting._composition import post_process
 from dpjax.base import NeighboringRelation, Release
-from dpjax.mechanisms._privatize import privatize
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._private_release import mechanism_for, public_count, slots_of
+from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
 from dpjax.queries._second_moments import Moments, moments_of, second_moments_query
 from dpjax.targets._interval import check_interval, clamp
 
@@ -71,9 +70,11 @@ def private_variance(
     low, high = check_interval(lower, upper)
     middle, half = low / 2 + high / 2, high / 2 - low / 2
 
-    def centered(numbers: Any) -> jax.Array:
-        if jnp.ndim(numbers) != 1:
-            raise ValueError(f"database must have shape (n,), got {_checks.described(numbers)}")
+    records, _ = present_records(database)
+    if not isinstance(records, jax.Array) or records.ndim != 1:
+        raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
+
+    def centered(numbers: jax.Array) -> jax.Array:
         return ((clamp(numbers, low, high) - middle) / half)[:, None]
 
     def finish(moments: Moments) -> Any:
@@ -90,6 +91,7 @@ def private_variance(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
+        what="variance",
     )
 
 
@@ -163,6 +165,7 @@ def private_covariance(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
+        what="covariance",
     )
 
 
@@ -250,13 +253,14 @@ def released_moments(
     epsilon: float,
     delta: float | None,
     relation: NeighboringRelation,
+    what: str,
 ) -> Release:
     """What is made of the noisy moments of vectors in the unit ball."""
     capacity = slots_of(database, relation)
     query = second_moments_query(vectors, dimension=dimension, capacity=capacity)
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
     n = public_count(database, relation)
-    release = privatize(query, mechanism)(key, database)
+    release = released(key, database, query, mechanism, what=what)
     return post_process(
         release, lambda triangle: finish(moments_of(query, triangle, n, mechanism.scale))
     )

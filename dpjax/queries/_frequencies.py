@@ -58,7 +58,8 @@ def frequencies(
 
     Raises:
         TypeError: if the mechanism is another, or the reports are not integers.
-        ValueError: if the reports are not of this mechanism, or the confidence is out of range.
+        ValueError: if the reports are not of this mechanism, epsilon is so small that they do not
+            depend on answers, or the confidence is out of range.
 
     Formal guarantees:
         Post-processing of the reports. Where every person's answer is drawn from a population by
@@ -92,6 +93,10 @@ def frequencies(
     error = 1 - _checks.fraction("confidence", confidence)
     each = error / len(counts) if simultaneous else error
     truth, lie = (weight / 2.0**32 for weight in mechanism.report_weights)
+    if truth == lie:
+        raise ValueError(
+            f"epsilon={float(mechanism.epsilon):g} is too small: reports do not depend on answers"
+        )
 
     def unbiased(share: np.ndarray) -> np.ndarray:
         return (share - lie) / (truth - lie)

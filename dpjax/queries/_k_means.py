@@ -127,10 +127,12 @@ def _share_of(
     sensitivity: Any, steps: int, epsilon: float, delta: float, coordinates: int
 ) -> tuple[AdditiveMechanism, Any]:
     """The Gaussian mechanism that may be run so often, and what all runs promise together."""
-    epsilon = _checks.positive("epsilon", epsilon)
+    epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
+    # Rounded, the sum of parts may be more than the whole, which leaves no bound on what is tried.
+    part = delta / steps * (1 - 2.0**-40)
 
     def runs(share: float) -> tuple[AdditiveMechanism, Any]:
-        mechanism = gaussian(sensitivity, share, delta / steps)
+        mechanism = gaussian(sensitivity, share, part)
         each = [mechanism] * steps
         together = compose_at(*each, delta=delta, method="zcdp", coordinates=coordinates)
         return mechanism, together

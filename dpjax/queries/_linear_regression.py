@@ -111,6 +111,7 @@ def private_linear_regression(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
+        what="linear regression",
     )
 
 

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 
 from dpjax.accounting._composition import post_process
 from dpjax.base import NeighboringRelation, Release
-from dpjax.mechanisms._privatize import privatize
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._private_release import mechanism_for, public_count, slots_of
+from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
@@ -56,8 +55,8 @@ def private_mean(
     Formal guarantees:
         (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, records move a sum by
         2 h under replace-one. Under add-or-remove-one they move each of d sums by h, and the count,
-        which is multiplied by h, by h. For Laplace noise, but for rounding by h (2^-27 + 2^-14 / n)
-        and that of floats, with probability 1 - beta every average is within
+        which is multiplied by h, by h. For Laplace noise, but for that of floats and rounding by
+        h (2^-27 c + 2^-14) / n in c slots, with probability 1 - beta every average is within
         2 h d ln(d / beta) / (epsilon n) of the truth under replace-one, and under add-or-remove-one
         within 2 h e / (n - e), where e = (d + 1) ln((d + 1) / beta) / epsilon.
 
@@ -87,12 +86,12 @@ def private_mean(
     n, middle, half = public_count(database, relation), low / 2 + high / 2, high / 2 - low / 2
 
     def average(totals: jax.Array) -> jax.Array:
-        weight, sums = totals[0].astype(float), totals[1:].astype(float)
-        share = sums / jnp.maximum(weight, 1) if n is None else sums * (query.unit / half) / n
-        return jnp.clip(middle + half * share, low, high).reshape(shape)
+        weight, *sums = query.estimate(totals)
+        count = jnp.maximum(weight, query.unit) / half if n is None else n
+        return jnp.clip(middle + jnp.stack(sums) / count, low, high).reshape(shape)
 
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
-    return post_process(privatize(query, mechanism)(key, database), average)
+    return post_process(released(key, database, query, mechanism, what="mean"), average)
 
 
 def _centered_sums(low: float, high: float, capacity: int, coordinates: int) -> Query:

@@ -70,6 +70,7 @@ def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
         raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
 
     def padded(leaf: Any) -> Any:
+        _checks.refuse_foreign_dtype("database", leaf)
         array = np.asarray(leaf)
         return np.concatenate([array, np.zeros((capacity - n, *array.shape[1:]), array.dtype)])
 

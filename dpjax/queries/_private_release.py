@@ -5,12 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax.base import NeighboringRelation
+from dpjax.base import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.mechanisms._privatize import privatize
 from dpjax.queries._padded_records import PaddedRecords, present_records
 from dpjax.queries._query import Query
+from dpjax.random._keys import check_key
+from dpjax.random._open_ledgers import told
 
 
 def slots_of(database: Any, relation: NeighboringRelation) -> int:
@@ -39,3 +43,17 @@ def mechanism_for(
     if delta is None:
         return laplace(query.sensitivity("l1", relation=relation), epsilon)
     return gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
+
+
+def released(
+    key: jax.Array, database: Any, query: Query, mechanism: AdditiveMechanism, *, what: str
+) -> Release:
+    """A release of a query that every open ledger counts anew.
+
+    Which column is asked about is in the database alone: by its structure, that of another column
+    is the same request, and a ledger would answer it with the release of this one.
+    """
+    check_key(key)
+    private = privatize(query, mechanism)
+    promised = guarantee_under(key, mechanism)
+    return told(lambda: private(key, database), key, database, guarantee=promised, what=what)

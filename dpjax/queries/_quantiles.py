@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax._records import record_arrays
+from dpjax._numerics import compute_dtype, round_up
 from dpjax.base import NeighboringRelation, Sensitivity
+from dpjax.queries._padded_records import present_records
 from dpjax.queries._several_selections import SeveralSelections
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
@@ -36,9 +36,8 @@ class QuantileScores:
     grid: np.ndarray
 
     def __call__(self, database: Any) -> jax.Array:
-        """Scores of shape (quantiles, candidates) on numbers of shape (n,)."""
-        records, n = record_arrays("database", database)
-        return self.of_present(records, jnp.ones(n, bool))
+        """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
+        return self.of_present(*present_records(database))
 
     def of_present(self, records: Any, present: jax.Array) -> jax.Array:
         """Scores of those records that are there, as in a database with a public number of slots.
@@ -83,11 +82,11 @@ class QuantileScores:
         Raises:
             ValueError: if the relation is another.
         """
-        b = self.denominator
+        relation, b = NeighboringRelation(relation), self.denominator
         reach = b
-        if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             reach = max(max(a, b - a) for a in self.numerators)
-        return analytic_sensitivity(float(reach), norm="linf", relation=relation)
+        return analytic_sensitivity(round_up(Fraction(reach)), norm="linf", relation=relation)
 
     def numbers(self, indices: Any) -> np.ndarray:
         """The numbers of the grid that were released.
@@ -96,9 +95,10 @@ class QuantileScores:
             indices: as `select_each` releases them.
 
         Returns:
-            float64, of the same shape.
+            float64, of the same shape; NaN where a traced parameter was bad.
         """
-        return self.grid[np.asarray(indices)]
+        indices = np.asarray(indices)
+        return np.where(indices < 0, np.nan, self.grid[indices])
 
     def error(self, mechanism: SeveralSelections, *, beta: float) -> float:
         """How many ranks the numbers may be further off than the best ones of the grid.
@@ -160,7 +160,7 @@ def quantile_scores(
         maximum moves by no more than its terms. Under replace-one n stays, and a count moves by at
         most 1. A record that is added adds 0 or 1 to #{x < r} and p to p n, so that the second term
         moves by -p or 1 - p, and the third likewise by -(1 - p) or p. Where n is private, a plain
-        array shows it by its shape; `of_present` takes slots.
+        array shows it by its shape: hand over `padded_records`.
         By `select_each` at epsilon, all of q quantiles are within (2 Delta q / epsilon)
         ln(q |grid| / beta) ranks of the best numbers of the grid, with probability 1 - beta:
         `error`.

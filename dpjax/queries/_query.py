@@ -41,7 +41,9 @@ class Query:
 
     def __call__(self, database: Any) -> jax.Array:
         """The value on a database."""
-        return jax.jit(self.total)(*present_records(database))
+        # JAX keeps what it has traced, whatever a predicate closes over by now: not in a release.
+        total = self.total if _checks.is_staging() else jax.jit(self.total)
+        return total(*present_records(database))
 
     def sensitivity(
         self,
@@ -61,7 +63,8 @@ class Query:
         Raises:
             ValueError: if the norm or the relation is another, or no record moves the value.
         """
-        reach = self.reach(norm, NeighboringRelation(relation))
+        relation = NeighboringRelation(relation)
+        reach = self.reach(norm, relation)
         if reach == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
         return analytic_sensitivity(reach, norm=norm, relation=relation)
@@ -73,9 +76,11 @@ class Query:
             value: integers, as they were released.
 
         Returns:
-            An array of the same shape.
+            An array of the same shape; NaN where a traced parameter was bad.
         """
-        return jnp.asarray(value).astype(jnp.result_type(float)) * self.unit
+        value = jnp.asarray(value)
+        floats = value.astype(jnp.result_type(float)) * self.unit
+        return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
 
     def error(self, mechanism: Mechanism, *, beta: float) -> float:
         """How far `estimate` may lie from the truth, in all coordinates at once.

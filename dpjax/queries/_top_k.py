@@ -70,9 +70,10 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it. Softmax does not see what is added to all scores: where a record
-            that is added raises scores by at most Delta and lowers none, as it does counts, Delta /
-            2 is enough under add-or-remove-one.
+            global bound in it under replace-one. Softmax does not see what is added to all scores:
+            where a record that is added raises scores by at most Delta and lowers none, as it does
+            counts, Delta / 2 is enough under add-or-remove-one, as `dpjax.analytic_sensitivity(
+            Delta / 2, norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`.
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 

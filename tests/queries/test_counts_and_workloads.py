@@ -9,6 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
+from dpjax._programs import Program
 from dpjax.queries import _workload
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -185,6 +186,8 @@ def test_an_error_holds_for_all_buckets_at_once():
         (lambda: queries.counting_query().sensitivity(), ValueError, "public"),
         (lambda: queries.counting_query(3), TypeError, "predicate"),
         (lambda: queries.counting_query(lambda x: x)(jnp.ones(3)), TypeError, "boolean"),
+        (lambda: queries.counting_query(lambda x: None)(jnp.ones(3)), TypeError, "boolean"),
+        (lambda: queries.counting_query(lambda x: (x, x))(jnp.ones(3)), TypeError, "boolean"),
         (lambda: queries.contingency_query({}), ValueError, "at least one"),
         (lambda: queries.contingency_query({"a": 1}), ValueError, "at least 2"),
         (lambda: queries.contingency_query({"a": 2**16, "b": 2**16}), ValueError, "cells"),
@@ -204,6 +207,30 @@ def test_an_error_holds_for_all_buckets_at_once():
 def test_what_is_public_and_wrong_is_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_what_a_predicate_closes_over_is_looked_at_anew():
+    """A ledger would answer the new question with the release of the old one."""
+    limit, records = 18, jax.ShapeDtypeStruct((5,), "float32")
+    counted = queries.counting_query(lambda age: age >= limit)
+    asked = Program.trace("target", counted, records).fingerprint
+    limit = 65
+    assert Program.trace("target", counted, records).fingerprint != asked
+
+
+def test_missing_values_decide_on_no_dtype():
+    """Which is public, and would be refused by a histogram of codes."""
+    pandas = pytest.importorskip("pandas")
+    for column in ([1, 2, 3], [1, None, 3]):
+        with pytest.raises(TypeError, match="none of NumPy's"):
+            queries.padded_records({"x": pandas.Series(column, dtype="Int64")}, capacity=4)
+
+
+def test_edges_are_those_that_were_given():
+    edges = np.array([0.0, 1.0, 2.0])
+    counted = queries.histogram_query(edges)
+    edges[:] = 9, 10, 11
+    assert counted(jnp.array([0.5, 1.5, 1.7])).tolist() == [1, 2]
 
 
 def test_a_database_without_records_is_padded():

@@ -161,5 +161,7 @@ def test_reports_of_something_else_are_refused():
         frequencies(np.zeros(5), mechanism)
     with pytest.raises(TypeError, match="mechanism must be made by randomized_response"):
         frequencies(np.zeros(5, int), dpjax.laplace(1.0, 1.0))
+    with pytest.raises(ValueError, match="do not depend on answers"):
+        frequencies(np.zeros(5, int), dpjax.randomized_response(1e-10))
     with pytest.raises(ValueError, match="confidence"):
         frequencies(np.zeros(5, int), MECHANISMS["two coins"], confidence=1.0)

@@ -12,6 +12,7 @@ import pytest
 
 import dpjax
 from dpjax.base import NeighboringRelation
+from dpjax.mechanisms._prepared import prepared
 from dpjax.queries import name_search
 from dpjax.targets import encode_text
 
@@ -96,6 +97,17 @@ def test_nobody_who_is_removed_loses_more_than_epsilon():
     assert search.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     assert 0.9 * 8 < largest_loss(search, ONE, [NOBODY] * 4) <= 8 * (1 + 1e-4)
     assert largest_loss(search, ONE, ANOTHER) > 8 * 1.2  # Replacing is more than removing.
+
+
+@pytest.mark.parametrize(
+    ("relation", "moved"),
+    [(NeighboringRelation.REPLACE_ONE, 2), (NeighboringRelation.ADD_OR_REMOVE_ONE, 1)],
+)
+def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved):
+    """That which is drawn from is not the mechanism itself: it lacks what decides nothing."""
+    search = name_search(1.0, threshold=1, relation=relation, **SMALL)
+    drawn_from = prepared(search).form.mechanism(prepared(search).numbers)
+    assert drawn_from._level().scale == search._level().scale == moved * 4
 
 
 def test_the_error_covers_every_level():

@@ -1,5 +1,7 @@
 """Means, moments, regression and clusters: how far a record moves them, and what is released."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +141,19 @@ def test_integers_are_the_same_with_float64(triangles):
             np.testing.assert_array_equal(query(rows), values[i])
 
 
+@pytest.mark.slow
+def test_no_record_moves_the_moments_of_many_further():
+    """2^23 squares of 40 bits are 2^63, where 64 bits end."""
+    n = 2**23
+    query = second_moments_query(lambda x: x[:, None], dimension=1, capacity=n + 1)
+    total = jax.jit(lambda n: query.total(jnp.ones(2**23 + 1), jnp.arange(2**23 + 1) < n))
+    values = [np.asarray(total(count), np.int64) for count in (n - 1, n, n + 1)]
+    reach = query.sensitivity("linf", relation=ADD).value
+    for before, after in itertools.pairwise(values):
+        assert np.abs(after - before).max() <= reach
+    np.testing.assert_allclose(query.estimate(values[-1]) / n, 1, rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def triangles():
     """Released values for all databases of two shared records and one that changes."""
@@ -275,6 +290,35 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
         queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
 
 
+@pytest.mark.slow
+@both_relations
+def test_statistics_of_no_noise_are_none(key, relation):
+    """Where a traced epsilon is bad, and not what integers that mark a failure stand for."""
+    database = padded_if(relation, np.ones(4, "float32"), capacity=4)
+
+    def statistics(key, epsilon):
+        shared = {"lower": 0, "upper": 2, "epsilon": epsilon, "relation": relation}
+        mean = queries.private_mean(key, database, **shared)
+        return mean, queries.private_variance(key, database, **shared)
+
+    found = jax.vmap(statistics)(jax.random.split(key), jnp.array([-1.0, 1e5]))
+    bad, good = (jax.tree.map(lambda x, i=i: float(x[i]), found) for i in (0, 1))
+    assert np.all(np.isnan(jax.tree.leaves([release.value for release in bad])))
+    assert good[0].value == pytest.approx(1, abs=1e-3)
+    assert good[1].value == pytest.approx({"mean": 1, "variance": 0}, abs=1e-3)
+
+
+def test_a_ledger_takes_no_column_for_another(tmp_path, key):
+    """They look alike, and nothing but what they hold says which one is asked for."""
+    budget = {"lower": 0, "upper": 2, "epsilon": 1e5}
+    with dpjax.Ledger(tmp_path / "budget", epsilon=1e6, delta=0) as ledger:
+        for column, one_key in zip((0.25, 1.5), jax.random.split(key), strict=True):
+            release = queries.private_mean(one_key, np.full(4, column, "float32"), **budget)
+            assert float(release.value) == pytest.approx(column, abs=1e-3)
+        assert ledger.spent.epsilon == 2e5
+        assert [row["what"] for row in ledger.history()] == ["mean", "mean"]
+
+
 # Clusters.
 
 
@@ -311,6 +355,9 @@ def test_all_iterations_cost_what_is_asked_for():
         assert together.delta == pytest.approx(1e-6, rel=1e-9)
         if steps > 1:
             assert 0.99 < spent <= 1.0001
+    # Deltas of three releases add up to more than 1e-9 in floats.
+    _, together = _k_means._share_of(sensitivity, 3, 50.0, 1e-9, 9)
+    assert 49.9 < together.epsilon <= 50
 
 
 def test_no_record_moves_clusters_further(points):

@@ -71,7 +71,8 @@ def test_the_sensitivity_is_attained_and_never_exceeded(p, tables):
 def test_empty_slots_are_no_records(tables):
     scores = quantile_scores(PROBABILITIES, grid=GRID)
     slots = jnp.array([1, np.nan, 0, np.inf])
-    found = jax.jit(scores.of_present)(slots, jnp.array([True, True, False, True]))
+    present = jnp.array([True, True, False, True])
+    found = jax.jit(scores)(dpjax.queries.PaddedRecords(slots, present))
     for row, p in zip(np.asarray(found), PROBABILITIES, strict=True):
         np.testing.assert_allclose(row / scores.denominator, tables[3][p][3, 0, 4], atol=1e-6)
 
@@ -82,6 +83,8 @@ def test_one_sensitivity_covers_several_quantiles():
     assert scores.sensitivity().value == 4
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     assert scores.sensitivity(relation=relation).value == 3
+    fine = quantile_scores(Fraction(1, 2**53 + 1), grid=GRID)  # No float64 is its denominator.
+    assert fine.sensitivity().value > fine.denominator
 
 
 def test_probabilities_are_the_decimals_that_they_print_as():
@@ -128,6 +131,7 @@ def test_released_quantiles_are_within_the_stated_ranks():
         assert bound / 30 < off.mean() < bound / 3
         assert np.mean(off <= bound) >= 0.5
     np.testing.assert_array_equal(scores.numbers(drawn), drawn)
+    np.testing.assert_array_equal(scores.numbers([7, -1]), [7, np.nan])  # No index: no number.
 
 
 def test_quantiles_are_drawn_independently():
