@@ -76,16 +76,16 @@ def dp_sgd(
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range, the relation is not one for the sampling, or
-            delta is used up by batches that exceed their capacity.
+        ValueError: if a parameter is out of range, the relation is not one for the sampling, delta
+            is used up by batches that exceed their capacity, or losses are too large to compute.
 
     Formal guarantees:
         (epsilon, delta)-DP of the joint distribution of all steps, each chosen with knowledge of
         the earlier ones, rounded up. Charged are: the discretization of dp-accounting, which is
         pessimistic; with a probability p that a batch exceeds its capacity, (1 + e^epsilon) p for
-        every step; the same for equal random words; 1e-15 for every step of a "pld", for rounding;
-        and what the tables of the noise are off the
-        normal distribution, for every coordinate of every step. For batches of a fixed size the
+        every step; the same for equal random words; with "pld" 1e-15 of delta for every step, which
+        convolutions may lose; and what the tables of the noise are off the normal distribution, for
+        every coordinate of every step. For batches of a fixed size the
         hockey-stick divergence at e^epsilon is the rate times that of the Gaussian mechanism at
         1 + (e^epsilon - 1) / rate, and each order of the neighbors is a case of the other.
 
