@@ -166,6 +166,19 @@ def test_a_rate_that_was_not_shown_to_be_private_is_refused():
     assert accounting.compose_at(*[one] * 300, delta=0.1, method="drv").epsilon > 10
 
 
+def test_the_lectures_rate_is_not_private_at_every_epsilon():
+    """Two experts lose (1, 0) or (0, 1) on the first day, and the same from then on."""
+    steps, delta = 10**6, 0.01
+    for factor, kept in ((2, True), (100, False)):
+        epsilon = factor * math.log(1 / delta)
+        eta, choices = epsilon / math.sqrt(32 * steps * math.log(1 / delta)), steps - 1
+        taken = np.arange(choices + 1)  # How often the second one is.
+        law = scipy.stats.binom.pmf(taken, choices, 1 / (1 + math.exp(-eta)))
+        loss = eta * (2 * taken - choices)
+        exact_delta = np.sum(law * -np.expm1(np.minimum(epsilon - loss, 0)))
+        assert exact_delta < delta if kept else exact_delta > 0.99
+
+
 def test_a_traced_calibration_is_on_the_safe_side():
     epsilons = jnp.asarray([0.01, 0.5, 2.0, 4.0])
 
