@@ -4,6 +4,14 @@ BIN := .venv/bin
 
 .PHONY: tools demo notebooks test test-slow bench bench-table docs lint package clean
 
+# Most of the time of tests is compilation; test-slow, and test with XLA_FLAGS= , compile as users do.
+# Level 0 would fuse no product into a sum, which tests are to see. The older emitters compile in two
+# thirds of the time, but for minutes what is made of a constant in many steps; jaxlib 0.11.1 and
+# later have none, and end at a flag that they do not know.
+OLDER_EMITTERS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_info__ as version; \
+	print("--xla_cpu_use_fusion_emitters=false" * (version < (0, 11, 1)))' 2>/dev/null)
+QUICKLY = --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
+
 # A second run finds its programs compiled.
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla
 demo: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
@@ -14,15 +22,13 @@ demo: .venv/demo
 notebooks: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/xla
 notebooks: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 notebooks: export DPJAX_NOTEBOOKS = $(SIZE)
+ifeq ($(SIZE),small)
+notebooks: export XLA_FLAGS ?= $(QUICKLY)
+endif
 notebooks: .venv/notebooks
 	$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 
-# Most of the time is compilation; test-slow, and test with XLA_FLAGS= , compile as users do. Level 0
-# would fuse no product into a sum, which tests are to see. The older emitters compile in two thirds
-# of the time; jaxlib 0.11.1 and later have none, and end at a flag that they do not know.
-OLDER_EMITTERS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_info__ as version; \
-	print("--xla_cpu_use_fusion_emitters=false" * (version < (0, 11, 1)))' 2>/dev/null)
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
+test: export XLA_FLAGS ?= $(QUICKLY)
 test: .venv/test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 

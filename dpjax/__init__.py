@@ -28,6 +28,7 @@ from dpjax.base import Target as Target
 from dpjax.exact_sums import ExactSum as ExactSum
 from dpjax.exact_sums import exact_sum as exact_sum
 from dpjax.exact_sums import sum_sensitivity as sum_sensitivity
+from dpjax.mechanisms._above_threshold import above_threshold as above_threshold
 from dpjax.mechanisms._bernstein import bernstein as bernstein
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial as BernsteinPolynomial
 from dpjax.mechanisms._bernstein_polynomial import approximate_bernstein as approximate_bernstein
@@ -37,9 +38,11 @@ from dpjax.mechanisms._gaussian import gaussian as gaussian
 from dpjax.mechanisms._laplace import laplace as laplace
 from dpjax.mechanisms._permute_and_flip import permute_and_flip as permute_and_flip
 from dpjax.mechanisms._privatize import privatize as privatize
+from dpjax.mechanisms._propose_test_release import propose_test_release as propose_test_release
 from dpjax.mechanisms._randomized_response import randomized_response as randomized_response
 from dpjax.mechanisms._randomized_response import two_coins as two_coins
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
+from dpjax.mechanisms._smooth_quantile import smooth_quantile as smooth_quantile
 from dpjax.mechanisms._unary_encoding import unary_encoding as unary_encoding
 from dpjax.operating_points import operating_point as operating_point
 from dpjax.order_statistics import order_statistic as order_statistic

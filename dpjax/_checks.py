@@ -81,6 +81,11 @@ def non_negative(name: str, value: Any) -> Any:
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
 
 
+def finite(name: str, value: Any) -> Any:
+    """A finite number."""
+    return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
+
+
 def fraction(name: str, value: Any) -> Any:
     """A number strictly between 0 and 1."""
     return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))

@@ -45,6 +45,7 @@ CLASSES = {
 # Examples that compile much: their functions have tests of their own.
 LONG = re.compile(
     r"check_conformance|audit_curve|sweep|shaped_gaussian|noise_shape|sensitivity_grid"
+    r"|above_threshold|propose_test_release|smooth_quantile"
     r"|dpjax\.(attacks|learning|oracles|plotting|queries|targets)\."
 )
 functions = pytest.mark.parametrize("name", FUNCTIONS)

@@ -92,7 +92,7 @@ def coarse_reach(moved: Fraction, *, coordinates: int, bits: int, norm: VectorNo
         "l2": Fraction(sqrt_up(Fraction(coordinates))),
         "linf": Fraction(1),
     }
-    return round_up(moved / 2**bits + ones[norm])
+    return round_up(moved / Fraction(2) ** bits + ones[norm])
 
 
 def gram(x: jax.Array, *, bits: int) -> Limbs:

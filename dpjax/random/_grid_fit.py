@@ -89,13 +89,20 @@ class Calibration:
     zero_allowed: bool = static(default=False)
     grid_dtype: Any = static(default=np.float32)
 
-    def fit(self, lattice: Lattice, dtype: Any) -> GridFit:
-        """The grid for values of a dtype; its scale is NaN where none can carry the noise."""
+    def fit(self, lattice: Lattice, dtype: Any, exponent: Any = None) -> GridFit:
+        """The grid for values of a dtype; its scale is NaN where none can carry the noise.
+
+        Args:
+            lattice: of the noise.
+            dtype: of the values.
+            exponent: of a grid that is given, as where several noises share one.
+        """
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # Not the default float, so that integers get the same noise with and without x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
-        scale, sensitivity, _, rounding = self._numbers(self.grid_dtype)
-        exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, jnp)
+        if exponent is None:
+            scale, sensitivity, _, rounding = self._numbers(self.grid_dtype)
+            exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, jnp)
         scale, sensitivity, epsilon, rounding = self._numbers(compute)
         limits = jnp.finfo(compute)
         usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
@@ -181,6 +188,21 @@ def _divisor(lattice: Lattice, steps: Any, numpy: Any) -> tuple[Any, Any]:
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
     unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
     return numpy.floor(points * unit), shift
+
+
+def fit_of_scale(lattice: Lattice, exponent: jax.Array, scale: jax.Array) -> GridFit:
+    """A fit for noise of at least a scale in steps of a given grid, which need not be public.
+
+    The scale drawn exceeds it by a factor of at most 1 + 2^-14, in float32. Of at most 2^-17 of the
+    resolution, c is even: then round(N / c) is floor(N / c + 1/2), the same function of the real
+    number N / c for every such c.
+    """
+    short, shift = _divisor(lattice, 1 / scale, jnp)
+    usable = (scale > 0) & (short >= 1)
+    drawn = float(lattice.resolution) / (short * power_of_two(shift, scale.dtype))
+    drawn = jnp.where(usable, drawn * power_of_two(exponent, scale.dtype), jnp.nan)
+    short = jnp.where(usable, short, 1)
+    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
 
 def divided(noise: Limbs, fit: GridFit) -> Limbs:

@@ -60,6 +60,11 @@ NAMES = {
     "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
     "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
 }
+RECORDS = {
+    "value": jnp.linspace(0.3, 0.7, 25),
+    "neighbor": jnp.linspace(0.3, 0.7, 25).at[3].set(1.0),
+    "sensitivity": None,
+}
 
 TABLE = {
     "laplace": (dpjax.laplace, SCALAR),
@@ -113,6 +118,18 @@ TABLE = {
         lambda e: dpjax.queries.name_search(e, width=2, threshold=1, capacity=2),
         NAMES | {"sensitivity": None},
     ),
+    "above threshold": (
+        lambda s, e: dpjax.above_threshold(s, e, threshold=0.5, positives=2),
+        SCORES,
+    ),
+    "smooth quantile": (
+        lambda e: dpjax.smooth_quantile(e, 1e-2, lower=0.0, upper=1.0),
+        RECORDS,
+    ),
+    "propose-test-release": (
+        lambda e: dpjax.propose_test_release(e, 1e-2, bound=0.05, lower=0.0, upper=1.0),
+        RECORDS,
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 
@@ -137,6 +154,9 @@ SLOW = {
     "top-k, integers",
     "selection in each row",
     "name search",
+    "above threshold",
+    "smooth quantile",
+    "propose-test-release",
     "one's own",
 }
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]

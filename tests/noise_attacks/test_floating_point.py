@@ -36,11 +36,11 @@ def released(name, value):
         "bernstein": dpjax.bernstein(1.0, 1.0, degree=1, dims=1),
     }
     if name == "bernstein":
-        both = jnp.full(2, value, jnp.float32)
-        draw = lambda key: mechanisms[name](key, both).value.values[0]  # noqa: E731
+        draw = lambda key, x: mechanisms[name](key, jnp.stack([x, x])).value.values[0]  # noqa: E731
     else:
-        draw = lambda key: mechanisms[name](key, jnp.float32(value)).value  # noqa: E731
-    return np.asarray(jax.jit(jax.vmap(draw))(keys), np.float64)
+        draw = lambda key, x: mechanisms[name](key, x).value  # noqa: E731
+    # The value is an argument, so that all of them share a program.
+    return np.asarray(jax.jit(jax.vmap(draw, (0, None)))(keys, np.float32(value)), np.float64)
 
 
 GRID = {

@@ -68,8 +68,9 @@ def test_the_time_of_a_release_tells_nothing(name, batch):
         (dpjax.gaussian(1.0, 1.0, 1e-5), "int32"),
         (dpjax.permute_and_flip(1.0, 1.0), "int32"),
         (dpjax.randomized_response(1.0, categories=3), "int32"),
+        (dpjax.above_threshold(1.0, 1.0, threshold=0.0, positives=3), "float32"),
     ],
-    ids=["laplace", "gaussian", "permute-and-flip", "randomized response"],
+    ids=["laplace", "gaussian", "permute-and-flip", "randomized response", "above threshold"],
 )
 def test_nothing_drawn_or_private_is_divided(mechanism, dtype):
     """A processor's division of integers may take longer for a larger quotient."""

@@ -8,7 +8,12 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.queries import _k_means, _means
-from dpjax.queries._second_moments import in_ball, moments_of, second_moments_query
+from dpjax.queries._second_moments import (
+    in_ball,
+    moments_of,
+    radius_bits_for,
+    second_moments_query,
+)
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -108,6 +113,30 @@ def test_no_search_finds_records_that_move_the_moments_further(dimension):
         reach = query.sensitivity(norm).value * query.unit
         part = best.max() / reach
         assert least.get(dimension, (0.4, 0.9, 0.95))[i] <= part <= 1
+
+
+@pytest.mark.parametrize("capacity", [1, 2**14, 10**6, 2**22, 2**22 + 1, 10**8, 2**31 - 1])
+def test_totals_of_any_number_of_records_fit(capacity):
+    """In 64 bits, and after rounding in 31, with room for noise of 2^14 times the sensitivity."""
+    products = capacity * 4 ** radius_bits_for(capacity)
+    assert products <= 2**62
+    query = second_moments_query(lambda x: x, dimension=2, capacity=capacity)
+    assert capacity <= 2**30 * query.unit
+    assert query.sensitivity("l2").value <= 2**18
+    assert capacity > 2**22 or radius_bits_for(capacity) == 20
+    for half in (1e-3, 1.0, 7.7):
+        query = _means._centered_sums(-half, half, capacity, 1)
+        assert half * capacity <= 2**30 * query.unit
+
+
+@pytest.mark.slow
+def test_integers_are_the_same_with_float64(triangles):
+    query, values, _ = triangles
+    shared = np.random.default_rng(5).normal(size=(2, 3)).astype("float32") / 3
+    for i in (0, 70, 130):
+        rows = jnp.asarray(np.concatenate([shared, ball(3)[[i]]]))
+        with jax.enable_x64(True):
+            np.testing.assert_array_equal(query(rows), values[i])
 
 
 @pytest.fixture(scope="module")
