@@ -192,8 +192,8 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
 
 
 def _points_of_ball(key: jax.Array, k: int, dimension: int) -> jax.Array:
-    """Uniform points of the unit ball."""
+    """Uniform points of the unit ball, drawn in float32: the same ones under x64."""
     direction_key, length_key = jax.random.split(key)
-    directions = jax.random.normal(direction_key, (k, dimension))
-    lengths = jax.random.uniform(length_key, (k, 1)) ** (1 / dimension)
+    directions = jax.random.normal(direction_key, (k, dimension), jnp.float32).astype(float)
+    lengths = jax.random.uniform(length_key, (k, 1), jnp.float32) ** (1 / dimension)
     return lengths * directions / jnp.linalg.norm(directions, axis=1, keepdims=True)
