@@ -54,7 +54,7 @@ def solver_plan(strength: float, *, pull: float, d: int, eps: float) -> SolverPl
     root = (pull + math.sqrt(pull**2 + 4 * strength * _LARGEST_PULL)) / (2 * strength)
     radius = min((1 + pull) / strength, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    rate = -math.log1p(-strength / (strength + _CURVATURE))
+    rate = math.log1p(strength / _CURVATURE)
     most = math.ceil(math.log(max(2 * radius * strength / error, 2)) / rate)
     return SolverPlan(radius, _GRADIENTS_IN_ERRORS * error, float(most))
 

@@ -342,7 +342,7 @@ def above_threshold(
     line = _checks.finite("threshold", threshold)
     if _checks.is_traced(line):
         epsilon = jnp.where(jnp.isnan(line), jnp.nan, outward(epsilon, math.inf))
-    count = _checks.integer("positives", positives, least=1)
+    count = _checks.integer("positives", positives, least=1, most=2**31 - 1)
     if not isinstance(monotone, (bool, np.bool_)):
         raise TypeError(f"monotone must be True or False, got {_checks.shown(monotone)}")
     return AboveThreshold(sensitivity, epsilon, line, count, bool(monotone))

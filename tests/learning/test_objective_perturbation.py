@@ -279,6 +279,8 @@ def test_a_ledger_hears_of_a_release(keys, tmp_path, monkeypatch):
 def test_what_is_refused(keys):
     with pytest.raises(ValueError, match=r"regularization must be above 0\.1"):
         training(0.01, 10, epsilon=0.2)
+    with pytest.raises(ValueError, match="regularization must be from"):
+        training(2.0**65)
     with pytest.raises(ValueError, match="delta=1e-35 is too small"):
         training(delta=1e-35)
     with pytest.raises(ValueError, match="regularization must be from"):
@@ -300,6 +302,13 @@ def test_what_is_refused(keys):
         wide(keys(0), NOTHING)
     with pytest.raises(ValueError, match="jax_enable_x64"):
         training(dtype="float64")
+
+
+def test_the_largest_lambda_is_carried():
+    """One at which lambda + 1/4 is lambda."""
+    plan = training(2.0**64).plan
+    assert plan.solver.most_steps == 1
+    assert 0 < plan.error < plan.solver.radius < 2.0**-62
 
 
 @pytest.mark.slow

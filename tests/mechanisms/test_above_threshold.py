@@ -173,7 +173,8 @@ def test_queries_one_by_one_need_a_global_bound(key):
     ("arguments", "message"),
     [
         ({"threshold": np.inf}, "threshold must be a finite number, got inf"),
-        ({"threshold": 0.0, "positives": 0}, "positives must be an integer of at least 1, got 0"),
+        ({"threshold": 0.0, "positives": 0}, "positives must be an integer of at least 1 and"),
+        ({"threshold": 0.0, "positives": 2**31}, "at most 2147483647, got 2147483648"),
         ({"threshold": 0.0, "monotone": "yes"}, "monotone must be True or False"),
     ],
 )
