@@ -68,6 +68,9 @@ _LONGER = 1e-6
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
 # Covers the roundings of this file, in float64.
 _OUTWARD = 1 + 1e-9
+# Of the solver. Newton's find all, as far as anyone has seen, but that is no proof; float32 counts
+# no further than 2^24.
+_MOST_STEPS = 1e7
 # Between the scale that was asked for and the one that is drawn, but for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
 
@@ -124,6 +127,11 @@ def perturbation_plan(
     # A weaker pull means less noise, hence a smaller ball: that of the stronger one holds as well.
     radius = float(planned(share, 1.0).solver.radius)
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
+    if plan.solver.most_steps > _MOST_STEPS:
+        raise ValueError(
+            f"regularization={strength:g} is too small: the solver might take"
+            f" {plan.solver.most_steps:.2g} steps, more than {_MOST_STEPS:g}"
+        )
     for calibration in calibrations(plan, d, dtype):
         if not calibration.fits(_lattice(), dtype):
             raise ValueError(f"no grid of {dtype} can carry the noise of epsilon={epsilon:g}")

@@ -285,6 +285,10 @@ def test_what_is_refused(keys):
         training(delta=1e-35)
     with pytest.raises(ValueError, match="regularization must be from"):
         training(1e-6, 10**7)
+    with pytest.raises(ValueError, match=r"regularization=1e-09 is too small: .* steps"):
+        plans.perturbation_plan(
+            1e-9, n=10**10, d=2, epsilon=1.0, delta=1e-5, dtype=np.dtype("float64")
+        )
     made = training()
     with pytest.raises(ValueError, match="database must be arrays of shapes"):
         made(keys(0), {**NOTHING, "x": np.zeros((N, D + 1))})
