@@ -14,6 +14,7 @@ demo: .venv/demo
 notebooks: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/xla
 notebooks: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 notebooks: export DPJAX_NOTEBOOKS = $(SIZE)
+notebooks: export XLA_FLAGS ?= $(if $(filter small,$(SIZE)),$(QUICK_COMPILATION))
 notebooks: .venv/notebooks
 	$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 
@@ -22,7 +23,8 @@ notebooks: .venv/notebooks
 # of the time; jaxlib 0.11.1 and later have none, and end at a flag that they do not know.
 OLDER_EMITTERS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_info__ as version; \
 	print("--xla_cpu_use_fusion_emitters=false" * (version < (0, 11, 1)))' 2>/dev/null)
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
+QUICK_COMPILATION = --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
+test: export XLA_FLAGS ?= $(QUICK_COMPILATION)
 test: .venv/test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
