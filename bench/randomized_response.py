@@ -10,7 +10,7 @@ import opendp.prelude as opendp
 
 import dpjax
 from harness import Race, Row, record
-from releases import _diffprivlib_mechanisms
+from releases import diffprivlib_mechanisms
 
 ANSWERS, CATEGORIES, EPSILON = 10**6, 10, 1.0
 # The peers would take a minute for everything: they take one answer a call.
@@ -28,7 +28,7 @@ def _binary(rounds: int) -> None:
     """Yes or no."""
     truth = math.exp(EPSILON) / (1 + math.exp(EPSILON))
     in_opendp = opendp.m.make_randomized_response_bool(prob=truth)
-    in_diffprivlib = _diffprivlib_mechanisms().Binary(epsilon=EPSILON, value0="0", value1="1")
+    in_diffprivlib = diffprivlib_mechanisms().Binary(epsilon=EPSILON, value0="0", value1="1")
     answers = np.arange(ANSWERS) % 5 == 0
     booleans = answers[:PART].tolist()
     words = ["1" if answer else "0" for answer in booleans]
