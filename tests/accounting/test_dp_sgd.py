@@ -3,6 +3,7 @@
 import math
 import types
 
+import jax
 import pytest
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
@@ -126,6 +127,20 @@ def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
     z = accounting.dp_sgd_noise_multiplier(sampling(0.02), epsilon=1.0, **arguments)
     assert 0.99 < epsilon(sampling(0.02), z, **arguments) <= 1.0
     assert epsilon(sampling(0.02), z * (1 - 2e-3), **arguments) > 1.0
+
+
+@pytest.mark.slow
+def test_a_sweep_has_a_noise_multiplier_for_each_epsilon():
+    arguments = {"delta": 1e-5, "steps": 10, "coordinates": 3, "method": "renyi"}
+
+    def multiplier(_, *, epsilon):
+        return accounting.dp_sgd_noise_multiplier(sampling(0.1), epsilon=epsilon, **arguments)
+
+    swept = dpjax.sweep(jax.random.key(0), multiplier, static={"epsilon": [1.0, 3.0]})
+    for epsilon_of_cell, found in zip((1.0, 3.0), swept["value"].values[:, 0], strict=True):
+        assert epsilon(sampling(0.1), float(found), **arguments) == pytest.approx(
+            epsilon_of_cell, rel=2e-3
+        )
 
 
 @pytest.mark.slow
