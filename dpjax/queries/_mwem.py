@@ -25,6 +25,8 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._workload import Workload
 
+# More would take hours.
+_MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # As float32 has it.
 
@@ -286,6 +288,11 @@ def mwem(
     rounds = _checks.integer("rounds", rounds, least=1, most=2**16)
     records = _checks.integer("records", records, least=1, most=_LARGEST)
     replays = _checks.integer("replays", replays, least=0, most=2**10)
+    if (updates := replays * rounds * (rounds + 1) // 2) > _MOST_UPDATES:
+        raise ValueError(
+            f"rounds and replays must make at most {_MOST_UPDATES:,} updates, got {rounds} and"
+            f" {replays}: {updates:,}"
+        )
     return Mwem(sensitivity, epsilon, workload, rounds, records, replays)
 
 

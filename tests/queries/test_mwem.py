@@ -126,6 +126,8 @@ def test_what_was_asked_for_is_public():
             mechanism_at(1.0, **options)
     with pytest.raises(TypeError, match="workload"):
         queries.mwem(MATRIX, 1.0, rounds=1, records=1)
+    with pytest.raises(ValueError, match="at most 100,000,000 updates"):
+        queries.mwem(WORKLOAD, 1.0, rounds=2**16, records=1, replays=2**10)
 
 
 @pytest.mark.slow
