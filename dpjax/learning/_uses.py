@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks, _walks
 from dpjax._programs import needs_no_values, refuse_outside_code
@@ -23,6 +24,7 @@ _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
 # Operations that put the numbers of a parameter in other places, each once.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
+_REAL = (np.floating, np.integer, np.bool_)
 
 
 class Use(NamedTuple):
@@ -194,7 +196,7 @@ def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use
         moves.append(equation)
         (variable,) = equation.outvars
     for layer in LAYERS:
-        if layer.takes(equation, operand):
+        if layer.takes(equation, operand) and _is_real(equation):
             return Use(layer, equation, operand, tuple(moves))
     return None
 
@@ -205,6 +207,16 @@ def _is_move(equation: Any) -> bool:
         return _is_float(outputs[0].aval)
     (*_, source), same = equation.invars, len(equation.invars) == 1
     return name in _MOVES and same and source.aval.size == outputs[0].aval.size
+
+
+def _is_real(equation: Any) -> bool:
+    """Whether an operation takes and gives real numbers, as layers assume.
+
+    The gradient of a real parameter that meets complex numbers is the real part of a product.
+    """
+    dtypes = [atom.aval.dtype for atom in equation.invars]
+    operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
+    return operands and _is_float(equation.outvars[0].aval)
 
 
 def _is_float(aval: Any) -> bool:

@@ -334,7 +334,7 @@ def test_a_clip_norm_moves_to_the_quantile(keys):
         learning_rate=0.3,
         count_noise=3.0,
     )
-    parameters, examples = jnp.float32(0), jnp.arange(1.0, 201.0)
+    parameters, examples = jnp.float32(0), jnp.arange(1.0, 201.0, dtype=jnp.float32)
 
     @jax.jit
     def step(state, _):
