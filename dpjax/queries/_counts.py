@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _checks
 from dpjax._numerics import compute_dtype
@@ -33,9 +34,10 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. Assumed is that what the predicate says of a record depends on that record
-        alone, as in every program that `vmap` makes. The release lies within ln(1 / beta) / epsilon
-        of the truth, and 1/2 for rounding, with probability 1 - beta: `error`.
+        attains it. The predicate runs on one record at a time, by one program. So it says the same
+        of a record in every slot, and no record changes what it says of another. The release lies
+        within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding, with probability 1 - beta:
+        `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -53,7 +55,9 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     def total(records: Any, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
-        holds = jax.vmap(predicate)(records)
+        # Under `vmap` XLA computes the last rows by other instructions: there a record may get
+        # another float, and one record that is removed would move all that follow.
+        holds = lax.map(predicate, records)
         one_array = isinstance(holds, jax.Array)
         if not one_array or holds.shape != present.shape or holds.dtype != bool:
             raise TypeError(
