@@ -81,14 +81,14 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
             increasing edges, public, of records that are numbers, where bucket j holds
             edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. What is in
             no bucket, as NaN, is not counted. Edges are rounded to the dtype of the records, and
-            records of integers to JAX's default float.
+            records of integers to JAX's default float. Floats may be codes too: one that is not
+            whole, or from 2^24 on in float32, is in no bucket.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
 
     Raises:
-        TypeError: if the buckets are no numbers; on a database, if records are no integers where
-            the buckets are.
+        TypeError: if the buckets are no numbers.
         ValueError: if the number is out of range or edges do not increase; on a database, if it
             does not have shape (n,).
 
@@ -138,14 +138,15 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     Args:
         categories: of every attribute, by its name: attribute a is an integer from 0 to
-            categories[a] - 1. A record out of range is not counted.
+            categories[a] - 1. A record out of range is not counted. Floats are codes as in
+            `histogram_query`.
 
     Returns:
         A `Query` whose value has an axis for every attribute, in their order. Databases are dicts,
         or tables, that have these columns of integers, and others of numbers.
 
     Raises:
-        TypeError: if a number is not an integer; on a database, if a column does not hold integers.
+        TypeError: if a number is not an integer.
         ValueError: if there is no attribute, one has fewer than 2 categories, or the table would
             have 2^31 - 1 cells or more; on a database, if a column is missing.
 
@@ -230,9 +231,16 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
 
 
 def _as_codes(records: Any) -> jax.Array:
-    if jnp.issubdtype(records.dtype, jnp.floating):
-        raise TypeError(f"records must be integers, the codes of buckets, got {records.dtype}")
-    return _checks.saturating_cast(records, jnp.int32)
+    """Codes as int32, -1 for a float that is no whole number, or too large to be exact.
+
+    Floats are no error: one missing value, which is private, turns a column of integers into them.
+    """
+    if not jnp.issubdtype(records.dtype, jnp.floating):
+        return _checks.saturating_cast(records, jnp.int32)
+    numbers = records.astype(compute_dtype(records.dtype))
+    exact = jnp.abs(numbers) < min(2.0 ** (jnp.finfo(records.dtype).nmant + 1), 2.0**31)
+    whole = exact & (numbers == jnp.floor(numbers))
+    return jnp.where(whole, numbers, -1).astype(jnp.int32)
 
 
 def _increasing_edges(edges: Any) -> np.ndarray:

@@ -52,8 +52,11 @@ class QuantileScores:
         Raises:
             ValueError: if shapes are others, or there are too many slots for JAX's integers.
         """
-        if not jax.tree_util.all_leaves([records]) or records.ndim != 1:
-            raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
+        one_array = jax.tree_util.all_leaves([records]) and records.ndim == 1
+        if not one_array or present.shape != records.shape:
+            raise ValueError(
+                f"database must have shape (n,), got {_checks.described((records, present))}"
+            )
         scored = jnp.result_type(int)
         if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(

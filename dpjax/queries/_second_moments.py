@@ -15,7 +15,7 @@ from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
-from dpjax.queries._query import Query
+from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
@@ -124,7 +124,7 @@ def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: An
     """Averages, from a release of the triangle with noise of a scale, and n where it is public."""
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     upper = _upper(size)
-    sums = jnp.zeros((size, size)).at[upper].set(query.estimate(triangle))
+    sums = jnp.zeros((size, size)).at[upper].set(rounded_estimate(query, triangle))
     sums = jnp.where(jnp.arange(size)[:, None] <= jnp.arange(size)[None], sums, sums.T)
     count = jnp.maximum(sums[0, 0] if n is None else n, 1)
     return Moments(sums[0, 1:] / count, sums[1:, 1:] / count, scale * query.unit / count)
