@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _limbs
 from dpjax._grid import power_of_two
@@ -90,7 +91,9 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
 
     Whatever floats do, what is not in the ball, as integers, counts as its center; and so do
     vectors that are not finite, and empty slots. The margin keeps rounding from leaving the ball.
-    Squares are added up as integers: the length of a vector has the same bits wherever it stands.
+    A vector makes the same integers in every slot: squares are added up as integers, and floats
+    are only multiplied, divided and their roots taken, each rounded alone as by IEEE 754. A sum of
+    products could be fused in one slot and not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
     dimension, radius = x.shape[1], 2**bits
@@ -103,7 +106,8 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
     margin = (math.sqrt(dimension) + 2 * dimension + 16) / radius
-    longest = (1 - margin) * radius / jnp.sqrt(squared_length)
+    # Without the barrier XLA takes its approximate inverse root.
+    longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
     units = _in_units(direction * jnp.minimum(length, longest[:, None]), radius)
     inside = ~_limbs.less(_limbs.constant(radius**2), _squared_lengths(units))

@@ -147,7 +147,7 @@ def test_answers_beyond_the_integers_stop_at_their_end():
 
 def test_all_buckets_cost_one_epsilon(key):
     query = queries.histogram_query(1000)
-    records = jnp.arange(5000) % 1000
+    records = queries.padded_records(np.arange(5000) % 1000, capacity=5000)
     for relation, scale in ((REPLACE, 4), (ADD, 2)):
         mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon=0.5)
         assert mechanism.scale == scale
@@ -181,7 +181,6 @@ def test_an_error_holds_for_all_buckets_at_once():
         (lambda: queries.histogram_query([1, 1]), ValueError, "increasing edges"),
         (lambda: queries.histogram_query([1, np.nan]), ValueError, "increasing edges"),
         (lambda: queries.histogram_query(["a", "b"]), TypeError, "increasing edges"),
-        (lambda: queries.histogram_query(3)(jnp.ones(3)), TypeError, "codes"),
         (lambda: queries.histogram_query(3)(jnp.ones((3, 1), int)), ValueError, "numbers"),
         (lambda: queries.counting_query().sensitivity(), ValueError, "public"),
         (lambda: queries.counting_query(3), TypeError, "predicate"),
