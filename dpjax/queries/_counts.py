@@ -121,8 +121,9 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         k = len(edges) - 1
 
         def codes_of(records: Any) -> jax.Array:
-            numbers = records.astype(compute_dtype(records.dtype))
-            found = jnp.searchsorted(jnp.asarray(edges, numbers.dtype), numbers, side="right")
+            numbers = comparable(records)
+            increasing = comparable(jnp.asarray(edges, numbers.dtype))
+            found = jnp.searchsorted(increasing, numbers, side="right")
             return found.astype(jnp.int32) - 1  # NaN comes last.
 
     def total(records: Any, present: jax.Array) -> jax.Array:
@@ -228,6 +229,12 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
         return norm_up([Fraction(x) for x in entered], norm)
 
     return reach
+
+
+def comparable(numbers: jax.Array) -> jax.Array:
+    """As floats, but for subnormal ones: 0, which some threads and devices take them for."""
+    numbers = numbers.astype(compute_dtype(numbers.dtype))
+    return jnp.where(jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny, 0, numbers)
 
 
 def _as_codes(records: Any) -> jax.Array:

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._numerics import compute_dtype, round_up
+from dpjax._numerics import round_up
 from dpjax.base import NeighboringRelation, Sensitivity
+from dpjax.queries._counts import comparable
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._several_selections import SeveralSelections
 from dpjax.sensitivity._analytic import analytic_sensitivity
@@ -193,9 +194,9 @@ def _counts_beside(
     records: jax.Array, present: jax.Array, grid: np.ndarray
 ) -> tuple[jax.Array, jax.Array]:
     """How many records are below, and how many above, every number of a grid."""
-    numbers = records.astype(compute_dtype(records.dtype))
+    numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    candidates = jnp.asarray(grid, numbers.dtype)
+    candidates = comparable(jnp.asarray(grid, numbers.dtype))
 
     def counts_up_to(side: str) -> jax.Array:
         # The first candidate that a record is below, or not above: so it is of all that follow.
