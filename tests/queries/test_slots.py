@@ -17,8 +17,14 @@ import numpy as np
 import pytest
 
 from dpjax import NeighboringRelation, queries
-from dpjax.queries import _bounded_sums, _covariance, _k_means, _linear_regression, _means
-from dpjax.queries import _second_moments
+from dpjax.queries import (
+    _bounded_sums,
+    _covariance,
+    _k_means,
+    _linear_regression,
+    _means,
+    _second_moments,
+)
 from dpjax.queries._quantiles import _counts_beside
 from dpjax.queries._second_moments import in_ball, second_moments_query
 
@@ -91,8 +97,7 @@ def total(request, monkeypatch):
     """What makes a sum of integers of records of 8 coordinates, before it is rounded."""
     for module in (_bounded_sums, _means, _second_moments, _k_means):
         monkeypatch.setattr(module, "coarse", lambda total, bits: total.low)
-    any_key, some = None, jnp.ones((4, 8))
-    between, budget = {"lower": -0.3, "upper": 1.7}, {"epsilon": 1.0}
+    some, between = jnp.ones((4, 8)), {"lower": -0.3, "upper": 1.7}
     ball, _, _ = _covariance.public_ball(0.3, 1.7, 8)
 
     def moments(vectors, dimension):
@@ -106,16 +111,26 @@ def total(request, monkeypatch):
         below, above = _counts_beside(records[:, 0], present.astype(int), np.linspace(-3, 3, 50))
         return jnp.stack([below, above])
 
+    def edges(records, present):
+        return queries.histogram_query(np.linspace(-3, 3, 50)).total(records[:, 0], present)
+
     def variance():
-        release = lambda: queries.private_variance(any_key, some[:, 0], **between, **budget)
-        vectors = vectors_of(_covariance, monkeypatch, release)
+        vectors = vectors_of(
+            _covariance,
+            monkeypatch,
+            lambda: queries.private_variance(None, some[:, 0], **between, epsilon=1.0),
+        )
         return moments(lambda r: vectors(r[:, 0]), 1)
 
     def line():
         database = {"x": some[:, 1:], "y": some[:, 0]}
-        radii = {"x_radius": 1.3, "y_radius": 0.7}
-        release = lambda: queries.private_linear_regression(any_key, database, **radii, **budget)
-        vectors = vectors_of(_linear_regression, monkeypatch, release)
+        vectors = vectors_of(
+            _linear_regression,
+            monkeypatch,
+            lambda: queries.private_linear_regression(
+                None, database, x_radius=1.3, y_radius=0.7, epsilon=1.0
+            ),
+        )
         return moments(lambda r: vectors({"x": r[:, 1:], "y": r[:, 0]}), 8)
 
     return {
@@ -125,9 +140,7 @@ def total(request, monkeypatch):
         "ball": lambda: moments(ball, 8),
         "line": line,
         "clusters": lambda: clusters,
-        "edges": lambda: (
-            lambda r, p: queries.histogram_query(np.linspace(-3, 3, 50)).total(r[:, 0], p)
-        ),
+        "edges": lambda: edges,
         "ranks": lambda: ranks,
     }[request.param]()
 
