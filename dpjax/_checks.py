@@ -183,10 +183,17 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
 
 
 def refuse_foreign_dtype(name: str, leaf: Any) -> None:
-    """Refuses columns of a dtype that is none of NumPy's.
+    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
 
-    Converted, missing values would decide on the dtype, and they may be private.
+    Converted, missing values would decide on the dtype, and they may be private. A mask would be
+    dropped, and what it hides be used.
     """
+    # By its attributes: so are masked arrays of other libraries.
+    if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
+        raise TypeError(
+            f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
+            " drop the mask and use what it hides; fill in what is missing, by .filled(value)"
+        )
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
-from dpjax._records import record_arrays
-from dpjax.base import Mechanism, Release, Sensitivity, Target
+from dpjax._records import check_padded, record_arrays
+from dpjax.base import Mechanism, NeighboringRelation, Release, Sensitivity, Target
 from dpjax.mechanisms._mechanism import guarantee_under
 from dpjax.mechanisms._requests import request_of
 from dpjax.random._keys import check_key
@@ -40,7 +40,7 @@ def privatize(
             were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
-            or the ledger knows the key.
+            shows its number of records where that is private, or the ledger knows the key.
         BudgetExceededError: at a release, if the ledger has too little left.
         LedgerError: at a release, if the ledger cannot be trusted or not be written.
 
@@ -48,7 +48,9 @@ def privatize(
         Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
         sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
         the database holds decides whether a release happens; its structure, dtypes and size do, and
-        count as public, so read a file with dtypes that do not depend on what it holds. For an
+        count as public, so read a file with dtypes that do not depend on what it holds. Under
+        add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
+        unless the sensitivity says how many slots there are (its n). For an
         analytic sensitivity the claim that it bounds this target, on databases of this size, is
         yours. What a `dpjax.Ledger` remembers having released is released again under any key, free
         of charge, and its database is not looked at: so let the target choose a column, and not
@@ -137,6 +139,8 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
 
 def _records(database: Any, sensitivity: Sensitivity) -> Any:
     """The database as the arrays that were sampled; refusals depend on its structure alone."""
+    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
+        check_padded(database)
     records, n = record_arrays("database", database)
     got, sampled = TreeSpec.of(records), sensitivity.records
     if sensitivity.n is not None and n != sensitivity.n:
