@@ -1,7 +1,7 @@
 """Calls of code on the host: made where no signal arrives, and ended when nobody waits for them.
 
-Python delivers Ctrl-C to the main thread. Code that runs there may swallow it, and nobody could tell
-an exit of its own from an exit that was asked for.
+Python delivers Ctrl-C to the main thread. Code that runs there may swallow it, and nobody could
+tell an exit of its own from one that was asked for.
 """
 
 import atexit

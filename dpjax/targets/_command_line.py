@@ -60,9 +60,9 @@ def command_line(
         Those of `host`; to fail is to exit with a status other than 0, to print something else than
         the numbers, or to take longer than the timeout. A crash or hang of the program is a failure
         like any other; Ctrl-C is none, and kills the program. The database is written to no file.
-        `privatize` compares the arguments, the program and the files among the arguments. Assumes that nothing else that the
-        program depends on changes (what it loads, its environment), that workers on other machines
-        have the same, and that it leaves nothing behind.
+        `privatize` compares the arguments, the program and the files among the arguments. Assumes
+        that nothing else that the program depends on changes (what it loads, its environment), that
+        workers on other machines have the same, and that it leaves nothing behind.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.

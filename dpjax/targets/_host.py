@@ -59,14 +59,14 @@ def host(
         While sampling, a failure (an exception, an exit, a result unlike the output) is an error
         that names the pair, and ends the sampling. On the private database it is released as
         `failure`, without a message, with the noise and the guarantee of any other value: pairs on
-        which the function fails are among those that gamma leaves uncovered. Outside of the sampler every database counts as
-        private. What is sampled is what is released: `privatize` refuses a function of which
-        anything has changed. Assumes that it returns the same for equal databases (fixed seeds,
-        solvers run to convergence), and does not depend on what no copy holds: files, the
-        environment, settings of installed packages, modules looked up by name at run time; with a
-        version, that this names all of the function, in every process that runs it. Not hidden are
-        the time it takes, what it prints, and the crash or hang of its process: a program that may
-        do so belongs in `command_line`.
+        which the function fails are among those that gamma leaves uncovered. Outside of the sampler
+        every database counts as private. What is sampled is what is released: `privatize` refuses a
+        function of which anything has changed. Assumes that it returns the same for equal databases
+        (fixed seeds, solvers run to convergence), and does not depend on what no copy holds: files,
+        the environment, settings of installed packages, modules looked up by name at run time; with
+        a version, that this names all of the function, in every process that runs it. Not hidden
+        are the time it takes, what it prints, and the crash or hang of its process: a program that
+        may do so belongs in `command_line`.
 
         An interruption of the caller (Ctrl-C, a handler of signals that exits) is no failure:
         nothing is released, and a debit stands. The function is left to itself, in a thread of its

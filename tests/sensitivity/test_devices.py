@@ -258,7 +258,7 @@ def test_an_error_in_one_process_is_told_to_all(on_hosts):
         "host": "RuntimeError",
         "key": "ValueError",
     }
-    for name, (kind, text) in told.items():
+    for name, (_, text) in told.items():
         if name == "key":
             assert "processes must make the same call" in text
         else:

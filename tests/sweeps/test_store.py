@@ -54,6 +54,20 @@ def computed(monkeypatch):
     return cells
 
 
+def test_zero_has_no_sign(key, tmp_path):
+    """Both are one value of a grid, so a folder may hold what was computed at the other."""
+
+    def sweep(zero, path=None):
+        traced = {"x": [zero], "y": {"z": [[zero, 1.0]]}}
+        traced = jax.tree.map(np.float32, traced, is_leaf=lambda x: isinstance(x, list))
+        return dpjax.sweep(key, lambda key, x, y: (1 / x, 1 / y["z"]), traced=traced, path=path)
+
+    alone, folder = sweep(-0.0), tmp_path / "sweep"
+    sweep(0.0, folder)
+    xarray.testing.assert_equal(alone, sweep(-0.0, folder))
+    xarray.testing.assert_equal(alone, sweep(0.0))
+
+
 def test_what_is_there_is_not_done_again(swept, computed, tmp_path):
     first = swept()
     assert len(computed) == 24
