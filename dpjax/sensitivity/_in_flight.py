@@ -25,7 +25,7 @@ def run_in_flight(
     """Starts one step after the other, and finishes them in order, while later ones run.
 
     Also where Ctrl-C or an error ends it: devices finish what was started, unless they never will.
-    Code on the host, which may take long, is stopped.
+    Ctrl-C stops code on the host, which may take long.
     """
     in_flight: deque[Started] = deque()
     try:
@@ -37,8 +37,9 @@ def run_in_flight(
             finish(in_flight.popleft())
     except NoAnswerError:
         raise
-    except BaseException:
-        with stopping() if calls_host else contextlib.nullcontext():
+    except BaseException as error:
+        interrupted = calls_host and not isinstance(error, Exception)
+        with stopping() if interrupted else contextlib.nullcontext():
             # Later steps fail with an earlier one, which is the one to tell.
             while in_flight:
                 with contextlib.suppress(Exception):

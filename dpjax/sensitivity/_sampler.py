@@ -157,12 +157,9 @@ def sample_sensitivity(
             rounding = rounding_of_releases(plan, progress=progress)
             estimate, resolution = _worst_of_all_positions(plan, store, progress)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
+    hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
     return Sensitivity(
-        value=sum_up(
-            (estimate, max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate))
-        )
-        if estimate > 0
-        else 0.0,
+        value=sum_up((estimate, *hidden)) if estimate > 0 else 0.0,
         gamma=plan.point.gamma,
         confidence=plan.confidence,
         norm=norm,

@@ -33,8 +33,8 @@ def wait_for(
 
     The last line of defense: nothing is known to hang, see `dpjax._lapack`. Code on the host may
     rest, and an accelerator computes while the host does; both are waited for without limit. The
-    device is None where it is the default one. An interruption stops code on the host, and so
-    does `look`, by raising.
+    device is None where it is the default one. An interruption stops code on the host. `look` is
+    called every now and then, and ends the wait by raising.
 
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.
@@ -52,8 +52,8 @@ def wait_for(
                 before, spent = spent, time.process_time()
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
                     raise NoAnswerError(_message(programs))
-    except BaseException:
-        if calls_host:
+    except BaseException as error:
+        if calls_host and not isinstance(error, Exception):
             with stopping(), contextlib.suppress(Exception):
                 array.block_until_ready()
         raise

@@ -162,6 +162,19 @@ def test_another_thread_is_told_that_its_call_was_stopped():
     assert found == ["host target was stopped, because another call was interrupted"]
 
 
+def test_a_failure_elsewhere_stops_no_call(tmp_path):
+    found, go = [], threading.Event()
+    thread = threading.Thread(
+        target=lambda: found.append(aside(lambda wanted: go.wait(60) and wanted()))
+    )
+    thread.start()
+    with pytest.raises(RuntimeError, match="no such thing"):
+        CALLS["distances"](targets.host(logged(str(tmp_path / "log")), output=NUMBER))
+    go.set()
+    thread.join(60)
+    assert found == [True]
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_interrupted_interrupts_the_caller():
     """A terminal sends Ctrl-C to all processes: theirs is no failure either."""
