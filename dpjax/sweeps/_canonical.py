@@ -35,8 +35,6 @@ def as_seen(name: str, value: Any) -> np.ndarray:
         raise TypeError(f"{name} must be real numbers, got {_checks.shown(value)}")
     with np.errstate(all="ignore"):
         seen = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-        # A folder may hold what was computed at 0.0, which counts as -0.0 does.
-        seen = seen + seen.dtype.type(0) if floats else seen
     overflow = np.isfinite(array) != np.isfinite(seen) if floats else seen != array
     if np.any(overflow):
         raise ValueError(f"{name} must fit {seen.dtype}, got {_checks.shown(value)}: enable x64")

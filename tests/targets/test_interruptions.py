@@ -57,7 +57,9 @@ def handlers():
 
 
 def oracle(key, n):
-    return jax.random.normal(key, (n,))
+    """Numbers that compile faster than those of `jax.random`."""
+    word = jax.random.key_data(key)[0] + jnp.arange(n, dtype="uint32") * np.uint32(0x9E3779B9)
+    return (word >> 8).astype(float)
 
 
 def interrupted(number=signal.SIGINT, times=None):
