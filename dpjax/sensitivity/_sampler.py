@@ -101,6 +101,8 @@ def sample_sensitivity(
             records, or has another value in a batch than alone; if oracle or norm has a rule for
             `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
             checkpoint is of another run, truncated or corrupted; if processes make different calls.
+        RuntimeError: if a host target fails; if another process of the call fails, is interrupted,
+            or ends, which all processes are told within seconds.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair

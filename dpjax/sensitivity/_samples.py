@@ -57,7 +57,8 @@ def sensitivity_samples(
             does not return real arrays.
         ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
             the number of records that it is asked for, or oracle or norm has a rule for `vmap` of
-            its own.
+            its own; if processes make different calls.
+        RuntimeError: if a host target fails, or another process of the call.
 
     Formal guarantees:
         The m pairs are independent draws, so an order statistic of the distances is what

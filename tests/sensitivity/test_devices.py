@@ -174,14 +174,12 @@ def test_the_same_bits_on_many_hosts(count, devices, tmp_path, on_hosts):
     assert len(list(tmp_path.iterdir())) == count  # Each has a file.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
         "key = jax.random.key(process)",
-        pytest.param(
-            "os.environ['XLA_FLAGS'] = f'--xla_backend_optimization_level={process}'",
-            marks=pytest.mark.slow,
-        ),
+        "os.environ['XLA_FLAGS'] = f'--xla_backend_optimization_level={process}'",
     ],
     ids=["key", "compiler"],
 )
