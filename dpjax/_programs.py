@@ -117,7 +117,7 @@ class Program:
         """Whether every constant is known; false under `vmap` over what is closed over."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
-    @property
+    @functools.cached_property
     def calls_host(self) -> bool:
         """Whether it runs code on the host, which has to know where a database comes from."""
         return "pure_callback" in self.primitives()

@@ -26,6 +26,7 @@ LEVELS = {
     "_affine": 0,
     "_lapack": 0,
     "_origins": 0,
+    "_interruptions": 0,
     "_by_value": 0,
     "_durable": 0,
     "_host_code": 0,

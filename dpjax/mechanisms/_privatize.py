@@ -1,5 +1,6 @@
 """From a target and a mechanism to a private function of the database."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._origins import host_errors
 from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
 from dpjax._records import check_padded, record_arrays
@@ -88,8 +90,9 @@ def privatize(
         def draw() -> Release:
             if not traced.is_concrete:
                 return mechanism(key, traced(records))
+            errors = host_errors() if traced.calls_host else contextlib.nullcontext()
             # A NaN in a private value is not an error to stop at.
-            with jax.debug_nans(False), jax.debug_infs(False):
+            with jax.debug_nans(False), jax.debug_infs(False), errors:
                 return mechanism(key, evaluate_alone(records, program=traced))
 
         def request() -> Request:

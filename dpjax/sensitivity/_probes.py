@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._origins import Role, failures_in_short, sampled
+from dpjax._origins import Role, host_errors, sampled
 from dpjax._programs import evaluate_alone
 from dpjax.base import OperatingPoint
 from dpjax.neighbors import neighboring_pair, rotated
@@ -65,7 +65,7 @@ class _Found:
         return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
 
 
-@failures_in_short()
+@host_errors()
 def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
     """What the estimate must be raised by for rounding that the distances do not show.
 
@@ -160,7 +160,7 @@ def _find(
                     replace=replace,
                     devices=devices,
                 )
-            wait_for(numbers["resolution"], pair.programs, devices[0])
+            wait_for(numbers["resolution"], pair.programs, devices[0], plan.team.look)
             found.append({name: float(np.asarray(x).max()) for name, x in numbers.items()})
             if start < left_alone:
                 most = left_alone - start
