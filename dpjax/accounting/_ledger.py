@@ -14,7 +14,7 @@ import numpy as np
 from dpjax import _checks
 from dpjax._numerics import round_up
 from dpjax.accounting._composition import compose, concrete
-from dpjax.accounting._ledger_errors import BudgetExceededError
+from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 from dpjax.accounting._ledger_file import (
     DELTA_DIGITS,
     EPSILON_DIGITS,
@@ -268,16 +268,19 @@ def _encoded(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _decoded(stored: dict[str, Any]) -> Guarantee:
-    return Guarantee(
-        stored["epsilon"],
-        stored["delta"],
-        stored["gamma"],
-        stored["confidence"],
-        tuple(SampledEvent(*event) for event in stored["events"]),
-        NeighboringRelation(stored["relation"]),
-        tuple(stored["notes"]),
-        stored["group_size"],
-    )
+    try:
+        return Guarantee(
+            stored["epsilon"],
+            stored["delta"],
+            stored["gamma"],
+            stored["confidence"],
+            tuple(SampledEvent(*event) for event in stored["events"]),
+            NeighboringRelation(stored["relation"]),
+            tuple(stored["notes"]),
+            stored["group_size"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
 
 
 def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int]) -> int:
@@ -300,4 +303,7 @@ def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
 
 
 def _as_float(units: int, digits: int) -> float:
-    return round_up(Fraction(units, 10**digits))
+    """The float64 that prints as a decimal, or the least above it where none does."""
+    exact = Fraction(units, 10**digits)
+    nearest = float(exact)
+    return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)

@@ -58,8 +58,24 @@ def test_costs_are_rounded_up(epsilon, delta, ledger):
     assert 0 <= Fraction(row["epsilon"]) - Fraction(repr(epsilon)) < Fraction("1e-12")
     assert 0 <= Fraction(row["delta"]) - Fraction(repr(delta)) < Fraction("1e-24")
     spent = ledger.spent
-    assert Fraction(spent.epsilon) >= Fraction(row["epsilon"])
-    assert Fraction(spent.delta) >= Fraction(row["delta"])
+    assert 0 <= Fraction(repr(spent.epsilon)) - Fraction(row["epsilon"]) <= epsilon * 2**-51
+    assert 0 <= Fraction(repr(spent.delta)) - Fraction(row["delta"]) <= delta * 2**-51 + 1e-39
+
+
+@pytest.mark.parametrize("epsilon", ["0.3", "0.7", "1.2", "123.456789012345"])
+def test_what_is_spent_is_the_decimal_that_was_paid(epsilon, path):
+    """Neither in print nor as a float64 is it above the budget."""
+    ledger = dpjax.Ledger(path, epsilon=epsilon, delta="1e-6")
+    ledger.charge(Guarantee(float(epsilon), 1e-6))
+    assert (ledger.spent.epsilon, ledger.spent.delta) == (float(epsilon), 1e-6)
+    assert ledger.remaining == (0, 0)
+
+
+def test_what_is_spent_prints_as_it_was_paid(path):
+    ledger = dpjax.Ledger(path, epsilon="0.3", delta="1e-6")
+    for _ in range(3):
+        ledger.charge(Guarantee(0.1, 1e-7))
+    assert repr(ledger.spent) == "(epsilon=0.3, delta=3e-07)-DP"
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 3.3])
@@ -138,7 +154,7 @@ def test_guarantees_that_do_not_add_up_are_refused(ledger):
     for bad in (other, dpjax.accounting.group(Guarantee(0.1), 2)):
         with pytest.raises(ValueError, match="do not add up"):
             ledger.charge(bad)
-    for bad in (Guarantee(float("nan")), Guarantee(np.ones(2))):
+    for bad in (Guarantee(jnp.float32("nan")), Guarantee(np.ones(2))):
         with pytest.raises(ValueError, match=r"NaN|one number"):
             ledger.charge(bad)
     assert paid(ledger) == 1
