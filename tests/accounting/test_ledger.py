@@ -198,7 +198,7 @@ def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkey
         return draw(self, key, value)
 
     monkeypatch.setattr(_prepared.Prepared, "draw", observed)
-    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS)
+    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS, name="ages")
     with ledger:
         LAPLACE(keys(1), 0.5)
     # The third entry is the second debit: between them what the first has released.
@@ -231,19 +231,19 @@ def test_what_is_refused_before_a_release_costs_nothing(ledger, keys):
 
 def test_the_same_request_has_the_same_release(ledger, path, keys):
     private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
-    first = private(keys(0), RECORDS)
+    first = private(keys(0), RECORDS, name="ages")
     again = dpjax.Ledger(path, epsilon=1.0, delta="1e-6")
     with again:
         # Another key, other functions, another mechanism of the same numbers, other records.
         twin = dpjax.privatize(lambda x: jnp.mean(x), dpjax.laplace(1.0, 0.1))
-        second = twin(keys(1), RECORDS + 1)
-        third = twin(keys(0), RECORDS)
+        second = twin(keys(1), RECORDS + 1, name=np.str_("ages"))
+        third = twin(keys(0), RECORDS, name="ages")
     for release in (second, third):
         assert release.value == first.value
         assert release.value.dtype == first.value.dtype
         assert repr(release.guarantee) == repr(first.guarantee)
     (row,) = again.history()
-    assert row["kept"]
+    assert (row["kept"], row["what"], row["name"]) == (True, "mean", "ages")
     with again:
         LAPLACE(keys(1), 0.5)  # Its key was not used.
 
@@ -251,10 +251,132 @@ def test_the_same_request_has_the_same_release(ledger, path, keys):
 def test_what_was_released_stays_free_when_nothing_is_left(path, keys):
     ledger = dpjax.Ledger(path, epsilon=0.1)
     private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
-    first = private(keys(0), RECORDS)
-    assert private(keys(1), RECORDS).value == first.value
-    with pytest.raises(dpjax.BudgetExceededError):
-        dpjax.privatize(jnp.sum, LAPLACE, ledger=ledger)(keys(1), RECORDS)
+    first = private(keys(0), RECORDS, name="ages")
+    assert private(keys(1), RECORDS, name="ages").value == first.value
+    for other in (
+        lambda: dpjax.privatize(jnp.sum, LAPLACE, ledger=ledger)(keys(1), RECORDS, name="ages"),
+        lambda: private(keys(1), RECORDS, name="heights"),
+        lambda: private(keys(1), RECORDS),
+    ):
+        with pytest.raises(dpjax.BudgetExceededError):
+            other()
+
+
+GROUPS = {"Fair": 0.1, "Good": 0.5, "Ideal": 0.9}
+
+
+def test_no_group_is_answered_by_the_release_of_another(path, keys):
+    """The loop over columns or groups of one shape, which had one answer for all of them.
+
+    What else reaches a replay: private statistics, k-means, trainings, quantiles, code on the host
+    and other ledgers, see `test_every_kind_of_release_is_replayed_by_its_name_alone`.
+    """
+    ledger = dpjax.Ledger(path, epsilon=10**6)
+    private = dpjax.privatize(jnp.mean, dpjax.laplace(1.0, 1e4), ledger=ledger)
+    for i, mean in enumerate(GROUPS.values()):
+        assert private(keys(i), np.full(5, mean)).value == pytest.approx(mean, abs=0.01)
+    assert paid(ledger) == 3
+    assert not any(row["kept"] or row["name"] for row in ledger.history())
+    named = {
+        name: private(keys(i), np.full(5, mean), name=name).value
+        for i, (name, mean) in enumerate(GROUPS.items(), 3)
+    }
+    assert paid(ledger) == 6
+    for name, mean in GROUPS.items():
+        assert named[name] == pytest.approx(mean, abs=0.01)
+        assert private(keys(0), np.zeros(5), name=name).value == named[name]
+    assert paid(ledger) == 6
+
+
+POINTS = np.linspace(0, 1, 32, dtype="float32").reshape(16, 2)
+LABELED = {"x": POINTS, "y": np.arange(16) % 2}
+
+
+def by_quantiles(key, **name):
+    scores = dpjax.queries.quantile_scores(0.5, grid=np.linspace(0, 1, 11))
+    mechanism = dpjax.queries.select_each(scores.sensitivity(), epsilon=1.0, count=1)
+    return dpjax.privatize(scores, mechanism)(key, POINTS[:, 0], **name)
+
+
+def on_the_host(key, **name):
+    pytest.importorskip("cloudpickle")
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    target = dpjax.targets.host(lambda x: np.float32(np.mean(x)), output=shape)
+    return dpjax.privatize(target, LAPLACE)(key, RECORDS, **name)
+
+
+def trained(key, **name):
+    training = dpjax.learning.objective_perturbation(
+        regularization=0.5, n=16, d=2, epsilon=1.0, delta=1e-7
+    )
+    return training(key, LABELED, **name)
+
+
+KINDS = {
+    "target": lambda key, **name: dpjax.privatize(jnp.mean, LAPLACE)(key, RECORDS, **name),
+    "host program": on_the_host,
+    "quantiles": by_quantiles,
+    "mean": lambda key, **name: dpjax.queries.private_mean(
+        key, RECORDS, lower=0, upper=1, epsilon=1.0, **name
+    ),
+    "covariance": lambda key, **name: dpjax.queries.private_covariance(
+        key, POINTS, radius=2.0, epsilon=1.0, **name
+    ),
+    "components": lambda key, **name: dpjax.queries.private_pca(
+        key, POINTS, components=1, radius=2.0, epsilon=1.0, **name
+    ),
+    "variance": lambda key, **name: dpjax.queries.private_variance(
+        key, RECORDS, lower=0, upper=1, epsilon=1.0, **name
+    ),
+    "regression": lambda key, **name: dpjax.queries.private_linear_regression(
+        key, LABELED, x_radius=2.0, y_radius=1.0, epsilon=1.0, **name
+    ),
+    "k-means": lambda key, **name: dpjax.queries.private_k_means(
+        key, POINTS, clusters=2, radius=2.0, iterations=1, epsilon=1.0, delta=1e-7, **name
+    ),
+    "training": trained,
+}
+
+
+# They share what they do with others.
+SLOW = ("covariance", "variance", "regression")
+kinds = [pytest.param(KINDS[x], id=x, marks=[pytest.mark.slow] * (x in SLOW)) for x in KINDS]
+
+
+@pytest.mark.parametrize("release", kinds)
+def test_every_kind_of_release_is_replayed_by_its_name_alone(release, path, keys):
+    def drawn(*key, **name):
+        return jax.tree.leaves(release(keys(*key), **name).value)
+
+    with dpjax.Ledger(path, epsilon=100, delta="1e-3") as ledger:
+        first = drawn(0, name="a")
+        drawn(1)
+        drawn(2, name="b")
+        assert paid(ledger) == 3
+        for key in (0, 3):
+            np.testing.assert_array_equal(drawn(key, name="a")[0], first[0])
+        assert paid(ledger) == 3
+    assert [row["name"] for row in ledger.history()] == ["a", "", "b"]
+    assert [row["kept"] for row in ledger.history()] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["", 2026, b"ages", ("a", "b"), float("nan")])
+def test_a_name_is_a_text(name, ledger, keys):
+    """Also where no ledger is open, so that a program does not fail once one is."""
+    private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
+    for release in (private, dpjax.privatize(jnp.mean, LAPLACE)):
+        with pytest.raises(TypeError, match="name must be a text that is not empty"):
+            release(keys(0), RECORDS, name=name)
+    assert paid(ledger) == 0
+
+
+def test_without_a_budget_a_name_means_nothing(keys):
+    private = dpjax.privatize(jnp.mean, LAPLACE)
+    plain = private(keys(0), RECORDS).value
+    assert private(keys(0), RECORDS, name="ages").value == plain
+    with dpjax.random.KeyLedger():
+        assert private(keys(0), RECORDS, name="ages").value == plain
+    assert jax.jit(lambda key: private(key, RECORDS, name="ages").value)(keys(0)) == plain
 
 
 def scaled(factor):
@@ -285,10 +407,10 @@ def test_requests_that_differ_in_anything_pay(path, keys):
     ]
     made = [(dpjax.privatize(f, mechanism, ledger=one), x) for f, mechanism, x, one in asked]
     for i, (private, records) in enumerate(made):
-        private(keys(i), records)
+        private(keys(i), records, name="ages")
         assert paid(ledger) == i + 1
     for i, (private, records) in enumerate(made):
-        private(keys(i), records)
+        private(keys(i), records, name="ages")
     assert paid(ledger) == len(asked)
     assert len({row["request"] for row in ledger.history()}) == len(asked)
 
@@ -303,7 +425,7 @@ def test_releases_of_every_kind_are_read_back(ledger, path):
     ]
     again = dpjax.Ledger(path, epsilon=1, delta="1e-6")
     for i, value in enumerate(kinds):
-        request = Request(str(i), TreeSpec.of(value))
+        request = Request("name", str(i), TreeSpec.of(value))
         assert again.released(request) is None
         ledger.keep(request, Release(value, promise))
         # Of several the first counts.
@@ -325,7 +447,8 @@ def test_refusals_do_not_depend_on_the_database(tmp_path, keys):
         errors = []
         for target, key in ((jnp.mean, 0), (jnp.mean, 1), (jnp.sum, 0), (jnp.sum, 1), (jnp.max, 2)):
             try:
-                dpjax.privatize(target, LAPLACE, ledger=ledger)(keys(key), records)
+                private = dpjax.privatize(target, LAPLACE, ledger=ledger)
+                private(keys(key), records, name="ages")
                 errors.append(None)
             except (ValueError, dpjax.BudgetExceededError) as error:
                 errors.append(str(error))
@@ -419,13 +542,14 @@ def test_a_file_that_cannot_be_trusted_releases_nothing(ledger, path, keys, monk
 
 def test_history_is_a_table(ledger, keys):
     pandas = pytest.importorskip("pandas")
-    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS)
+    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS, name="ages")
     with ledger:
         dpjax.gaussian(1.0, 0.25, 1e-7)(keys(1), 0.5)
     table = pandas.DataFrame(ledger.history())
     assert list(table["what"]) == ["mean", "AdditiveMechanism"]
     assert list(table["spent_epsilon"]) == [Decimal("0.1"), Decimal("0.35")]
     assert list(table["spent_delta"]) == [0, Decimal("1e-7")]
+    assert list(table["name"]) == ["ages", ""]
     assert list(table["kept"]) == [True, False]
     assert list(table["notes"]) == ["seeded key"] * 2
     assert table["time"].is_monotonic_increasing
@@ -453,7 +577,7 @@ import jax.numpy as jnp, numpy as np, dpjax
 ledger = dpjax.Ledger({str(path)!r}, epsilon=1, delta="1e-6")
 weights = np.linspace(0, 1, 5)
 private = dpjax.privatize(lambda x: jnp.dot(x, weights), dpjax.laplace(1.0, 0.1), ledger=ledger)
-print(float(private(dpjax.random.secure_key(), np.ones(5)).value))
+print(float(private(dpjax.random.secure_key(), np.ones(5), name="ones").value))
 """
     assert run_python(code) == run_python(code)
     assert paid(ledger) == 1
