@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax._durable import database_file
 from dpjax._numerics import round_up
 from dpjax.accounting._composition import compose, concrete
 from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
@@ -80,14 +81,16 @@ class Ledger(Account):
         """Opens a ledger, or makes one where there is none.
 
         Args:
-            path: of an SQLite file, one for each private database.
+            path: of an SQLite file, one for each private database. A budget must outlive the
+                program, so ":memory:", "" and URIs are refused.
             epsilon: the budget, which never changes; above 0. Of a float counts what it prints.
             delta: likewise, from 0 up to and without 1.
             version: a public name of the state of the database. The budget is the same for all.
 
         Raises:
             TypeError: if a parameter is of another type.
-            ValueError: if the budget is out of range, or not that of the ledger.
+            ValueError: if the path is not that of a file, or the budget is out of range, or not
+                that of the ledger.
             LedgerError: if the file cannot be trusted or not be written.
         """
         _check_text("version", version)
@@ -100,7 +103,8 @@ class Ledger(Account):
         if not 0 <= budget[1] < 10**DELTA_DIGITS:
             raise ValueError(f"delta must be from 0 up to and without 1, got {delta}")
         self.version = version
-        self._file = LedgerFile(path, budget)
+        file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
+        self._file = LedgerFile(file, budget)
         self.path = self._file.path
 
     @property

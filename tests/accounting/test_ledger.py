@@ -3,6 +3,7 @@
 import dataclasses
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,39 @@ def test_budgets_out_of_range(budget, error, path):
     with pytest.raises(error, match="must be"):
         dpjax.Ledger(path, **budget)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "open_ledger", [lambda x: dpjax.Ledger(x, epsilon=1), dpjax.random.KeyLedger]
+)
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        *[
+            (word, ValueError)
+            for word in (":memory:", "", ":shared:", "file::memory:", "FILE:x.db")
+        ],
+        *[(Path(word), ValueError) for word in (":memory:", "/dev/null", ".")],
+        *[(word, ValueError) for word in ("/", "..", "folder")],
+        *[(other, TypeError) for other in (b"ledger.db", 3, ("ledger.db",))],
+    ],
+    ids=repr,
+)
+def test_a_ledger_is_in_a_file(path, error, open_ledger, tmp_path, monkeypatch):
+    """A file called ":memory:" would be a surprise, and memory forgets what was paid."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error, match="path must be that of a file"):
+        open_ledger(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_path_may_be_strange(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a #b?c%41&mode=memory.db", "x.db", "memory"):
+        dpjax.Ledger(name, epsilon=1).charge(Guarantee(0.5))
+        assert (tmp_path / name).is_file()
+        assert paid(dpjax.Ledger(tmp_path / name, epsilon=1)) == 1
 
 
 @pytest.mark.parametrize(
