@@ -72,6 +72,16 @@ def test_what_is_spent_is_the_decimal_that_was_paid(epsilon, path):
     assert ledger.remaining == (0, 0)
 
 
+@pytest.mark.parametrize("parts", [(1234567.0, 0.123456789012), (2.0**53, 1.0), (1e9, 3e-12)])
+def test_what_is_spent_is_never_below_what_was_paid(parts, path):
+    """A decimal of more digits than a float64 has is rounded up."""
+    ledger = dpjax.Ledger(path, epsilon="1e18")
+    for part in parts:
+        ledger.charge(Guarantee(part))
+    paid_for = sum(Fraction(row["epsilon"]) for row in ledger.history())
+    assert paid_for <= Fraction(repr(ledger.spent.epsilon)) <= paid_for * (1 + Fraction(1, 2**51))
+
+
 def test_what_is_spent_prints_as_it_was_paid(path):
     ledger = dpjax.Ledger(path, epsilon="0.3", delta="1e-6")
     for _ in range(3):
@@ -97,6 +107,9 @@ def test_noise_covers_the_decimal_that_is_charged(epsilon):
         ("3", Decimal("0.5"), ("3", "0.5")),
         (1, 0, ("1", "0")),
         ("12345678901234567890.123456789012", 0, ("12345678901234567890.123456789012", "0")),
+        # Rounded down: a budget never grows.
+        ("1.0000000000009", "1.9e-24", ("1", "1e-24")),
+        (1 / 3, Decimal(1) - Decimal("1e-25"), ("0.333333333333", "0." + "9" * 24)),
     ],
 )
 def test_budgets_are_decimals(epsilon, delta, expected, path):
@@ -109,6 +122,7 @@ def test_budgets_are_decimals(epsilon, delta, expected, path):
     ("budget", "error"),
     [
         ({"epsilon": 0}, ValueError),
+        ({"epsilon": "0.9e-12"}, ValueError),
         ({"epsilon": -1.0}, ValueError),
         ({"epsilon": float("nan")}, ValueError),
         ({"epsilon": float("inf")}, ValueError),
