@@ -353,7 +353,7 @@ def _check_number(name: str, value: Any, most: float) -> None:
         return
     array = np.asarray(jax.device_get(value) if isinstance(value, jax.Array) else value)
     expected = "a number, 0 or above" if most == math.inf else f"a number from 0 to {most}"
-    if not any(jax.dtypes.issubdtype(array.dtype, kind) for kind in (np.integer, np.floating)):
+    if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.integer, np.floating)):
         raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
     inside = (array >= 0) & (array <= most)
     if isinstance(value, (jax.Array, np.ndarray)):

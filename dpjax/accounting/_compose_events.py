@@ -42,7 +42,8 @@ def compose_events(
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if there is no event, or one is none of dp-accounting's.
         ValueError: if a parameter is out of range, an event holds NaN, the accountant does not know
-            an event under the relation, or randomized response or the exponential mechanism counts beyond 10^5.
+            an event under the relation, or randomized response or the exponential mechanism counts
+            beyond 10^5.
 
     Formal guarantees:
         That of the accountant, with the counts that it forgets: those of randomized response (of
