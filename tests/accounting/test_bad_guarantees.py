@@ -125,12 +125,16 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
     ledger.charge(Guarantee(0.5))
     (entry,) = ledger._file.debits()
     details = {**entry.body, "guarantee": {**entry.body["guarantee"], **stored}}
-    costs = {name: details.pop(name) for name in ("epsilon", "delta", "time")}
+    for name in ("epsilon", "delta", "time"):
+        del details[name]
     ledger._file.debit((1, 0), **json.loads(json.dumps(details)))
     for use in (lambda: ledger.spent, ledger.history):
-        with pytest.raises(dpjax.LedgerError, match="no guarantee"):
-            use()
-    assert costs["epsilon"] == str(5 * 10**11)
+        try:
+            said = use()
+        except (KeyError, TypeError, ValueError, dpjax.LedgerError) as error:
+            said = error
+        assert isinstance(said, dpjax.LedgerError)
+        assert "holds no guarantee" in str(said)
 
 
 @pytest.mark.parametrize("zcdp", [(-100.0, 0.0), (float("nan"), 0.0), (0.1, -1.0), (0.1, 2.0)])
