@@ -233,6 +233,7 @@ def test_what_is_refused_before_a_release_costs_nothing(ledger, keys):
     private = dpjax.privatize(jnp.mean, dpjax.randomized_response(0.1), ledger=ledger)
     with pytest.raises(TypeError, match="integer categories"):
         private(keys(0), RECORDS)
+    assert paid(ledger) == 0
     bound = dpjax.analytic_sensitivity(1.0, norm="l1", n=3)
     with pytest.raises(ValueError, match="n=3"):
         dpjax.privatize(jnp.mean, dpjax.laplace(bound, 0.1), ledger=ledger)(keys(0), RECORDS)

@@ -1,5 +1,6 @@
 """Where a ledger is, what is on the disk, and when."""
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -34,11 +35,10 @@ def path(tmp_path):
     ],
     ids=repr,
 )
-def test_a_ledger_is_in_a_file(path, error, open_ledger, tmp_path, monkeypatch):
+def test_a_ledger_is_in_a_file(path, error, open_ledger, tmp_path):
     """A file called ":memory:" would be a surprise, and memory forgets what was paid."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(error, match="path must be that of a file"):
+    with contextlib.chdir(tmp_path), pytest.raises(error, match="path must be that of a file"):
         open_ledger(path)
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
