@@ -21,8 +21,8 @@ from dpjax.random._open_ledgers import OpenLedger, Request, told
 
 def privatize(
     target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
-) -> Callable[[jax.Array, Any], Release]:
-    """A private version of a target: `private(key, database) -> Release`.
+) -> Callable[..., Release]:
+    """A private version of a target: `private(key, database, *, name=None) -> Release`.
 
     Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
 
@@ -34,12 +34,15 @@ def privatize(
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n, where a
-        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys.
+        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys. `name` is a
+        public name of these records, such as a column or a group: a `dpjax.Ledger` that has paid
+        for the same release under the same name returns it again, under any key, free of charge.
+        Without a name every release is drawn anew and paid for; without a ledger it means nothing.
 
     Raises:
         TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
-            if the key is not a typed key or the database does not hold arrays of the kinds that
-            were sampled.
+            if the key is not a typed key, the name not a text, or the database does not hold arrays
+            of the kinds that were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
             shows its number of records where that is private, or the ledger knows the key.
@@ -54,9 +57,8 @@ def privatize(
         add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
         unless the sensitivity says how many slots there are (its n). For an
         analytic sensitivity the claim that it bounds this target, on databases of this size, is
-        yours. What a `dpjax.Ledger` remembers having released is released again under any key, free
-        of charge, and its database is not looked at: so let the target choose a column, and not
-        its caller.
+        yours. That two releases under one name ask about the same records is yours too: a ledger
+        does not look at what they hold. Choose names without looking at them either.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -78,9 +80,9 @@ def privatize(
     sensitivity = _sensitivity_of(mechanism)
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    requests: dict[Any, Request] = {}
+    requests: dict[Any, Request | None] = {}
 
-    def private(key: jax.Array, database: Any) -> Release:
+    def private(key: jax.Array, database: Any, *, name: str | None = None) -> Release:
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
@@ -95,11 +97,13 @@ def privatize(
             with jax.debug_nans(False), jax.debug_infs(False), errors:
                 return mechanism(key, evaluate_alone(records, program=traced))
 
-        def request() -> Request:
-            known = traced.fingerprint, key.dtype, TreeSpec.of(records)
-            if known not in requests:
-                requests[known] = request_of(traced, mechanism, key, records)
-            return requests[known]
+        def request(name: str | None) -> Request | None:
+            asked = traced.fingerprint, TreeSpec.of(records)
+            if (name, key.dtype, asked) not in requests:
+                requests[name, key.dtype, asked] = request_of(
+                    name, mechanism, key, traced.outputs, *asked, mechanism
+                )
+            return requests[name, key.dtype, asked]
 
         return told(
             draw,
@@ -107,6 +111,7 @@ def privatize(
             (mechanism, records, traced.jaxpr.consts),
             guarantee=guarantee_under(key, mechanism),
             what=getattr(target, "__name__", type(target).__name__),
+            name=name,
             request=request,
             ledger=ledger,
         )

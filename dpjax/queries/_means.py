@@ -28,6 +28,7 @@ def private_mean(
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """The average record, each clamped to public bounds.
 
@@ -43,6 +44,7 @@ def private_mean(
         epsilon: of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of floats of shape () or (d,), in [lower, upper].
@@ -91,7 +93,8 @@ def private_mean(
         return jnp.clip(middle + jnp.stack(sums) / count, low, high).reshape(shape)
 
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
-    return post_process(released(key, database, query, mechanism, what="mean"), average)
+    release = released(key, database, query, mechanism, what="mean", name=name)
+    return post_process(release, average)
 
 
 def _centered_sums(low: float, high: float, capacity: int, coordinates: int) -> Query:
