@@ -12,13 +12,14 @@ from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
 from dpjax.learning._clipping import ClippedSum
+from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
-from dpjax.random._open_ledgers import refuse_unpaid_steps, tell_of_training
+from dpjax.random._open_ledgers import refuse_unpaid_steps
 from dpjax.random._release import add_noise
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def gaussian_noise(
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
-            another one after every step; an open `KeyLedger` claims it at `init`.
+            another one after every step. Every call of `init` starts a training with a key of its
+            own: the first takes this key, later ones fold their number into it. An open
+            `KeyLedger` claims each of them.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
@@ -80,8 +83,9 @@ def gaussian_noise(
     Raises:
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
             something in front has made other numbers of.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
-            `dpjax.Ledger` is open, which a training pays by `charge`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
+            `init` is mapped, compiled or called in another process and the optimizer was made
+            outside; if a `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
@@ -112,11 +116,12 @@ def gaussian_noise(
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+    trainings = Trainings()
 
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        tell_of_training(key)
-        return NoiseState(key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
+        own_key = key_for_each(trainings.key(key), parameters)
+        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
