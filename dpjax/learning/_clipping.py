@@ -32,6 +32,7 @@ class ClippedSum:
         value: the sum, a pytree like the parameters; at least float32.
         norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
         within: of the examples, those within the clip norm less the others; for adaptive clipping.
+        seal: an array that no arithmetic takes, so that nothing adds, scales or clips the whole.
 
     Formal guarantees:
         Those of `clipped_gradients`, which makes it.
@@ -40,6 +41,7 @@ class ClippedSum:
     value: Any
     norm_bound: Scalar = up()
     within: jax.Array
+    seal: jax.Array = dataclasses.field(default_factory=lambda: jax.random.key(0))
 
     def sensitivity(
         self,
