@@ -88,7 +88,8 @@ class ClippedGradients:
         Args:
             parameters: a pytree of float arrays.
             examples: a pytree of arrays with a leading axis of the batch.
-            mask: booleans of shape (batch,); an example where it is False counts as absent.
+            mask: booleans of shape (batch,), as the sampling drew them; where one is False, the slot
+                is empty and its example counts as absent. True, if no slot is empty.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
@@ -96,11 +97,12 @@ class ClippedGradients:
             A `ClippedSum`.
         """
         size = _batch_size(examples)
-        if mask is None:
+        if mask is True:
             mask = jnp.ones(size, bool)
-        if jnp.shape(mask) != (size,) or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+        if not _is_mask(mask, size):
             raise ValueError(
-                f"mask must be booleans of shape ({size},), got {_checks.described(mask)}"
+                f"mask must be the sampling's booleans of shape ({size},), or True if no slot is"
+                f" empty, got {_checks.described(mask)}: else empty slots count as records"
             )
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         return self._compiled(_float_arrays(parameters), examples, mask, norm)
@@ -215,6 +217,12 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
     return x.reshape(-1, part, *x.shape[1:])
 
 
+def _is_mask(mask: Any, size: int) -> bool:
+    if mask is None or jnp.shape(mask) != (size,):
+        return False
+    return jnp.issubdtype(jnp.result_type(mask), jnp.bool_)
+
+
 def _checked_norm(clip_norm: Scalar) -> Any:
     """A clip norm in range, in floats as wide as there are; NaN where a traced one is not."""
     norm = _checks.positive("clip_norm", clip_norm)
@@ -307,7 +315,7 @@ def clipped_gradients(
         ...     return jnp.dot(w, example)
         >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
         >>> examples = jnp.array([[0.0, 2.0], [0.5, 0.0], [jnp.nan, 0.0]])
-        >>> clipped(jnp.zeros(2), examples).value.tolist()
+        >>> clipped(jnp.zeros(2), examples, True).value.tolist()
         [0.5, 1.0]
     """
     _checks.function("loss", loss)

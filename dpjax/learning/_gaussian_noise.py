@@ -108,7 +108,8 @@ def gaussian_noise(
         ...     dpjax.random.secure_key(), noise_multiplier=0.8, batch_size=100
         ... )
         >>> state = noise.init(jnp.zeros(2))
-        >>> gradient, state = noise.update(clipped(jnp.zeros(2), jnp.ones((100, 2))), state)
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((100, 2)), True)
+        >>> gradient, state = noise.update(batch, state)
         >>> gradient.shape
         (2,)
     """

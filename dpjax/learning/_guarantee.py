@@ -61,7 +61,7 @@ def guarantee(
         >>> noise = learning.gaussian_noise(
         ...     dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10
         ... )
-        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)))
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)), True)
         >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
         >>> sampling = learning.poisson_sampling(1000, batch_size=10)
         >>> learning.guarantee(state, sampling, delta=1e-5)

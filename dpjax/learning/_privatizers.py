@@ -67,7 +67,7 @@ def with_privatizer(
         >>> clipped = learning.clipped_gradients(loss, clip_norm=0.5)
         >>> noise = learning.with_privatizer(optax.identity(), batch_size=10)
         >>> state = noise.init(jnp.zeros(2))
-        >>> noise.update(clipped(jnp.zeros(2), jnp.eye(2)), state)[0].round(3)
+        >>> noise.update(clipped(jnp.zeros(2), jnp.eye(2), True), state)[0].round(3)
         Array([0.05, 0.05], dtype=float32)
     """
     size = _checks.positive("batch_size", batch_size)

@@ -335,7 +335,7 @@ def test_a_clip_norm_moves_to_the_quantile(keys):
 
     @jax.jit
     def step(state, _):
-        batch = clipped(parameters, examples, clip_norm=state.clip_norm)
+        batch = clipped(parameters, examples, True, clip_norm=state.clip_norm)
         return noise.update(batch, state)[1], state.clip_norm
 
     state, norms = jax.lax.scan(step, noise.init(parameters), length=200)

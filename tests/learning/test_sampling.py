@@ -50,6 +50,23 @@ def test_slots_that_are_empty_are_masked(keys):
     assert np.all((indices >= 0) & (indices < 1000))
 
 
+def test_a_batch_needs_its_mask(keys):
+    """Without one, every empty slot would count record 0 once more: 35 times in this batch."""
+
+    def loss(w, x):
+        return jnp.dot(w, x)
+
+    sampling = learning.poisson_sampling(1000, batch_size=20)
+    indices, mask = sampling(keys(0))
+    clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+    nobody, someone = jnp.zeros((1000, 2)), jnp.zeros((1000, 2)).at[0].set(1)
+    for forgotten in ((), (None,)):
+        with pytest.raises(ValueError, match=r"mask must be .* or True if no slot is empty"):
+            clipped(jnp.zeros(2), someone[indices], *forgotten)
+    sums = [clipped(jnp.zeros(2), database[indices], mask) for database in (nobody, someone)]
+    assert jnp.linalg.norm(sums[1].value - sums[0].value) <= sums[0].norm_bound
+
+
 def test_everyone_joins_at_rate_one(keys):
     sampling = learning.poisson_sampling(50, batch_size=50)
     indices, mask = sampling(keys(0))
