@@ -88,8 +88,8 @@ class ClippedGradients:
         Args:
             parameters: a pytree of float arrays.
             examples: a pytree of arrays with a leading axis of the batch.
-            mask: booleans of shape (batch,), as the sampling drew them; where one is False, the slot
-                is empty and its example counts as absent. True, if no slot is empty.
+            mask: the sampling's booleans of shape (batch,); an example where it is False counts as
+                absent. True, if no slot is empty.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
