@@ -79,6 +79,11 @@ def guarantee(
             f"state must be that of one training, got steps of shape {np.shape(noise.step)}: take"
             " one, as by jax.tree.map(lambda x: x[0], state)"
         )
+    if noise.step == 0:
+        raise ValueError(
+            "state must be that after the last step, which update returned, got that of init:"
+            " nothing was released, and nothing is promised"
+        )
     if noise.noise == "float":
         return nothing_promised(0.0, relation)
     promised = dp_sgd(

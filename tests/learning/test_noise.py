@@ -276,8 +276,12 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         sampling, noise_multiplier=1.1, steps=7, delta=1e-5, coordinates=SIZE + 1, method="renyi"
     )
     assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-6)
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
-        learning.guarantee(noise.init(PARAMETERS), sampling, delta=1e-5)
+    adaptive = learning.adaptive_noise(
+        keys(0), noise_multiplier=1.1, batch_size=4, initial_clip_norm=1.0
+    )
+    for untaken in (noise.init(PARAMETERS), adaptive.init(PARAMETERS)):
+        with pytest.raises(ValueError, match=r"that after the last step.*got that of init"):
+            learning.guarantee(untaken, sampling, delta=1e-5)
     with pytest.raises(ValueError, match="state must be that of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
