@@ -11,6 +11,7 @@ from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise
 from dpjax.learning._guarantee import guarantee as guarantee
 from dpjax.learning._objective_perturbation import ObjectivePerturbation as ObjectivePerturbation
 from dpjax.learning._objective_perturbation import objective_perturbation as objective_perturbation
+from dpjax.learning._parts import clipped_in_parts as clipped_in_parts
 from dpjax.learning._private_weighted_majority import (
     PrivateWeightedMajority as PrivateWeightedMajority,
 )

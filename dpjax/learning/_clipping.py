@@ -63,6 +63,11 @@ class ClippedSum:
         return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
+def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
+    """A sum whose norm bound is known to be right."""
+    return ClippedSum(value, norm_bound, within)
+
+
 @dataclasses.dataclass(frozen=True)
 class ClippedGradients:
     """Sums of clipped per-example gradients of a loss; made by `clipped_gradients`.

@@ -448,8 +448,9 @@ def test_a_key_from_outside_of_a_vmap_is_refused(keys):
 def test_optimizers_that_are_made_inside_of_a_program_have_its_keys(keys):
     def first_noise(key):
         noise = learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=4)
-        both = [noise.init(jnp.zeros(1)) for _ in range(2)]
-        sums = learning.ClippedSum(jnp.zeros(1), 1.0, jnp.int32(0))
+        both = [noise.init(jnp.zeros(())) for _ in range(2)]
+        clipped = learning.clipped_gradients(jnp.multiply, clip_norm=1.0)
+        sums = clipped(jnp.zeros(()), jnp.zeros(2), True)
         return [noise.update(sums, state)[0] for state in both]
 
     drawn = jax.jit(jax.vmap(first_noise))(jax.random.split(keys(3), 3))

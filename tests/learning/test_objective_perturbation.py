@@ -228,7 +228,9 @@ def test_the_solver_may_stop_where_its_gradient_is_short_enough(monkeypatch):
 
 
 @pytest.mark.parametrize("d", [1, 10**3, 10**9])
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-5), (8.0, 0.2), (20.0, 1e-16)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-5), (8.0, 0.2), (20.0, 1e-16)]
+)
 def test_the_tables_of_both_noises_are_charged(epsilon, delta, d):
     """Ratios of densities within e^loss but for a mass: twice the loss, and its share of delta.
 
