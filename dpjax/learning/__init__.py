@@ -3,6 +3,7 @@
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState as AdaptiveNoiseState
 from dpjax.learning._adaptive_clipping import adaptive_noise as adaptive_noise
 from dpjax.learning._adversarial_losses import adversarial_losses as adversarial_losses
+from dpjax.learning._clipped_in_parts import clipped_in_parts as clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients as ClippedGradients
 from dpjax.learning._clipping import ClippedSum as ClippedSum
 from dpjax.learning._clipping import clipped_gradients as clipped_gradients
@@ -11,7 +12,6 @@ from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise
 from dpjax.learning._guarantee import guarantee as guarantee
 from dpjax.learning._objective_perturbation import ObjectivePerturbation as ObjectivePerturbation
 from dpjax.learning._objective_perturbation import objective_perturbation as objective_perturbation
-from dpjax.learning._parts import clipped_in_parts as clipped_in_parts
 from dpjax.learning._private_weighted_majority import (
     PrivateWeightedMajority as PrivateWeightedMajority,
 )

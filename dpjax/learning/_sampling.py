@@ -148,7 +148,7 @@ def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Ar
         words = jax.random.bits(key, (sampling.n,), jnp.uint32)
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
-    mask = jnp.arange(sampling.capacity) < jnp.sum(joins, dtype=jnp.int32)
+    mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     return indices.astype(jnp.int32), mask
 
 
