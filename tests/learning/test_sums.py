@@ -47,10 +47,9 @@ def test_sums_are_not_added_up(way, noise, keys):
         "other": learning.with_privatizer(optax.identity(), batch_size=4),
     }[noise]
     state = made.init(WEIGHTS)
-    one, other = (clipped(WEIGHTS, scale * EXAMPLES, True) for scale in (1, -2))
+    one, other = (clipped(WEIGHTS, EXAMPLES, True) for _ in range(2))
     with pytest.raises(TypeError):
         made.update(way(one, other), state)
-    made.update(one, state)
 
 
 N = 300
