@@ -99,7 +99,8 @@ def adaptive_noise(
         ...     initial_clip_norm=1.0,
         ... )
         >>> state = noise.init(jnp.zeros(2))
-        >>> batch = clipped(jnp.zeros(2), 9 * jnp.ones((100, 2)), clip_norm=state.clip_norm)
+        >>> examples = 9 * jnp.ones((100, 2))
+        >>> batch = clipped(jnp.zeros(2), examples, True, clip_norm=state.clip_norm)
         >>> gradient, state = noise.update(batch, state)
         >>> bool(state.clip_norm > 1)
         True

@@ -32,6 +32,7 @@ class ClippedSum:
         value: the sum, a pytree like the parameters; at least float32.
         norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
         within: of the examples, those within the clip norm less the others; for adaptive clipping.
+        seal: an array that no arithmetic takes, so that nothing adds, scales or clips the whole.
 
     Formal guarantees:
         Those of `clipped_gradients`, which makes it.
@@ -40,6 +41,7 @@ class ClippedSum:
     value: Any
     norm_bound: Scalar = up()
     within: jax.Array
+    seal: jax.Array = dataclasses.field(default_factory=lambda: jax.random.key(0))
 
     def sensitivity(
         self,
@@ -59,6 +61,11 @@ class ClippedSum:
         relation = NeighboringRelation(relation)
         records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
         return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
+
+
+def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
+    """A sum whose norm bound is known to be right."""
+    return ClippedSum(value, norm_bound, within)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +93,8 @@ class ClippedGradients:
         Args:
             parameters: a pytree of float arrays.
             examples: a pytree of arrays with a leading axis of the batch.
-            mask: booleans of shape (batch,); an example where it is False counts as absent.
+            mask: the sampling's booleans of shape (batch,); an example where it is False counts as
+                absent. True, if no slot is empty.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
@@ -94,11 +102,12 @@ class ClippedGradients:
             A `ClippedSum`.
         """
         size = _batch_size(examples)
-        if mask is None:
+        if mask is True:
             mask = jnp.ones(size, bool)
-        if jnp.shape(mask) != (size,) or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+        if not _is_mask(mask, size):
             raise ValueError(
-                f"mask must be booleans of shape ({size},), got {_checks.described(mask)}"
+                f"mask must be the sampling's booleans of shape ({size},), or True if no slot is"
+                f" empty, got {_checks.described(mask)}: else empty slots count as records"
             )
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         return self._compiled(_float_arrays(parameters), examples, mask, norm)
@@ -213,6 +222,12 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
     return x.reshape(-1, part, *x.shape[1:])
 
 
+def _is_mask(mask: Any, size: int) -> bool:
+    if mask is None or jnp.shape(mask) != (size,):
+        return False
+    return jnp.issubdtype(jnp.result_type(mask), jnp.bool_)
+
+
 def _checked_norm(clip_norm: Scalar) -> Any:
     """A clip norm in range, in floats as wide as there are; NaN where a traced one is not."""
     norm = _checks.positive("clip_norm", clip_norm)
@@ -305,7 +320,7 @@ def clipped_gradients(
         ...     return jnp.dot(w, example)
         >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
         >>> examples = jnp.array([[0.0, 2.0], [0.5, 0.0], [jnp.nan, 0.0]])
-        >>> clipped(jnp.zeros(2), examples).value.tolist()
+        >>> clipped(jnp.zeros(2), examples, True).value.tolist()
         [0.5, 1.0]
     """
     _checks.function("loss", loss)

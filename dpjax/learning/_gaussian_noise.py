@@ -12,13 +12,14 @@ from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
 from dpjax.learning._clipping import ClippedSum
+from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
-from dpjax.random._open_ledgers import refuse_unpaid_steps, tell_of_training
+from dpjax.random._open_ledgers import refuse_unpaid_steps
 from dpjax.random._release import add_noise
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def gaussian_noise(
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
-            another one after every step; an open `KeyLedger` claims it at `init`.
+            another one after every step. Every call of `init` starts a training with a key of its
+            own: the first takes this key, later ones fold their number into it. An open
+            `KeyLedger` claims each of them.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
@@ -80,8 +83,9 @@ def gaussian_noise(
     Raises:
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
             something in front has made other numbers of.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
-            `dpjax.Ledger` is open, which a training pays by `charge`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
+            `init` is mapped, compiled or called in another process and the optimizer was made
+            outside; if a `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
@@ -104,7 +108,8 @@ def gaussian_noise(
         ...     dpjax.random.secure_key(), noise_multiplier=0.8, batch_size=100
         ... )
         >>> state = noise.init(jnp.zeros(2))
-        >>> gradient, state = noise.update(clipped(jnp.zeros(2), jnp.ones((100, 2))), state)
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((100, 2)), True)
+        >>> gradient, state = noise.update(batch, state)
         >>> gradient.shape
         (2,)
     """
@@ -112,11 +117,12 @@ def gaussian_noise(
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+    trainings = Trainings()
 
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        tell_of_training(key)
-        return NoiseState(key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
+        own_key = key_for_each(trainings.key(key), parameters)
+        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
@@ -155,24 +161,12 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
 
 
 def check_clipped(updates: Any) -> None:
-    """Refuses what no norm bound travels with, or what has been transformed on the way.
-
-    Sums may be added up: so are their bounds. But what clips or scales by what it sees does it to
-    the bound as well, which then is none. It shows, for a count becomes a float.
-    """
+    """Refuses what no norm bound travels with."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, whose norm bound the noise is for, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
-        )
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.value)]
-    wide = all(jnp.issubdtype(x, jnp.floating) and x.itemsize >= 4 for x in dtypes)
-    if not wide or not jnp.issubdtype(jnp.result_type(updates.within), jnp.integer):
-        raise TypeError(
-            "updates must be as learning.clipped_gradients makes them, or a sum of such, but"
-            f" something has transformed them, got {_checks.described(updates)}: put the noise"
-            " first in a chain"
         )
 
 

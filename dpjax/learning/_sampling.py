@@ -1,5 +1,6 @@
 """Which examples make a batch: pure functions of a key, with masks instead of sizes."""
 
+import bisect
 import dataclasses
 import functools
 from typing import Literal
@@ -98,7 +99,9 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
     rate = words / _WORD
     if capacity is None:
-        capacity = min(n, int(scipy.stats.binom.isf(_RARE, n, rate)) + 1)
+        # By search: SciPy's own inverse fails where the rate is small.
+        exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
+        capacity = min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= _RARE) + 1)
     capacity = _checks.integer("capacity", capacity, least=1, most=n)
     return BatchSampling("poisson", n, rate, capacity)
 
