@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, up
 from dpjax.base import NeighboringRelation, Scalar, Sensitivity
 from dpjax.learning._per_example import PerExample, per_example
 from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
@@ -22,24 +21,39 @@ from dpjax.sensitivity._analytic import analytic_sensitivity
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
 
 
-@frozen_pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how far one record moves it.
 
-    As private as the batch, until it gets noise.
+    As private as the batch, until it gets noise. The three parts belong together, so nothing takes
+    them apart: no `jax.tree.map`, no transformation of optax, no boundary of `jit` or `scan`. Hand
+    it to the noise in the function that made it, or return its `value`.
 
     Attributes:
-        value: the sum, a pytree like the parameters; at least float32.
         norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
-        within: of the examples, those within the clip norm less the others; for adaptive clipping.
+        within: the number of examples within the clip norm minus the number of others; for adaptive
+            clipping.
 
     Formal guarantees:
-        Those of `clipped_gradients`, which makes it.
+        Those of `clipped_gradients`, which alone makes it.
     """
 
-    value: Any
-    norm_bound: Scalar = up()
+    _leaves: tuple[jax.Array, ...]
+    _structure: Any
+    norm_bound: Scalar
     within: jax.Array
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(
+            "a ClippedSum is made by learning.clipped_gradients alone, and has no other parts than"
+            " those it was made with"
+        )
+
+    @property
+    def value(self) -> Any:
+        """The sum, a pytree like the parameters; at least float32."""
+        # Made anew each time: a dictionary can be written to.
+        return jax.tree.unflatten(self._structure, self._leaves)
 
     def sensitivity(
         self,
@@ -59,6 +73,28 @@ class ClippedSum:
         relation = NeighboringRelation(relation)
         records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
         return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
+
+
+def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
+    """A sum whose norm bound is known to be right."""
+    leaves, structure = jax.tree.flatten(value)
+    made = object.__new__(ClippedSum)
+    parts = {"_leaves": tuple(leaves), "_structure": structure, "norm_bound": norm_bound}
+    for name, part in {**parts, "within": within}.items():
+        object.__setattr__(made, name, part)
+    return made
+
+
+def _refuse_to_take_apart(clipped: ClippedSum) -> Any:
+    del clipped
+    raise TypeError(
+        "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
+        " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"
+        " in the function that clips; return its value where no noise is needed"
+    )
+
+
+jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, sealed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +137,7 @@ class ClippedGradients:
                 f"mask must be booleans of shape ({size},), got {_checks.described(mask)}"
             )
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
-        return self._compiled(_float_arrays(parameters), examples, mask, norm)
+        return sealed(*self._compiled(_float_arrays(parameters), examples, mask, norm))
 
     def explain(self, parameters: Any, example: Any) -> Any:
         """Says of every parameter how its gradients are clipped.
@@ -134,37 +170,69 @@ class ClippedGradients:
         return self._compiled_norms(_float_arrays(parameters), examples)
 
     @functools.cached_property
-    def _compiled(self) -> Callable[..., ClippedSum]:
-        return jax.jit(self._sum)
+    def _compiled(self) -> Callable[..., tuple[Any, jax.Array, jax.Array]]:
+        return jax.jit(_shards.placed_by_xla(self._sum))
 
     @functools.cached_property
     def _compiled_norms(self) -> Callable[..., jax.Array]:
-        def norms(parameters: Any, examples: Any) -> jax.Array:
+        def own(parameters: Any, examples: Any) -> jax.Array:
             program = traced(self.loss, parameters, _first(examples))
             leaves, data = jax.tree.leaves(parameters), jax.tree.leaves(examples)
             return jnp.sqrt(per_example(program, leaves, data).squared_norms)
 
-        return jax.jit(norms)
+        def norms(parameters: Any, examples: Any) -> jax.Array:
+            return _shards.on_each(_axes(parameters, examples), own, parameters, examples)
 
-    def _sum(self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> ClippedSum:
+        return jax.jit(_shards.placed_by_xla(norms))
+
+    def _sum(
+        self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        axes = _axes((parameters, norm), examples, mask)
+        part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.count(axes)
         leaves, structure = jax.tree.flatten(parameters)
-        program = traced(self.loss, parameters, _first(examples))
-        size, part = len(mask), min(len(mask), self.microbatch_size)
         roundings = []
 
-        def add_up(data: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            gradients = per_example(program, leaves, data)
-            roundings.append(gradients.terms)
-            return _clipped(gradients, mask, norm)
+        def own(parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> Any:
+            program = traced(self.loss, parameters, _first(examples))
 
-        batch = jax.tree.leaves(examples), mask
-        if part == size:
-            total, within = add_up(*batch)
-        else:
-            total, within = _in_microbatches(add_up, batch, part, leaves, norm)
+            def add_up(data: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+                gradients = per_example(program, jax.tree.leaves(parameters), data)
+                roundings.append(gradients.terms)
+                return _clipped(gradients, mask, norm)
+
+            batch = jax.tree.leaves(examples), mask
+            if part == size:
+                return add_up(*batch)
+            return _in_microbatches(add_up, batch, part, size, leaves, norm)
+
+        found = _shards.on_each(axes, own, parameters, examples, mask, norm)
+        total, within = _shards.total(found, axes)
+        if part < size:
+            total = _from_integers(total, size, leaves, norm)
         narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
+        # As on one device, whose microbatches are no smaller: so the noise is the same.
+        part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size, dtype=narrowest)
-        return ClippedSum(jax.tree.unflatten(structure, total), norm * (1 + charged), within)
+        return jax.tree.unflatten(structure, total), norm * (1 + charged), within
+
+
+def _axes(replicated: Any, examples: Any, mask: Any = None) -> frozenset[Any]:
+    """The axes of devices over which a batch is spread: every shard holds other examples."""
+    _shards.refuse_unchecked()
+    if shared := _shards.axes_of(replicated):
+        raise ValueError(
+            "parameters and clip_norm must be the same on all shards, got some that vary over"
+            f" {sorted(shared)}: give them in_specs=PartitionSpec(); trainings of their own go"
+            " under jax.vmap"
+        )
+    axes = _shards.axes_of((examples, mask))
+    if any(_shards.axes_of(x) != axes for x in jax.tree.leaves(examples)):
+        raise ValueError(
+            f"examples must all be sharded over {sorted(axes)}, as the mask or some of them are:"
+            " an example that every shard holds would count once for each"
+        )
+    return axes
 
 
 def _clipped(
@@ -183,25 +251,30 @@ def _in_microbatches(
     add_up: Callable[..., tuple[list[jax.Array], jax.Array]],
     batch: tuple[list[jax.Array], jax.Array],
     part: int,
+    size: int,
     leaves: list[jax.Array],
     norm: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
+) -> tuple[list[list[jax.Array]], jax.Array]:
     """Adds up microbatches one after the other, in integers: no order of them counts."""
-    size, dtypes = len(batch[1]), [compute_dtype(leaf.dtype) for leaf in leaves]
 
     def step(carry: Any, microbatch: Any) -> Any:
         total, within = add_up(*microbatch)
         digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
         return jax.tree.map(jnp.add, carry, (digits, within)), None
 
-    nothing = [no_digits(x.shape, dtype, size) for x, dtype in zip(leaves, dtypes, strict=True)]
+    nothing = [no_digits(x.shape, compute_dtype(x.dtype), size) for x in leaves]
     parts = jax.tree.map(lambda x: _in_parts(x, part), batch)
-    (digits, within), _ = lax.scan(step, (nothing, jnp.int32(0)), parts)
-    total = [
+    return lax.scan(step, (nothing, jnp.int32(0)), parts)[0]
+
+
+def _from_integers(
+    digits: list[list[jax.Array]], size: int, leaves: list[jax.Array], norm: jax.Array
+) -> list[jax.Array]:
+    dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
+    return [
         from_digits(x, norm.astype(dtype), size, dtype)
         for x, dtype in zip(digits, dtypes, strict=True)
     ]
-    return total, within
 
 
 def _in_parts(x: jax.Array, part: int) -> jax.Array:
@@ -210,7 +283,7 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
     if missing:
         first = jnp.zeros_like(x[:1]) if x.dtype == bool and x.ndim == 1 else x[:1]
         x = jnp.concatenate([x, *[first] * missing])
-    return x.reshape(-1, part, *x.shape[1:])
+    return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
 
 
 def _checked_norm(clip_norm: Scalar) -> Any:

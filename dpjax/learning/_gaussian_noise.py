@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
@@ -135,11 +135,19 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
     return optax.GradientTransformation(init, update)
 
 
-@functools.partial(jax.jit, static_argnames="noise")
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
+    bound = outward(clipped.norm_bound, math.inf)
+    return _with_noise(key, clipped.value, bound, multiplier, noise)
+
+
+@functools.partial(jax.jit, static_argnames="noise")
+def _with_noise(
+    key: jax.Array, value: Any, norm_bound: Scalar, multiplier: Scalar, noise: Noise
+) -> Any:
     refuse_unpaid_steps()
-    value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
+    bound = jnp.asarray(norm_bound)
+    _refuse_shards(key, (value, bound, multiplier))
     key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
@@ -154,25 +162,24 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
     return add_noise(key, value, calibration, noise)
 
 
-def check_clipped(updates: Any) -> None:
-    """Refuses what no norm bound travels with, or what has been transformed on the way.
+def _refuse_shards(key: jax.Array, others: Any) -> None:
+    """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
+    for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
+        if axes := _shards.axes_of(tree):
+            raise ValueError(
+                f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
+                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; trainings of"
+                " their own go under jax.vmap"
+            )
 
-    Sums may be added up: so are their bounds. But what clips or scales by what it sees does it to
-    the bound as well, which then is none. It shows, for a count becomes a float.
-    """
+
+def check_clipped(updates: Any) -> None:
+    """Refuses what no norm bound travels with."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, whose norm bound the noise is for, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
-        )
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.value)]
-    wide = all(jnp.issubdtype(x, jnp.floating) and x.itemsize >= 4 for x in dtypes)
-    if not wide or not jnp.issubdtype(jnp.result_type(updates.within), jnp.integer):
-        raise TypeError(
-            "updates must be as learning.clipped_gradients makes them, or a sum of such, but"
-            f" something has transformed them, got {_checks.described(updates)}: put the noise"
-            " first in a chain"
         )
 
 
