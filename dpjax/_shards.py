@@ -76,9 +76,7 @@ def placed_by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
         types = zip(typed[0].axis_names, typed[0].axis_types, strict=True)
         axes = tuple(name for name, kind in types if kind is AxisType.Explicit)
         with jax.sharding.use_abstract_mesh(typed[0]):
-            automatic = jax.sharding.auto_axes(
-                function, axes=axes, out_sharding=PartitionSpec()
-            )
+            automatic = jax.sharding.auto_axes(function, axes=axes, out_sharding=PartitionSpec())
             return automatic(*arguments)
 
     return placed
