@@ -120,14 +120,20 @@ class ClippedGradients:
         """The sum over a batch.
 
         Args:
-            parameters: a pytree of float arrays.
-            examples: a pytree of arrays with a leading axis of the batch.
+            parameters: a pytree of float arrays; inside `jax.shard_map` the same on all shards.
+            examples: a pytree of arrays with a leading axis of the batch; inside `jax.shard_map`
+                of the slots of this shard, whose records no other shard has.
             mask: booleans of shape (batch,); an example where it is False counts as absent.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
         Returns:
             A `ClippedSum`.
+
+        Raises:
+            TypeError: if the parameters are not float arrays.
+            ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`, if
+                parameters vary over shards, or examples do not, or JAX does not check it.
         """
         size = _batch_size(examples)
         if mask is None:
@@ -278,7 +284,10 @@ def _from_integers(
 
 
 def _in_parts(x: jax.Array, part: int) -> jax.Array:
-    """Microbatches, the last one padded with the first example, and False in a mask."""
+    """Microbatches, padded with the first example, and with False in a mask.
+
+    Each has a slot in every stretch of the batch: where devices hold a stretch each, all have work.
+    """
     missing = -len(x) % part
     if missing:
         first = jnp.zeros_like(x[:1]) if x.dtype == bool and x.ndim == 1 else x[:1]
@@ -341,6 +350,9 @@ def clipped_gradients(
     Equinox or Flax: its layers are found in the traced program, none is wrapped. The object's
     `explain` says which way each parameter goes.
 
+    A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
+    clips its own examples, the sum is that over all shards, and it is the same on each of them.
+
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
         clip_norm: C, from 1e-10 to 1e10, public.
@@ -365,6 +377,11 @@ def clipped_gradients(
         what others contribute. Assumed is that what an example contributes depends on it and its
         slot alone, as in every program that `vmap` makes: the loss closes over nothing that is made
         of the batch, such as its mean.
+
+        Over shards the bound is that of one shard, not a sum of bounds. A slot is on one shard, so
+        the sums of the others are equal in both batches. Shards are added up as integers, so the
+        totals differ by what that one shard differs by. The bound is charged for microbatches of
+        one device, which round more. So it does not depend on the number of shards.
 
     Source:
         Goodfellow, "Efficient per-example gradient computations" (2015); Lee and Kifer, "Scaling up

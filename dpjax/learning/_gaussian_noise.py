@@ -61,8 +61,11 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing, but of what something in
-    front of it makes of the sum the bound is none. Most of that is refused; signs are not seen.
+    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in front
+    of it is refused, for a `ClippedSum` cannot be taken apart.
+
+    Inside `jax.shard_map` the state and the sum must be the same on all shards. All of them then
+    draw the same noise, that of one device.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
@@ -78,10 +81,10 @@ def gaussian_noise(
         NaN.
 
     Raises:
-        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
-            something in front has made other numbers of.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
-            `dpjax.Ledger` is open, which a training pays by `charge`.
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
+            the state varies over shards, or JAX does not check it (`check_vma=False`, `jax.pmap`);
+            if a `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise

@@ -158,10 +158,10 @@ def added(updates):
         optax.stateless(lambda updates, _: learning.ClippedSum(updates.value, 0.1, jnp.int32(0))),
         optax.stateless(lambda updates, _: jax.jit(lambda x: x)(updates)),
     ],
-    ids=(
-        "clip clip_integer scale scale_integer sign normalize nans nonnegative masked cast add"
-        " replace make jit"
-    ).split(),
+    ids=[
+        *("clip", "clip_integer", "scale", "scale_integer", "sign", "normalize", "nans"),
+        *("nonnegative", "masked", "cast", "add", "replace", "make", "jit"),
+    ],
 )
 def test_what_was_transformed_has_no_norm_bound(before, keys):
     """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01.
