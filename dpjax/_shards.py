@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 from dpjax import _walks
 
 
-def axes_of(tree: Any) -> frozenset[Any]:
+def varying_axes(tree: Any) -> frozenset[Any]:
     """The axes of devices over which some array of a tree may vary.
 
     Empty outside of `jax.shard_map`, and inside of one that does not check.
@@ -82,12 +82,12 @@ def placed_by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     return placed
 
 
-def total(tree: Any, axes: frozenset[Any]) -> Any:
+def summed_over_shards(tree: Any, axes: frozenset[Any]) -> Any:
     """The sum over all shards, which is the same on each of them."""
     return lax.psum(tree, tuple(sorted(axes))) if axes else tree
 
 
-def count(axes: frozenset[Any]) -> int:
+def shard_count(axes: frozenset[Any]) -> int:
     """The number of shards."""
     return lax.axis_size(tuple(sorted(axes))) if axes else 1
 

@@ -85,8 +85,7 @@ def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
     return made
 
 
-def _refuse_to_take_apart(clipped: ClippedSum) -> Any:
-    del clipped
+def _refuse_to_take_apart(*_: Any) -> Any:
     raise TypeError(
         "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
         " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"
@@ -94,7 +93,7 @@ def _refuse_to_take_apart(clipped: ClippedSum) -> Any:
     )
 
 
-jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, sealed)
+jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, _refuse_to_take_apart)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +131,8 @@ class ClippedGradients:
 
         Raises:
             TypeError: if the parameters are not float arrays.
-            ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`, if
-                parameters vary over shards, or examples do not, or JAX does not check it.
+            ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`,
+                if parameters vary over shards, or JAX does not check it.
         """
         size = _batch_size(examples)
         if mask is None:
@@ -195,7 +194,7 @@ class ClippedGradients:
         self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
         axes = _axes((parameters, norm), examples, mask)
-        part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.count(axes)
+        part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         leaves, structure = jax.tree.flatten(parameters)
         roundings = []
 
@@ -213,7 +212,7 @@ class ClippedGradients:
             return _in_microbatches(add_up, batch, part, size, leaves, norm)
 
         found = _shards.on_each(axes, own, parameters, examples, mask, norm)
-        total, within = _shards.total(found, axes)
+        total, within = _shards.summed_over_shards(found, axes)
         if part < size:
             total = _from_integers(total, size, leaves, norm)
         narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
@@ -226,14 +225,14 @@ class ClippedGradients:
 def _axes(replicated: Any, examples: Any, mask: Any = None) -> frozenset[Any]:
     """The axes of devices over which a batch is spread: every shard holds other examples."""
     _shards.refuse_unchecked()
-    if shared := _shards.axes_of(replicated):
+    if shared := _shards.varying_axes(replicated):
         raise ValueError(
             "parameters and clip_norm must be the same on all shards, got some that vary over"
             f" {sorted(shared)}: give them in_specs=PartitionSpec(); trainings of their own go"
             " under jax.vmap"
         )
-    axes = _shards.axes_of((examples, mask))
-    if any(_shards.axes_of(x) != axes for x in jax.tree.leaves(examples)):
+    axes = _shards.varying_axes((examples, mask))
+    if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
         raise ValueError(
             f"examples must all be sharded over {sorted(axes)}, as the mask or some of them are:"
             " an example that every shard holds would count once for each"

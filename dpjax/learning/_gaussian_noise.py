@@ -61,8 +61,8 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in front
-    of it is refused, for a `ClippedSum` cannot be taken apart.
+    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in
+    front of it is refused, for a `ClippedSum` cannot be taken apart.
 
     Inside `jax.shard_map` the state and the sum must be the same on all shards. All of them then
     draw the same noise, that of one device.
@@ -168,7 +168,7 @@ def _with_noise(
 def _refuse_shards(key: jax.Array, others: Any) -> None:
     """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
-        if axes := _shards.axes_of(tree):
+        if axes := _shards.varying_axes(tree):
             raise ValueError(
                 f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
                 " give the state in_specs=PartitionSpec(), without jax.lax.pcast; trainings of"

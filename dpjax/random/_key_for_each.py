@@ -36,7 +36,7 @@ def key_for_each(key: jax.Array, value: Any) -> jax.Array:
     # is wrapped anew, it would not see.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
-    if alone := _shards.axes_of(value) - _shards.axes_of(data):
+    if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
         raise ValueError(_message(f"jax.shard_map shards values over {sorted(alone)}"))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     return _other_than_on_earlier_shards(key)
@@ -47,7 +47,7 @@ def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
 
     `jax.lax.pcast` makes a key that varies over shards in type alone.
     """
-    axes = tuple(sorted(_shards.axes_of(key)))
+    axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:
         return key
     data = jax.random.key_data(key)

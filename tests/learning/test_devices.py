@@ -203,7 +203,7 @@ with jax.set_mesh(mesh):
 
 
 def test_shards_whose_keys_are_copies_draw_other_noise(run_python):
-    """Of any mechanism: `pcast` makes one key vary in type alone; or an array of keys holds one twice.
+    """Of any mechanism: `pcast` makes a key vary in type alone; or an array of keys has one twice.
 
     A key that no other shard has draws what it draws alone, and so does the first of its copies.
     """
@@ -340,7 +340,7 @@ def test_where_jax_does_not_check_nothing_is_released(where, noise):
         lambda x: noise.update(whole, state)[0],
         lambda x: dpjax.laplace(1.0, 1.0)(key, x[0]).value,
     ):
-        with pytest.raises(ValueError, match="use jax.shard_map with check_vma=True"):
+        with pytest.raises(ValueError, match=r"use jax\.shard_map with check_vma=True"):
             UNCHECKED[where](function)
 
 
