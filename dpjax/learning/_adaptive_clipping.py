@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree
 from dpjax.base import NoiseKind, Scalar
-from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, sealed
+from dpjax.learning._clipped_sum import sealed
+from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM
 from dpjax.learning._gaussian_noise import (
     NoiseState,
     after_a_step,

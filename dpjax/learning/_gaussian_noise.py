@@ -11,7 +11,7 @@ from dpjax import _checks, _shards
 from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
-from dpjax.learning._clipping import ClippedSum
+from dpjax.learning._clipped_sum import ClippedSum
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration

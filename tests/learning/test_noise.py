@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import learning
 from dpjax.learning._adaptive_clipping import gradient_noise_multiplier
-from dpjax.learning._clipping import sealed
+from dpjax.learning._clipped_sum import sealed
 
 SIZE = 4096
 
