@@ -31,6 +31,7 @@ LEVELS = {
     "_durable": 0,
     "_host_code": 0,
     "_walks": 0,
+    "_shards": 0,
     "_fingerprints": 0,
     "_programs": 0,
     "_records": 0,

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax.base import Scalar
-from dpjax.learning._clipping import ClippedGradients, ClippedSum, sealed
+from dpjax.learning._clipped_sum import ClippedSum, sealed
+from dpjax.learning._clipping import ClippedGradients
 from dpjax.learning._rounding import from_digits, slack, to_digits
 from dpjax.learning._sampling import BatchSampling
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
-from dpjax.learning._clipping import ClippedSum
+from dpjax.learning._clipped_sum import ClippedSum
 from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
@@ -62,8 +62,11 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing, but of what something in
-    front of it makes of the sum the bound is none. Most of that is refused; signs are not seen.
+    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in
+    front of it is refused, for a `ClippedSum` cannot be taken apart.
+
+    Inside `jax.shard_map` the state and the sum must be the same on all shards. All of them then
+    draw the same noise, that of one device.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
@@ -81,10 +84,10 @@ def gaussian_noise(
         NaN.
 
     Raises:
-        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
-            something in front has made other numbers of.
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
         ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
-            `init` is mapped, compiled or called in another process and the optimizer was made
+            the state varies over shards, or JAX does not check it (`check_vma=False`, `jax.pmap`);
+            if `init` is mapped, compiled or called in another process and the optimizer was made
             outside; if a `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
@@ -141,11 +144,19 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
     return optax.GradientTransformation(init, update)
 
 
-@functools.partial(jax.jit, static_argnames="noise")
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
+    bound = outward(clipped.norm_bound, math.inf)
+    return _with_noise(key, clipped.value, bound, multiplier, noise)
+
+
+@functools.partial(jax.jit, static_argnames="noise")
+def _with_noise(
+    key: jax.Array, value: Any, norm_bound: Scalar, multiplier: Scalar, noise: Noise
+) -> Any:
     refuse_unpaid_steps()
-    value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
+    bound = jnp.asarray(norm_bound)
+    _refuse_shards(key, (value, bound, multiplier))
     key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
@@ -158,6 +169,17 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
         grid_dtype(value),
     )
     return add_noise(key, value, calibration, noise)
+
+
+def _refuse_shards(key: jax.Array, others: Any) -> None:
+    """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
+    for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
+        if axes := _shards.varying_axes(tree):
+            raise ValueError(
+                f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
+                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; trainings of"
+                " their own go under jax.vmap"
+            )
 
 
 def check_clipped(updates: Any) -> None:

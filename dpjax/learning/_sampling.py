@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import scipy
 from jax import lax
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax.random._keys import check_key
 
 # Of a batch that is cut off, where the caller names no capacity.
@@ -52,8 +52,16 @@ class BatchSampling:
         Returns:
             Indices of shape (capacity,), int32, and a mask: where it is False the slot is empty,
             and its index is one of a record all the same.
+
+        Raises:
+            TypeError: if the key is not a typed key.
+            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw.
         """
         check_key(key)
+        # Under one key all shards would choose the same places, which the accounting rules out.
+        _shards.refuse_inside(
+            "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
+        )
         return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
 
 

@@ -145,8 +145,13 @@ def each_alone(loss, w, x):
     norms = jnp.linalg.norm(gradients.reshape(BATCH, -1), axis=1)
     clip_norm = jnp.clip(jnp.median(norms), 1e-3, 1e3)
     clipped = learning.clipped_gradients(loss, clip_norm=1.0)
-    sums = jax.vmap(lambda one: clipped(w, one[None], True, clip_norm=clip_norm))(x)
-    return gradients, sums.value, clip_norm, sums.norm_bound[0]
+
+    def of_one(example):
+        found = clipped(w, example[None], True, clip_norm=clip_norm)
+        return found.value, found.norm_bound
+
+    sums, norm_bounds = jax.vmap(of_one)(x)
+    return gradients, sums, clip_norm, norm_bounds[0]
 
 
 def check(programs):
@@ -260,9 +265,14 @@ def test_rounding_is_that_of_the_narrowest_parameter(promotion, x64):
     examples = np.repeat(tail, 8192, axis=1)
     examples[:, ::128] = 1
     examples = jnp.asarray(examples, jnp.float32)
-    sums = jax.vmap(lambda x: clipped(jnp.zeros(8192, jnp.float32), x[None], True))(examples)
-    assert sums.value.dtype == jnp.float32
-    assert np.all(np.linalg.norm(np.asarray(sums.value, float), axis=1) <= sums.norm_bound)
+
+    def of_one(x):
+        found = clipped(jnp.zeros(8192, jnp.float32), x[None], True)
+        return found.value, found.norm_bound
+
+    sums, norm_bounds = jax.vmap(of_one)(examples)
+    assert sums.dtype == jnp.float32
+    assert np.all(np.linalg.norm(np.asarray(sums, float), axis=1) <= norm_bounds)
 
     def both(p, x):
         return weighted(p["narrow"], x.astype(jnp.float32)).astype(x.dtype) + weighted(p["wide"], x)
@@ -285,7 +295,9 @@ def test_microbatches_of_float32_under_x64(features, promotion, x64):
     parameters = {"w": jnp.ones((6, 3), jnp.float32), "b": jnp.ones(3, jnp.float32)}
     examples = drawn(np.random.default_rng(0), (5, 6), features)
     whole, parts = (
-        learning.clipped_gradients(loss, clip_norm=0.1, microbatch_size=size)(parameters, examples)
+        learning.clipped_gradients(loss, clip_norm=0.1, microbatch_size=size)(
+            parameters, examples, True
+        )
         for size in (5, 2)
     )
     for one, other in zip(*map(jax.tree.leaves, (whole.value, parts.value)), strict=True):

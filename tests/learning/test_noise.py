@@ -13,6 +13,7 @@ import pytest
 import dpjax
 from dpjax import learning
 from dpjax.learning._adaptive_clipping import gradient_noise_multiplier
+from dpjax.learning._clipped_sum import sealed
 
 SIZE = 4096
 
@@ -26,7 +27,7 @@ PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 def nothing(norm_bound=1.0):
     """A sum of no gradients."""
-    return learning.ClippedSum(PARAMETERS, norm_bound, jnp.int32(0))
+    return sealed(PARAMETERS, norm_bound, jnp.int32(0))
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,9 @@ def steps(keys):
     """Two steps of noise on nothing, and the states around them."""
     noise = learning.gaussian_noise(keys(1), noise_multiplier=2.0, batch_size=8)
     states, drawn = [noise.init(PARAMETERS)], []
-    update = jax.jit(noise.update)
+    update = jax.jit(lambda state: noise.update(nothing(3.0), state))
     for _ in range(2):
-        gradient, state = update(nothing(3.0), states[-1])
+        gradient, state = update(states[-1])
         drawn.append(np.concatenate([gradient["a"], gradient["b"][None]]))
         states.append(state)
     return drawn, states
@@ -123,11 +124,10 @@ def test_ledgers_claim_the_key_of_a_training(tmp_path):
 def test_no_step_goes_unpaid_while_a_budget_is_open(tmp_path, keys):
     """Compiled before or not: what all steps promise is charged at once, before them."""
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
-    state, update = noise.init(PARAMETERS), jax.jit(noise.update)
-    clipped = learning.ClippedSum(PARAMETERS, jnp.float32(1.0), jnp.int32(0))
-    update(clipped, state)
+    state, update = noise.init(PARAMETERS), jax.jit(lambda state: noise.update(nothing(), state))
+    update(state)
     with dpjax.Ledger(tmp_path / "budget", epsilon=1.0, delta=0.1) as ledger:
-        for unpaid in (lambda: noise.init(PARAMETERS), lambda: update(clipped, state)):
+        for unpaid in (lambda: noise.init(PARAMETERS), lambda: update(state)):
             with pytest.raises(ValueError, match="pays for all of its steps at once"):
                 unpaid()
         assert ledger.spent.epsilon == 0
@@ -140,36 +140,90 @@ def test_what_has_no_norm_bound_gets_no_noise(keys):
             transformation.update(PARAMETERS, transformation.init(PARAMETERS))
 
 
+def cast(updates):
+    return jax.tree.map(lambda x: x.astype("bfloat16"), updates)
+
+
+def added(updates):
+    return jax.tree.map(jnp.add, updates, updates)
+
+
 @pytest.mark.parametrize(
     "before",
     [
         optax.clip(0.01),
-        optax.normalize_by_update_norm(),
+        optax.clip(1),
         optax.scale(0.5),
-        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x.astype("bfloat16"), updates)),
+        optax.scale(2),
+        optax.scale_by_sign(),
+        optax.normalize_by_update_norm(),
+        optax.zero_nans(),
+        optax.keep_params_nonnegative(),
+        optax.masked(optax.clip(1), {"a": True}),
+        optax.stateless(lambda updates, _: cast(updates)),
+        optax.stateless(lambda updates, _: added(updates)),
+        optax.stateless(lambda updates, _: dataclasses.replace(updates, norm_bound=0.1)),
+        optax.stateless(lambda updates, _: learning.ClippedSum(updates.value, 0.1, jnp.int32(0))),
+        optax.stateless(lambda updates, _: jax.jit(lambda x: x)(updates)),
     ],
-    ids=["clip", "normalize", "scale", "cast"],
+    ids=[
+        *("clip", "clip_integer", "scale", "scale_integer", "sign", "normalize", "nans"),
+        *("nonnegative", "masked", "cast", "add", "replace", "make", "jit"),
+    ],
 )
 def test_what_was_transformed_has_no_norm_bound(before, keys):
-    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01."""
-    sums = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01.
+
+    Everything that reaches the noise has the parts that left `clipped`: a sum cannot be taken
+    apart, made anew, or be written to, so no dtype and no function of a transformation matters.
+    """
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     chained = optax.chain(before, noise)
     with (
         jax.numpy_dtype_promotion("standard"),
-        pytest.raises((TypeError, ValueError, NotImplementedError)),
+        pytest.raises((TypeError, ValueError), match="ClippedSum"),
     ):
         chained.update(sums, chained.init(sums.value), sums.value)
+
+
+def test_what_passes_a_sum_on_is_allowed(keys):
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    noise, same = (
+        learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4) for _ in range(2)
+    )
+    chained = optax.chain(optax.identity(), noise)
+    found, _ = chained.update(sums, chained.init(sums.value))
+    np.testing.assert_array_equal(found["a"], same.update(sums, same.init(sums.value))[0]["a"])
+
+
+def test_the_parts_of_a_sum_cannot_be_written_to():
+    """A dictionary can, so `value` is another one each time."""
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums.value["a"] = jnp.zeros(3)
+    assert sums.value["a"].tolist() == [1, 1, 1]
+    for name in ("norm_bound", "within", "_leaves"):
+        with pytest.raises(AttributeError):
+            setattr(sums, name, 0)
+
+
+@pytest.mark.parametrize("kind", [learning.gaussian_noise, learning.adaptive_noise])
+def test_steps_of_noise_are_accumulated_after_it(kind, keys):
+    """Sums are of one batch each: two batches that were added up would need an account of both."""
+    settings = {"initial_clip_norm": 1.0} if kind is learning.adaptive_noise else {}
+    noise = kind(keys(3), noise_multiplier=1.0, batch_size=4, **settings)
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    before = optax.MultiSteps(noise, 2)
+    with pytest.raises(TypeError, match="a ClippedSum cannot be transformed"):
+        before.update(sums, before.init(sums.value), sums.value)
 
 
 @pytest.mark.parametrize("norm_bound", [0.0, -1.0, np.nan, np.inf])
 def test_a_bound_that_is_none_gives_nan(norm_bound, keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     small = {"a": jnp.zeros(3)}
-    update = jax.jit(noise.update)
-    gradient, _ = update(
-        learning.ClippedSum(small, jnp.float32(norm_bound), jnp.int32(0)), noise.init(small)
-    )
+    sums = sealed(small, jnp.float32(norm_bound), jnp.int32(0))
+    gradient, _ = jax.jit(lambda state: noise.update(sums, state))(noise.init(small))
     assert np.all(np.isnan(gradient["a"]))
 
 
@@ -188,12 +242,16 @@ def test_keys_and_parameters_are_checked(keys):
 def test_trainings_at_once_need_a_key_each(keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     state = noise.init({"a": jnp.zeros(3)})
-    sums = jax.vmap(lambda x: learning.ClippedSum({"a": x}, 1.0, jnp.int32(0)))(jnp.zeros((2, 3)))
+
+    def update(x, state):
+        return noise.update(sealed({"a": x}, jnp.float32(1), jnp.int32(0)), state)
+
+    values = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match="key must be one for each value"):
-        jax.vmap(noise.update, (0, None))(sums, state)
+        jax.vmap(update, (0, None))(values, state)
     each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
     mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None)
-    drawn, _ = jax.jit(jax.vmap(noise.update, (0, mapped)))(sums, each)
+    drawn, _ = jax.jit(jax.vmap(update, (0, mapped)))(values, each)
     assert len(np.unique(drawn["a"])) == 6
 
 
@@ -204,7 +262,7 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     def drawn(key, multiplier):
         noise = learning.gaussian_noise(key, noise_multiplier=multiplier, batch_size=4, noise=kind)
         values = {"a": jnp.zeros(400)}
-        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0))
         return noise.update(sums, noise.init(values))[0]["a"]
 
     swept = jax.jit(jax.vmap(drawn))(jax.random.split(keys(7), 3), jnp.array([1.0, 100.0, -1.0]))
@@ -223,7 +281,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
             keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
         )
         values = {"a": jnp.zeros(400)}
-        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0))
         return noise.update(sums, noise.init(values))[0]["a"]
 
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -232,7 +290,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
 
 def test_a_guarantee_is_that_of_the_least_noise(keys):
     """Whatever a state is told afterwards, and if other noise goes on with it."""
-    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
     little, much = (
         learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
     )
@@ -248,7 +306,7 @@ def test_a_guarantee_is_that_of_the_least_noise(keys):
 
 
 def test_a_state_of_another_training_is_refused(keys):
-    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
     settings = {"noise_multiplier": 1.0, "batch_size": 4}
     exact, floats = (
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
@@ -310,7 +368,7 @@ def test_the_count_gets_noise_of_its_scale(keys):
 
     def norm(key):
         state = dataclasses.replace(start, noise=dataclasses.replace(start.noise, key=key))
-        batch = learning.ClippedSum({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
+        batch = sealed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
         return noise.update(batch, state)[1].clip_norm
 
     norms = jax.jit(jax.vmap(norm))(jax.random.split(keys(6), 600))
@@ -362,13 +420,13 @@ def test_noise_of_others_is_for_vectors_of_norm_one():
     noise = learning.with_privatizer(other, batch_size=2)
     values = {"a": jnp.array([2.0, 4.0])}
     state = noise.init(values)
-    clipped = learning.ClippedSum(values, jnp.float32(4), jnp.int32(0))
+    clipped = sealed(values, jnp.float32(4), jnp.int32(0))
     gradient, state = noise.update(clipped, state)
     assert seen[0].tolist() == [0.5, 1.0]
     assert gradient["a"].tolist() == [3.0, 4.0]
     assert state.inner == 1
     # Correlated noise is for one norm bound.
-    gradient, _ = noise.update(dataclasses.replace(clipped, norm_bound=jnp.float32(5)), state)
+    gradient, _ = noise.update(sealed(values, jnp.float32(5), jnp.int32(0)), state)
     assert np.all(np.isnan(gradient["a"]))
 
 
