@@ -89,6 +89,15 @@ def _type_name(aval: Any) -> str:
     return str(aval)
 
 
+def _context(context: Any) -> tuple[Any, ...]:
+    """What an operation is told by `with` statements around it, but for the mesh.
+
+    Precisions and dtypes are parameters and types by then.
+    """
+    metadata = context.xla_metadata or {}
+    return context.threefry_partitionable, context.compute_type, dict(metadata)
+
+
 def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
     """Operations, shapes and constants; variables are numbered in order of appearance."""
     numbers: dict[Any, int] = {}
@@ -108,6 +117,7 @@ def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
             for name, value in equation.params.items()
             if name not in _IGNORED_PARAMETERS
         }
-        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters))
+        context = _context(equation.ctx)
+        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters, context))
         _encode(sink, atoms(equation.outvars))
     _encode(sink, atoms(jaxpr.outvars))

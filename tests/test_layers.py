@@ -30,6 +30,8 @@ LEVELS = {
     "_durable": 0,
     "_host_code": 0,
     "_walks": 0,
+    "_foreign": 0,
+    "_lanes": 0,
     "_fingerprints": 0,
     "_programs": 0,
     "_records": 0,

@@ -16,6 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax import _checks, _walks
+from dpjax._lanes import refuse_touching
 from dpjax._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Layer
 
@@ -142,11 +143,7 @@ def _check_scalar(avals: Sequence[Any]) -> None:
 
 def _check_operations(program: Any) -> None:
     refuse_outside_code("loss", program)
-    if "custom_vmap_call" in _walks.primitives(program.jaxpr):
-        raise ValueError(
-            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
-            " jax.custom_batching.custom_vmap"
-        )
+    refuse_touching("loss", program)
 
 
 def _inline(equation: Any, operands: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._lanes import check_lanes
 from dpjax._pytree import frozen_pytree, static
 
 
@@ -56,7 +57,12 @@ class IndependentRecords(abc.ABC):
 
     def at(self, key: jax.Array, numbers: jax.Array) -> Any:
         """The records of these numbers, the same ones that any database of the key has there."""
-        return jax.vmap(lambda number: self.record(jax.random.fold_in(key, number)))(numbers)
+
+        def record(number: jax.Array) -> Any:
+            return self.record(jax.random.fold_in(key, number))
+
+        check_lanes("record", record, numbers)
+        return jax.vmap(record)(numbers)
 
 
 @frozen_pytree

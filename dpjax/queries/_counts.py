@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax._lanes import check_lanes
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._query import Query
@@ -53,6 +54,7 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     def total(records: Any, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
+        check_lanes("predicate", predicate, records)
         holds = jax.vmap(predicate)(records)
         one_array = isinstance(holds, jax.Array)
         if not one_array or holds.shape != present.shape or holds.dtype != bool:
