@@ -57,7 +57,9 @@ def _computed(equation: Any, operands: list[Any]) -> list[Any] | None:
 def _primitives_in(is_meant: Callable[[str], bool]) -> set[Any]:
     """The operations that modules define, of those whose names are meant."""
     modules = [module for name, module in list(sys.modules.items()) if is_meant(name)]
-    values = (value for module in modules for value in list(getattr(module, "__dict__", {}).values()))
+    values = (
+        value for module in modules for value in list(getattr(module, "__dict__", {}).values())
+    )
     return {value for value in values if issubclass(type(value), jex.Primitive)}
 
 

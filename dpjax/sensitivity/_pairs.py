@@ -208,9 +208,7 @@ class RandomPair:
         """The n + 1 records of a pair."""
         return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
-    def distance_by_sums(
-        self, key: jax.Array, index: jax.Array, position: jax.Array
-    ) -> jax.Array:
+    def distance_by_sums(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array:
         """The distance where this record of pair `index` is replaced, by the shortcut."""
         assert self.sums is not None
         return self._distance_of_sums(self.sums, key, index, position)[0]

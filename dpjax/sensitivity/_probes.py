@@ -123,7 +123,7 @@ def _refuse_an_order(found: _Found) -> None:
         raise ValueError(
             "target depends on the order of the records, or is not converged: of random databases,"
             f" permuting the records moved its value by up to {found.permuted:.3g}, and replacing"
-            f" the last record by up to {found.replaced:.3g}. If the order is meant to count, ask"
+            f" one by up to {found.replaced:.3g}. If the order is meant to count, ask"
             ' for positions="average" or positions="each": records at other positions may move it'
             " further. If this is a solver's tolerance or rounding error, let it converge further"
             " (scikit-learn's tol=, say), or compute in float64"
