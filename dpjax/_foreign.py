@@ -32,12 +32,17 @@ def in_own_operations(name: str, traced: Any) -> Any:
     """The same program without operations that are not JAX's own; `name` is for messages."""
     for _ in range(_MOST_NESTED):
         _refuse_foreign_keys(name, traced.jaxpr)
-        foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
+        foreign = _foreign_in(traced)
         if not foreign:
             return traced
         _refuse(name, foreign - _primitives_in(is_installed))
         traced = _once_replaced(traced)
-    return _refuse(name, foreign)
+    _refuse(name, _foreign_in(traced))
+    return traced
+
+
+def _foreign_in(traced: Any) -> set[Any]:
+    return {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
 
 
 def _once_replaced(traced: Any) -> Any:
@@ -92,7 +97,7 @@ def key_implementations(jaxpr: Any) -> Iterator[Any]:
     atoms = [*jaxpr.invars, *jaxpr.constvars]
     for equation in equations(jaxpr):
         atoms += (*equation.invars, *equation.outvars)
-    dtypes = {getattr(atom.aval, "dtype", None) for atom in atoms} - {None}
+    dtypes: set[Any] = {getattr(atom.aval, "dtype", jnp.dtype(bool)) for atom in atoms}
     for dtype in dtypes:
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             yield dtype._impl

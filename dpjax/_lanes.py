@@ -44,8 +44,8 @@ def touching(traced: Any) -> str | None:
     for implementation in key_implementations(traced.jaxpr):
         if implementation.name in _DRAWN_BY_THEM:
             return (
-                f"draw with {implementation.name} keys, whose bits are all from the key of the first"
-                ' lane; make keys by jax.random.key(seed, impl="threefry2x32")'
+                f"draw with {implementation.name} keys, whose bits are all from the first lane's"
+                ' key; make keys by jax.random.key(seed, impl="threefry2x32")'
             )
     return None
 

@@ -182,8 +182,8 @@ def test_keys_of_another_implementation_are_refused(name):
 
     with pytest.raises(ValueError, match=f"target must draw with keys of JAX .* '{name}'"):
         trace(drawn(keys_of(name, 2**31)))
+    constant = jax.random.key(0, impl=keys_of(name, 2**31))
     with pytest.raises(ValueError, match=f"target must draw with keys of JAX .* '{name}'"):
-        constant = jax.random.key(0, impl=keys_of(name, 2**31))
         trace(lambda x: x * jax.random.uniform(constant))
     for known in (jax.random.key(0), jax.random.key(0, impl="rbg"), dpjax.random.seeded_key(0)):
         trace(lambda x, key=known: x * jax.random.uniform(key))
