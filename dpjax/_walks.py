@@ -168,6 +168,16 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
+def live(jaxpr: Any) -> list[Any]:
+    """The operations that outputs depend on: a program may compute what it needs the shape of."""
+    needed, found = {x for x in jaxpr.outvars if _is_variable(x)}, []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            needed.update(filter(_is_variable, equation.invars))
+            found.append(equation)
+    return found[::-1]
+
+
 def primitives(jaxpr: Any) -> set[str]:
     """The names of all operations, also of inner programs."""
     return {equation.primitive.name for equation in equations(jaxpr)}

@@ -154,6 +154,17 @@ def test_what_a_program_computes_does_matter(what):
     assert fingerprint(first) != fingerprint(second)
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, lambda f: lambda x: lax.map(f, x)], ids=["alone", "loop"]
+)
+def test_what_nothing_depends_on_does_not_matter(wrap):
+    def wasteful(x):
+        jnp.log(jnp.cos(x))
+        return jnp.sin(x)
+
+    assert fingerprint(wrap(wasteful)) == fingerprint(wrap(lambda x: jnp.sin(x)))
+
+
 def test_shapes_and_structure_matter():
     assert fingerprint(jnp.sum) != fingerprint(jnp.sum, jax.ShapeDtypeStruct((5,), jnp.float32))
     assert trace(lambda x: {"a": x}) != trace(lambda x: {"b": x})
