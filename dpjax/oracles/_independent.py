@@ -101,6 +101,8 @@ def independent(
     Raises:
         TypeError: if an argument is not a function; later, where `oracle.log_prob` is called and
             none was given.
+        ValueError: later, where records are drawn, if one may depend on others under `vmap`: by a
+            rule for `vmap` of its own, keys of rbg, or operations that are not JAX's own.
 
     Formal guarantees:
         Records are independent and identically distributed, as far as keys are: what exchangeable
