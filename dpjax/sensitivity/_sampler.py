@@ -99,22 +99,24 @@ def sample_sensitivity(
             or the number of records that it is asked for; if the target depends on the order of the
             records, or has another value in a batch than alone; if a function is made of operations
             or keys that are not JAX's own; if databases under `vmap` may touch each other in oracle
-            or norm, as with a rule for `vmap` of its own or keys of rbg; if the estimate is infinite, 0, or lost in rounding error; if the
-            checkpoint is of another run, truncated or corrupted; if processes make different calls.
+            or norm, as with a rule for `vmap` of its own or keys of rbg; if the estimate is
+            infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
+            or corrupted; if processes make different calls.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. For positions="last" it holds for any other position with gamma + 8 g, if
-        rotations change the target on a share g of databases; a g of gamma or more is refused, but
-        for 1 time in 150. In plain words: at gamma = .05 and n = 1000, on average over databases, up to
-        50 people, typically the outliers, may be less protected than epsilon says. Assumes that the
-        private database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong
-        oracle costs), and that m, gamma, confidence and the key were fixed before the samples were
-        looked at. Oracle, n, target and tuning must come from public knowledge; then the estimate
-        may be published.
+        1 - (1 - C)/n. For positions="last" it holds at a position drawn uniformly with gamma + 2 g,
+        if a random rotation moves the target on a share g of databases by more than what is added
+        for rounding; a g of gamma or more is refused, but for 1 time in 150.
+        In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
+        typically the outliers, may be less protected than epsilon says. Assumes that the private
+        database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
+        costs), and that m, gamma, confidence and the key were fixed before the samples were looked
+        at. Oracle, n, target and tuning must come from public knowledge; then the estimate may be
+        published.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
