@@ -32,6 +32,8 @@ LEVELS = {
     "_host_code": 0,
     "_walks": 0,
     "_shards": 0,
+    "_foreign": 0,
+    "_lanes": 0,
     "_fingerprints": 0,
     "_programs": 0,
     "_records": 0,

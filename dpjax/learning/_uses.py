@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks, _walks
+from dpjax._lanes import refuse_touching
 from dpjax._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Layer
 
@@ -81,7 +81,7 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Tr
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
     jaxpr = program.jaxpr
-    equations = _live(jaxpr)
+    equations = _walks.live(jaxpr)
     uses = (_use(equations, leaf, jaxpr.outvars) for leaf in jaxpr.invars[: len(leaves)])
     return TracedLoss(program, tuple(uses))
 
@@ -109,7 +109,7 @@ def moved(use: Use, parameter: jax.Array) -> jax.Array:
 def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
-    equations, texts = _live(jaxpr), []
+    equations, texts = _walks.live(jaxpr), []
     for leaf, variable, use in zip(leaves, jaxpr.invars, program.uses, strict=False):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
@@ -144,11 +144,7 @@ def _check_scalar(avals: Sequence[Any]) -> None:
 
 def _check_operations(program: Any) -> None:
     refuse_outside_code("loss", program)
-    if "custom_vmap_call" in _walks.primitives(program.jaxpr):
-        raise ValueError(
-            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
-            " jax.custom_batching.custom_vmap"
-        )
+    refuse_touching("loss", program)
 
 
 def _inline(equation: Any, operands: list[Any]) -> list[Any]:
@@ -164,16 +160,6 @@ def _inline(equation: Any, operands: list[Any]) -> list[Any]:
 def _bind(equation: Any, operands: list[Any]) -> list[Any]:
     parameters = equation.primitive.get_bind_params(equation.params)
     return _walks.bind(equation, parameters, operands)
-
-
-def _live(jaxpr: Any) -> list[Any]:
-    """The operations that the loss depends on: a program may compute what it needs the shape of."""
-    needed, found = {x for x in jaxpr.outvars if isinstance(x, jex.Var)}, []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            needed.update(atom for atom in equation.invars if isinstance(atom, jex.Var))
-            found.append(equation)
-    return found[::-1]
 
 
 def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use | None:

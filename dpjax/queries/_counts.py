@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import _checks
+from dpjax._lanes import check_lanes
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._query import Query
@@ -60,6 +61,7 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
             return jnp.sum(present, dtype=jnp.int32)
         # Under `vmap` XLA computes the last rows by other instructions: there a record may get
         # another float, and one record that is removed would move all that follow.
+        check_lanes("predicate", predicate, records)
         holds = lax.map(predicate, records)
         one_array = isinstance(holds, jax.Array)
         if not one_array or holds.shape != present.shape or holds.dtype != bool:

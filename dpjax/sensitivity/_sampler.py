@@ -72,10 +72,12 @@ def sample_sensitivity(
         method: "exact" or "dkw", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
         positions: which record changes. "last", as in the paper, for targets that ignore the order
-            of records; a target that does not is refused, if it shows on one of 5 / gamma random
-            databases. "average": one drawn uniformly, and the
-            guarantee is averaged over positions. "each": every position is sampled separately and
-            the worst one counts; n times the work.
+            of records: those are refused that one of 5 / gamma random databases changes when its
+            records move along by a random number of places, the last ones to the front. What such
+            rotations do not change treats all positions alike, and passes; reversals and exchanges
+            of two records may change it. "average": one drawn uniformly, and the guarantee is
+            averaged over positions. "each": every position is sampled separately and the worst one
+            counts; n times the work.
         batch_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
             on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
@@ -98,9 +100,11 @@ def sample_sensitivity(
         ValueError: if a parameter is out of range or infeasible; if the key is the one that a
             `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
             or the number of records that it is asked for; if the target depends on the order of the
-            records, or has another value in a batch than alone; if oracle or norm has a rule for
-            `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
-            checkpoint is of another run, truncated or corrupted; if processes make different calls.
+            records, or has another value in a batch than alone; if a function is made of operations
+            or keys that are not JAX's own; if databases under `vmap` may touch each other in oracle
+            or norm, as with a rule for `vmap` of its own or keys of rbg; if the estimate is
+            infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
+            or corrupted; if processes make different calls.
         RuntimeError: if a host target fails; if another process of the call fails, is interrupted,
             or ends, which all processes are told within seconds.
 
@@ -109,12 +113,15 @@ def sample_sensitivity(
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000, on average over databases, up to
-        50 people, typically the outliers, may be less protected than epsilon says. Assumes that the
-        private database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong
-        oracle costs), and that m, gamma, confidence and the key were fixed before the samples were
-        looked at. Oracle, n, target and tuning must come from public knowledge; then the estimate
-        may be published.
+        1 - (1 - C)/n. For positions="last" it holds at a position drawn uniformly with gamma + 2 g,
+        if a random rotation moves the target on a share g of databases by more than what is added
+        for rounding; a g of gamma or more is refused, but for 1 time in 150.
+        In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
+        typically the outliers, may be less protected than epsilon says. Assumes that the private
+        database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
+        costs), and that m, gamma, confidence and the key were fixed before the samples were looked
+        at. Oracle, n, target and tuning must come from public knowledge; then the estimate may be
+        published.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
