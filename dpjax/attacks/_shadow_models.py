@@ -152,8 +152,9 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
         >>> float(dpjax.attacks.logit_confidence(jnp.array([0.0, 3.0]), jnp.array(1)))
         3.0
     """
-    if not jnp.issubdtype(jnp.result_type(logits), jnp.floating):
-        raise TypeError(f"logits must be floats, got dtype {jnp.result_type(logits)}")
+    logits = jnp.asarray(_checks.real_arrays("logits", logits))
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floats, got dtype {logits.dtype}")
     classes = logits.shape[-1]
     if classes < 2:
         raise ValueError(f"logits must be of two classes at least, got {classes}")

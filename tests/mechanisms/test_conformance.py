@@ -16,22 +16,8 @@ from dpjax.auditing import check_conformance
 from dpjax.mechanisms import SensitivityMechanism, additive
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.random import LAPLACE, seeded_key
-from mechanism_table import SCALAR, TABLE
+from mechanism_table import SCALAR, SLOW, TABLE
 
-# Rows that differ from another one in a detail.
-SLOW = {
-    "laplace, pytree",
-    "laplace, vector",
-    "laplace, epsilon 5",
-    "gaussian, vector",
-    "gaussian, integers",
-    "gaussian, classical",
-    "bernstein, order 3",
-    "laplace, integers",
-    "weighted majority",
-    "unary encoding, symmetric",
-    "top-k, integers",
-}
 ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
 
 
