@@ -156,9 +156,14 @@ def real_shapes(name: str, tree: Any) -> Any:
 def host_numbers(name: str, value: Any) -> np.ndarray:
     """Public real numbers as a NumPy array, in a dtype of their own."""
     refuse_foreign_dtype(name, value)
-    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    array = value if isinstance(value, jax.Array) else _in_native_order(np.asarray(value))
     _check_real_dtype(name, array)
     return np.asarray(array)
+
+
+def _in_native_order(array: np.ndarray) -> np.ndarray:
+    """Files of instruments hold numbers in the other byte order, which JAX does not take."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def booleans(name: str, value: Any) -> Any:
@@ -198,7 +203,7 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
         leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf)
+        leaf = _in_native_order(np.asarray(leaf))
     _check_real(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 

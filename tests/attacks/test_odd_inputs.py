@@ -29,7 +29,7 @@ TABLE = {
         BITS,
     ),
     "tracing_scores, records": (
-        lambda x: attacks.tracing_scores(x, BITS / 2, BITS / 4),
+        lambda x: attacks.tracing_scores(x, BITS / 2, np.full(4, 0.25)),
         ROWS,
     ),
     "tracing_scores, means": (

@@ -51,22 +51,25 @@ def test_the_same_numbers_give_the_same_draws(name, x64):
     entry, plain = TABLE[name]
     with jax.enable_x64(x64):
         right = entry(plain.astype("float32"))
-        odds = [x for x in odd_inputs.written_otherwise(plain) if not needs_floats(name, x)]
+        odds = [x for x in odd_inputs.written_otherwise(plain) if not has_other_noise(name, x)]
         # float16 of records keeps its dtype: draws are rounded to it.
         odd_inputs.assert_right(entry, odds, "records|weights|x|y", lambda _: right, tolerance=2e-2)
 
 
-def needs_floats(name, odd):
-    """Smoothed records of integers are other records; rounding to eight bits tells nothing."""
-    return "float8" in odd.name or (name.startswith(("smoothed", "class")) and "int" in odd.name)
+def has_other_noise(name, odd):
+    """Noise is drawn in the dtype of the records, so another dtype has other bits of it."""
+    own = name.startswith("smoothed") or name == "class_gaussians, x"
+    return "float8" in odd.name or (
+        own and np.dtype(odd.array.dtype).newbyteorder("=") != "float32"
+    )
 
 
 @pytest.mark.slow
 def test_every_key_draws_or_is_refused():
     oracle = oracles.resample(WHOLE)
     for name, key in odd_inputs.every_key():
-        if name in ("raw", "several", "a number", "none"):
-            with pytest.raises((TypeError, ValueError), match="key"):
+        if name in ("several", "a number", "none"):
+            with pytest.raises((TypeError, ValueError)):
                 oracle(key, 4)
         else:
             assert set(np.asarray(oracle(key, 4)).tolist()) <= set(WHOLE.tolist()), name

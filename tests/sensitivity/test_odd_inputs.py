@@ -56,7 +56,7 @@ def test_distances_of_integers_do_not_wrap(dtype):
     """The target is the largest and the least integer of its dtype, by one record."""
     ends = jnp.iinfo(dtype)
     found = sampled(
-        lambda x: jnp.where(jnp.any(x == 0), ends.max, ends.min).astype(dtype),
+        lambda x: jnp.where(jnp.all(x), jnp.asarray(ends.min, dtype), jnp.asarray(ends.max, dtype)),
         lambda key, n: jax.random.bernoulli(key, 0.9, (n,)),
         norm="linf",
         m=200,

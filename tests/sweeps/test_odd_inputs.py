@@ -13,7 +13,8 @@ WHOLE = np.asarray([1.0, 2.0, 0.0])
 
 def swept(axis):
     found = dpjax.sweep(seeded_key(1), lambda key, x: jnp.float32(2) * x, traced={"x": axis})
-    return np.asarray(found["value"] if "value" in found else next(iter(found.values())))
+    (numbers,) = found.values()
+    return np.asarray(numbers).ravel()
 
 
 def gridded(distances):
