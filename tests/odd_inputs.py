@@ -133,6 +133,15 @@ def wide_numbers(plain):
         yield Odd(name, array, array.astype(float))
 
 
+# Parameters: what is no number, numbers that no parameter may be, and kinds of one number.
+
+NO_NUMBERS = [1j, "1", None, True, np.bool_(True), np.ma.masked, np.ones(2), [1.0], {}]
+NO_PARAMETERS = [math.nan, math.inf, -1.0, 10**400]
+KINDS_OF_NUMBERS = [
+    np.float16, np.float32, np.float64, np.longdouble, ml_dtypes.bfloat16, np.asarray, jnp.asarray,
+]  # fmt: skip
+
+
 # Keys and transformations.
 
 

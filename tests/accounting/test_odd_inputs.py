@@ -1,21 +1,14 @@
 """Numbers of guarantees and of accountants, of every kind that a caller may have them in."""
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
 import dpjax
+import odd_inputs
 from dpjax import accounting
 
 ONE = dpjax.Guarantee(1.0, 1e-6)
-# What is no number at all, and numbers that none of the parameters may be.
-NO_NUMBERS = [1j, "1", None, True, np.bool_(True), np.ma.masked, np.ones(2), [1.0], {}]
-NEITHER = [np.nan, np.inf, -1.0, 10**400]
-KINDS = [
-    np.float16, np.float32, np.float64, np.float128 if hasattr(np, "float128") else np.float64,
-    ml_dtypes.bfloat16, jnp.float32, np.asarray, jnp.asarray,
-]  # fmt: skip
 PARAMETERS = {
     "compose_at, delta": lambda x: accounting.compose_at(ONE, ONE, delta=x),
     "zcdp_to_epsilon, rho": lambda x: accounting.zcdp_to_epsilon(x, delta=1e-6),
@@ -45,7 +38,7 @@ def shown(result):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_numbers_that_are_none_are_refused(name):
     entry, parameter = PARAMETERS[name], name.split(", ")[1]
-    for wrong in [*NO_NUMBERS, *NEITHER]:
+    for wrong in [*odd_inputs.NO_NUMBERS, *odd_inputs.NO_PARAMETERS]:
         with pytest.raises((TypeError, ValueError), match=rf"^{parameter} must"):
             entry(wrong)
 
@@ -55,14 +48,14 @@ def test_a_number_of_any_kind_is_the_same(name):
     """Of a power of two all kinds hold the same one."""
     entry = PARAMETERS[name]
     right = shown(entry(2.0**-7))
-    for kind in KINDS:
+    for kind in odd_inputs.KINDS_OF_NUMBERS:
         assert shown(entry(kind(2.0**-7))) == right, kind
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_whole_numbers(name):
     entry, parameter = COUNTS[name], name.split(", ")[1]
-    for wrong in [*NO_NUMBERS, 0, -1, 2.0, np.float32(2), np.nan]:
+    for wrong in [*odd_inputs.NO_NUMBERS, 0, -1, 2.0, np.float32(2), np.nan]:
         with pytest.raises((TypeError, ValueError), match=rf"^{parameter} must"):
             entry(wrong)
     right = repr(entry(3))

@@ -85,12 +85,10 @@ def test_keys_of_others_are_refused():
                 sampled(jnp.sum, integers, key)
 
 
-@pytest.mark.parametrize(
-    "value", [1j, "1", None, True, np.ma.masked, np.nan, -1.0, 10**400], ids=lambda x: f"{x!r:.20}"
-)
-def test_numbers_that_are_none_are_refused(value):
-    with pytest.raises((TypeError, ValueError), match="value must"):
-        dpjax.analytic_sensitivity(value, norm="l1")
+def test_numbers_that_are_none_are_refused():
+    for value in [*odd_inputs.NO_NUMBERS, *odd_inputs.NO_PARAMETERS]:
+        with pytest.raises((TypeError, ValueError), match="value must"):
+            dpjax.analytic_sensitivity(value, norm="l1")
 
 
 def test_distances_that_hide_something_have_no_order_statistic():
