@@ -49,7 +49,7 @@ TABLE = {
         WHOLE,
         lambda x: np.histogram(np.minimum(clipped(x), 3.0), [0, 2, 4])[0],
     ),
-    "one's own": (released(lambda x: jnp.sum(jnp.minimum(x, 8))), WHOLE, None),
+    "one's own": (released(lambda x: jnp.sum(jnp.minimum(x.astype("float32"), 8.0))), WHOLE, None),
 }
 every = pytest.mark.parametrize("name", TABLE)
 NAMES = "database|records"
