@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._programs import Program
+from dpjax._tracing._programs import Program
 from harness import Race, Row, record
 
 SIZES = ((512, 8), (64, 32), (8, 128))  # How many systems, and of how many equations.

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpjax
-from dpjax._pytree import TreeSpec
-from dpjax._shaped_norm import shape_of
+from dpjax._core._pytree import TreeSpec
 from dpjax.mechanisms import additive
 from dpjax.random import LAPLACE
+from dpjax.sensitivity._shaped_norm import shape_of
 
 
 def own(sensitivity, epsilon):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from dpjax._core._values import Guarantee
 from dpjax.accounting import compose
-from dpjax.base import Guarantee
 
 RUN = """
 import runpy, sys

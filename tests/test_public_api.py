@@ -151,7 +151,7 @@ def test_a_type_checker_finds_wrong_words():
     hints = typing.get_type_hints(dpjax.sample_sensitivity)
     assert typing.get_args(hints["positions"]) == ("last", "average", "each")
     names, function = typing.get_args(hints["norm"])
-    assert set(typing.get_args(names)) == set(dpjax.norms.NORMS)
+    assert set(typing.get_args(names)) == set(dpjax.sensitivity._norms.NORMS)
     assert typing.get_origin(function) is collections.abc.Callable
 
 

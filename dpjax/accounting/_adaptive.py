@@ -4,8 +4,10 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from dpjax import _checks
-from dpjax._numerics import round_up
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee
+from dpjax._exact._numerics import round_up
+from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import compose
 from dpjax.accounting._concentrated import (
     concentration,
@@ -13,8 +15,6 @@ from dpjax.accounting._concentrated import (
     largest_rho,
 )
 from dpjax.accounting._ideal_noise import SHARE, charged
-from dpjax.accounting._ledger_errors import BudgetExceededError
-from dpjax.base import Guarantee
 
 # Weights of the orders that an odometer looks at, 1 / (1 + |j|)^2, add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1

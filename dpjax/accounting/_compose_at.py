@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from dpjax import _checks
-from dpjax._numerics import sum_up
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee
+from dpjax._exact._numerics import sum_up
 from dpjax.accounting._composition import compose
 from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_epsilon
 from dpjax.accounting._distributions import pld_epsilon, renyi_epsilon
 from dpjax.accounting._ideal_noise import SHARE, charged
 from dpjax.accounting._optimal import MOST_RELEASES, optimal_epsilon
-from dpjax.base import Guarantee
 
 CompositionMethod = Literal["drv", "kov", "optimal", "zcdp", "renyi", "pld"]
 _OUTWARD = 1 + 1e-12

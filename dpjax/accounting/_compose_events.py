@@ -3,8 +3,8 @@
 import math
 from typing import Any, Literal, get_args
 
-from dpjax import _checks
-from dpjax.base import Guarantee, NeighboringRelation
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 
 # Whose count an accountant of dp-accounting forgets: in PLDAccountant of 0.6.0, and in
 # RdpAccountant of what follows it.

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import round_up, sum_up
-from dpjax.base import Guarantee, Release, SampledEvent
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, Release, SampledEvent
+from dpjax._exact._numerics import round_up, sum_up
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:

@@ -5,9 +5,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee
 from dpjax.accounting._composition import concrete
-from dpjax.base import Guarantee
 
 # What roundings in float64 may add, relative to the terms of a sum.
 _ROUNDING = 1e-13

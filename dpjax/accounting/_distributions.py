@@ -10,7 +10,7 @@ import collections
 import math
 from typing import Any
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.accounting._concentrated import guarantee_of
 
 # The accountants' own rounding: of sums of 10^5 terms, in delta also of fast Fourier transforms.

@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
-from dpjax.base import Guarantee, NeighboringRelation
 from dpjax.random._noise import GAUSSIAN
 
 AccountingMethod = Literal["pld", "renyi"]

@@ -11,21 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._durable import database_file
-from dpjax._numerics import round_up
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
+from dpjax._core._values import Guarantee, NeighboringRelation, Release, SampledEvent
+from dpjax._exact._numerics import round_up
+from dpjax._files._durable import database_file
+from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, LedgerFile, decimal, decimals
 from dpjax.accounting._composition import compose, concrete
-from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
-from dpjax.accounting._ledger_file import (
-    DELTA_DIGITS,
-    EPSILON_DIGITS,
-    LedgerFile,
-    decimal,
-    decimals,
-)
-from dpjax.base import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax.random._keys import check_key
-from dpjax.random._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
 
 _MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 _INTERVAL = 1e-4
 # Beyond so many intervals they are made wider, and beyond this loss nothing is computed.

@@ -2,8 +2,8 @@
 
 import dataclasses
 
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._composition import compose, concrete
-from dpjax.base import Guarantee, NeighboringRelation
 
 
 def parallel(*guarantees: Guarantee) -> Guarantee:

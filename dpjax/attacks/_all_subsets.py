@@ -6,8 +6,8 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
 
 # 2^20 subsets; every further record doubles them.
 _MOST_RECORDS = 20

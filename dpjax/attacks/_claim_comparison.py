@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._composition import concrete
 from dpjax.attacks._roc_curve import RocCurve
-from dpjax.base import Guarantee, NeighboringRelation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 # Of a projection in float64, and of singular values beside the largest one.
 _TOLERANCE = 1e-9

@@ -2,9 +2,9 @@
 
 import math
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._composition import concrete
-from dpjax.base import Guarantee, NeighboringRelation
 
 # What roundings in float64 may take away, relative to the bound.
 _ROUNDING = 1e-14

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.attacks._differencing import queries_and_answers
 
 

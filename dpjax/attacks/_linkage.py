@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 
 class Linkage(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 ShadowAttackMode = Literal["online", "offline"]
 LiraVariance = Literal["record", "pooled"]

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._programs import Program
-from dpjax._pytree import TreeSpec
-from dpjax.base import Release
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._values import Release
+from dpjax._tracing._programs import Program
 from dpjax.sensitivity._chunks import fitting
 
 _MOST_RUNS = 2**32 - 1

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
 
 
 def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:

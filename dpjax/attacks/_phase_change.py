@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.attacks._walsh_hadamard import reconstruct_from_walsh_hadamard, walsh_hadamard
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.attacks._lira import ShadowAttackMode, one_of_each_model
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from dpjax import _checks
-from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._core import _checks
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 
 # A rate that rests on fewer false positives is mostly noise.
 _LEAST_FALSE_POSITIVES = 10

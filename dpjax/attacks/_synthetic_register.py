@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 # Shares in percent of ages 0 to 4, 5 to 9, ..., 85 to 99 in the United States, census of 2010.
 _AGES = (6.5, 6.6, 6.7, 7.1, 7.0, 6.8, 6.5, 6.5, 6.8, 7.4, 7.2, 6.4, 5.4, 4.0, 3.0, 2.4, 1.9, 1.8)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
 
 # The matrix of so many is multiplied densely: fast on every device, and few programs.
 _RADIX = 64

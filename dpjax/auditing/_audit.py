@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._core import _checks
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._batched_outputs import SamplePlan, Sampler
 from dpjax.auditing._claims import StatedGrid, claim_of
 from dpjax.auditing._confidence_limits import Question

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._pytree import TreeSpec
-from dpjax.base import Release
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._values import Release
 
 # Few sizes, so that audits with different numbers of samples share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)

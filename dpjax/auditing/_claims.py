@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._values import Guarantee
 from dpjax.auditing import _bits
 from dpjax.auditing import _features as features
-from dpjax.base import Guarantee
 
 
 def claim_of(mechanism: Any) -> Guarantee | None:

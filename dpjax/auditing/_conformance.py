@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
 from dpjax.auditing import _stated_density as stated
 from dpjax.auditing._claims import as_clamped
 from dpjax.auditing._moves import double_moves, single_moves
 from dpjax.auditing._strange_values import strange_values
-from dpjax.base import Guarantee, Mechanism, Release, Sensitivity
-from dpjax.norms import distance
 from dpjax.random._keys import check_key
+from dpjax.sensitivity._norms import distance
 
 # Releases of one program.
 _BATCH = 2**12

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._core._values import Release
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._confidence_limits import Question
 from dpjax.auditing._scores import Score
-from dpjax.base import Release
 
 # Thresholds tried per score: evenly over the sample, and geometrically towards both ends.
 _EVEN, _TAIL = 256, 48

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.base import Norm
-from dpjax.norms import distance
+from dpjax._core._values import Norm
+from dpjax.sensitivity._norms import distance
 
 # Relative rounding error of a distance between floats.
 _ROUNDING = 1e-6

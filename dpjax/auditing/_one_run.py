@@ -5,7 +5,7 @@ import math
 import numpy as np
 import scipy
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 # Relative error of SciPy's binomial probabilities, given away to stay on the safe side.
 _ROUNDING = 1e-9

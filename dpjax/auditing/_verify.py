@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.auditing._audit import Pair, Pairs, audit
 from dpjax.auditing._claims import as_clamped, claim_of
 from dpjax.auditing._result import AuditResult
-from dpjax.norms import distance
+from dpjax.sensitivity._norms import distance
 
 # Relative rounding error of a distance between floats.
 _ROUNDING = 1e-6

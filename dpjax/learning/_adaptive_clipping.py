@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree
-from dpjax.base import NoiseKind, Scalar
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._values import NoiseKind, Scalar
 from dpjax.learning._clipped_sum import sealed
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM
 from dpjax.learning._gaussian_noise import (

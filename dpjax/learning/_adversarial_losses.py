@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.learning._weighted_majority import MOST_STEPS
 
 Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]

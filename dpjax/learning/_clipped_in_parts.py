@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._values import Scalar
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._clipping import ClippedGradients
 from dpjax.learning._rounding import from_digits, slack, to_digits

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
 

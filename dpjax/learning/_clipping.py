@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks, _shards
-from dpjax._numerics import compute_dtype
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._values import Scalar
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
 from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks, _shards
-from dpjax._numerics import outward
-from dpjax._pytree import down, frozen_pytree, static
-from dpjax.base import NoiseKind, Scalar
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import refuse_unpaid_steps
+from dpjax._core._pytree import down, frozen_pytree, static
+from dpjax._core._values import NoiseKind, Scalar
+from dpjax._exact._numerics import outward
+from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum
 from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
-from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
-from dpjax.random._open_ledgers import refuse_unpaid_steps
 from dpjax.random._release import add_noise
+from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 if TYPE_CHECKING:
     import optax

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
-from dpjax.base import Guarantee, NeighboringRelation
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
 from dpjax.learning._gaussian_noise import NoiseState
 from dpjax.learning._sampling import BatchSampling

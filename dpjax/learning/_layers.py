@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _walks
-from dpjax._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing import _walks
 
 # So many numbers are added in one go: rounding errors grow with that.
 _BLOCK = 4096

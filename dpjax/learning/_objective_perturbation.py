@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._pytree import TreeSpec, frozen_pytree, static, up
-from dpjax._records import record_arrays
-from dpjax.base import Guarantee, Release, Scalar
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import told
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
+from dpjax._core._records import record_arrays
+from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
 from dpjax.mechanisms._mechanism import guarantee_under
-from dpjax.mechanisms._requests import request_of
-from dpjax.norms import is_float
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN
-from dpjax.random._open_ledgers import told
 from dpjax.random._release import add_noise
+from dpjax.release._requests import request_of
+from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype
 from dpjax.targets._strong_convexity import check_carried, check_strength
 from dpjax.targets._unit_ball import into_unit_ball

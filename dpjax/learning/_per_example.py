@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _lapack, _walks
-from dpjax._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing import _lapack, _walks
 from dpjax.learning._layers import Gradients, formed
 from dpjax.learning._uses import TracedLoss, Use, moved, run_with
 

@@ -53,7 +53,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from dpjax.base import Scalar
+from dpjax._core._values import Scalar
 from dpjax.learning._perturbed_minimizer import SolverPlan, solver_error, solver_plan
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
 from dpjax.random._grid_fit import Calibration

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax._fixed_point import average
-from dpjax.base import Scalar
+from dpjax._core._values import Scalar
+from dpjax._exact._fixed_point import average
 from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import into_ball
 

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._pytree import down, frozen_pytree, static, up
+from dpjax._core import _checks
+from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax.accounting._concentrated import largest_rho
-from dpjax.base import Scalar, Sensitivity
 from dpjax.learning._weighted_majority import (
     MOST_STEPS,
     clamped_losses,

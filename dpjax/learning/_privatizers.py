@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.learning._gaussian_noise import averaged, check_clipped, transformation
 from dpjax.learning._trainings import Trainings
 

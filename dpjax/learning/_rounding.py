@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._grid import power_of_two
+from dpjax._exact._grid import power_of_two
 
 # Bits below the clip norm that integers keep.
 _BITS = {4: 40, 8: 70}

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import scipy
 from jax import lax
 
-from dpjax import _checks, _shards
+from dpjax._core import _checks
+from dpjax._tracing import _shards
 from dpjax.random._keys import check_key
 
 # Of a batch that is cut off, where the caller names no capacity.

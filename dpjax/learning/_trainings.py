@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from dpjax.random._open_ledgers import tell_of_training
+from dpjax._core._open_ledgers import tell_of_training
 
 
 class Trainings:

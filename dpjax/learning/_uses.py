@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks, _walks
-from dpjax._lanes import refuse_touching
-from dpjax._programs import needs_no_values, refuse_outside_code
+from dpjax._core import _checks
+from dpjax._tracing import _walks
+from dpjax._tracing._lanes import refuse_touching
+from dpjax._tracing._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Layer
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._values import Scalar
+from dpjax._exact._numerics import compute_dtype
 from dpjax.random._keys import check_sampling_key
 
 MOST_STEPS = 2**20

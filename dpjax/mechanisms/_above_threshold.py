@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from dpjax import _checks, _limbs
-from dpjax._grid import power_of_two
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype, legendre_rule, outward
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Release, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import told
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import Release, Scalar, Sensitivity
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import begin, guarantee_under
-from dpjax.mechanisms._prepared import prepared
-from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
@@ -29,7 +29,8 @@ from dpjax.random._noisy_comparisons import (
     lattice_noise,
     noisy_units,
 )
-from dpjax.random._open_ledgers import told
+from dpjax.release._prepared import prepared
+from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 # The quadrature of log_prob: how many scales of the threshold's noise on either side, in panels
 # that are narrower where the density is higher, and nodes of a panel.

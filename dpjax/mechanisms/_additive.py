@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import outward
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax._shaped_norm import NoiseShape
-from dpjax.base import Norm, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._exact._numerics import outward
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
-from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import GAUSSIAN, Lattice, Noise
+from dpjax.sensitivity._norms import grid_dtype, rounding_norm
+from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
 @frozen_pytree

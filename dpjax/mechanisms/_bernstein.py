@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin, check_noise
-from dpjax.norms import grid_dtype
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import LAPLACE, Noise
+from dpjax.sensitivity._norms import grid_dtype
 
 
 @frozen_pytree

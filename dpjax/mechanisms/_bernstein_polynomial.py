@@ -9,9 +9,9 @@ import numpy as np
 import scipy
 from jax import lax
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, static
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static
+from dpjax._exact._numerics import compute_dtype
 
 
 @frozen_pytree

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks, _limbs
+from dpjax._core import _checks
+from dpjax._exact import _limbs
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import sum_over_leaves
-from dpjax.norms import is_float
 from dpjax.random._noise import Lattice, Noise
 from dpjax.random._release import (
     add_noise,
@@ -20,6 +20,7 @@ from dpjax.random._release import (
     shares_programs,
     usable_scale,
 )
+from dpjax.sensitivity._norms import is_float
 
 # Of an interval, in scales: narrower ones have the density times the width for a probability.
 _NARROW = 2.0**-12

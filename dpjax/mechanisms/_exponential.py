@@ -4,7 +4,7 @@ from functools import partial
 
 import jax
 
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
 from dpjax.random._selected_index import exponential_index, float_index
 

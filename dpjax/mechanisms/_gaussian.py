@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from dpjax import _checks
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier, classical_multiplier
 from dpjax.mechanisms._mechanism import check_noise

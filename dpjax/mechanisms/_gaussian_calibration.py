@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype, legendre_rule
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype, legendre_rule
 
 _NODES = 100
 # The bracket of x: delta underflows float64 below, and is 1 to within rounding above.

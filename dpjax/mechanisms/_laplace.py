@@ -1,6 +1,6 @@
 """The Laplace mechanism."""
 
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._noise import LAPLACE

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._grid import power_of_two
-from dpjax._numerics import compute_dtype
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._values import Scalar
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
-from dpjax.norms import is_float
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import Lattice
 from dpjax.random._release import check_scale
+from dpjax.sensitivity._norms import is_float
 
 
 class LatticeMechanism(SensitivityMechanism):

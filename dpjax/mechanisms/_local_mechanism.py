@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax.base import Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
 from dpjax.random._release import in_range
 

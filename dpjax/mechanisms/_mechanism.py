@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import outward
-from dpjax._pytree import TreeSpec
-from dpjax.base import (
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import told
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._values import (
     Guarantee,
     Mechanism,
     NeighboringRelation,
@@ -25,10 +25,10 @@ from dpjax.base import (
     Sensitivity,
     norm_name,
 )
-from dpjax.mechanisms._prepared import prepared
-from dpjax.norms import norm_function
+from dpjax._exact._numerics import outward
 from dpjax.random._keys import check_key, is_seeded
-from dpjax.random._open_ledgers import told
+from dpjax.release._prepared import prepared
+from dpjax.sensitivity._norms import norm_function
 
 
 class SensitivityMechanism(abc.ABC):

@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks, _limbs
-from dpjax._grid import round_to_grid
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._values import Scalar
+from dpjax._exact import _limbs
+from dpjax._exact._grid import round_to_grid
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype
 
 # Bounds whose distance is this small a part of them would leave no room for a grid.
 _NEAREST = 2.0**-20

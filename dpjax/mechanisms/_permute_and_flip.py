@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from dpjax._numerics import legendre_rule
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._exact._numerics import legendre_rule
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
 from dpjax.random._selected_index import float_index, permute_and_flip_index
 

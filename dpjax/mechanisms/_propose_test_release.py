@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks, _limbs
-from dpjax._grid import power_of_two
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype, outward
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import Scalar, Sensitivity
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype, outward
 from dpjax.mechanisms._coordinatewise import tail_of_one
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._ordered_records import (

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
 from dpjax.random._release import in_range, keep_or_lie

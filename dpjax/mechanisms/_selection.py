@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import NoiseKind, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import begin, check_noise
-from dpjax.norms import grid_dtype, is_float, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL, Lattice
 from dpjax.random._release import usable_scale
 from dpjax.random._selected_index import clamped_scores, largest_gap, score_gaps
+from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
 
 @dataclasses.dataclass(frozen=True)

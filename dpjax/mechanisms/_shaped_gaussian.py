@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree
-from dpjax._shaped_norm import NoiseShape
-from dpjax.base import NoiseKind, Norm, Scalar, Sensitivity, norm_name
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._coordinatewise import tail_of_one
 from dpjax.mechanisms._gaussian import gaussian
+from dpjax.sensitivity._shaped_norm import NoiseShape
 
 # Covers the roundings of an error bar in float32.
 _OUTWARD = 1 + 2.0**-20

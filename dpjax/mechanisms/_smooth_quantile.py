@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks, _limbs
-from dpjax._grid import power_of_two
-from dpjax._numerics import compute_dtype, outward
-from dpjax._pytree import down, frozen_pytree, static, up
-from dpjax.base import Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._values import Scalar, Sensitivity
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._numerics import compute_dtype, outward
 from dpjax.mechanisms._coordinatewise import tail_of_one
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._ordered_records import (

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree, static
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static
 
 _WORDS = 2**32
 

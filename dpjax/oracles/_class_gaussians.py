@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree
-from dpjax._records import record_arrays
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._records import record_arrays
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
 

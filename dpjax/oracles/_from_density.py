@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
 from dpjax.oracles._choices import WeightedChoice, words_of
 from dpjax.oracles._independent import IndependentRecords
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._lanes import check_lanes
-from dpjax._pytree import frozen_pytree, static
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static
+from dpjax._tracing._lanes import check_lanes
 
 
 class IndependentRecords(abc.ABC):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._pytree import TreeSpec, frozen_pytree
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec, frozen_pytree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords, independent
 

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._pytree import frozen_pytree
-from dpjax._records import record_arrays
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._records import record_arrays
 from dpjax.oracles._choices import Choice, UniformChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
 

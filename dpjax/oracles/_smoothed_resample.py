@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
 from dpjax.oracles._choices import UniformChoice
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.oracles._resample import Resampled, equal_entries, public_records

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dpjax import _checks
-from dpjax._letters import codes_of, letters_of
+from dpjax._core import _checks
+from dpjax._core._letters import codes_of, letters_of
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.oracles._resample import resample
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpjax import _checks
+from dpjax._core import _checks
 
 # Okabe and Ito (2008), "Color Universal Design", without yellow, which is faint on white.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

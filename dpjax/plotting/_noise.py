@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.plotting._axes import axes_or_new, style, with_unit
 
 _POINTS = 1_001

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from dpjax.base import OperatingPoint, describe_confidence
+from dpjax._core._values import OperatingPoint, describe_confidence
 from dpjax.plotting._axes import BLACK, axes_or_new, style
 
 # Of the distribution of an order statistic; averages are good to about its inverse.

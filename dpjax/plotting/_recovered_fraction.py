@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee
 from dpjax.attacks._guessing_bound import guessing_bound
 from dpjax.attacks._phase_change import expected_recovered_fraction
-from dpjax.base import Guarantee
 from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
 
 

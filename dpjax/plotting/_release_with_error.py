@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
-from dpjax.base import Mechanism, Release
+from dpjax._core import _checks
+from dpjax._core._values import Mechanism, Release
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above, with_unit
 from dpjax.plotting._noise import adds_noise
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from dpjax._core._values import Guarantee
 from dpjax.attacks._claim_comparison import highest_true_positive_rate
 from dpjax.attacks._roc_curve import RocCurve
-from dpjax.base import Guarantee
 from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
 
 _POINTS = 400

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import scipy
 
-from dpjax import _checks
-from dpjax.base import OperatingPoint, Sensitivity, describe_confidence
+from dpjax._core import _checks
+from dpjax._core._values import OperatingPoint, Sensitivity, describe_confidence
 from dpjax.plotting._axes import BLACK, BLUE, GREEN, SKY, VERMILION, axes_or_new, with_unit
 
 # Steps that are drawn; a page shows no more.

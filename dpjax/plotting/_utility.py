@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.plotting._axes import axes_or_new, style, with_unit
 
 

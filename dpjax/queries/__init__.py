@@ -1,5 +1,9 @@
 """Queries of a database whose sensitivity is known: counts, sums, quantiles, the largest."""
 
+from dpjax.mechanisms._several_selections import SeveralSelections as SeveralSelections
+from dpjax.mechanisms._several_selections import select_each as select_each
+from dpjax.mechanisms._top_k import TopK as TopK
+from dpjax.mechanisms._top_k import top_k as top_k
 from dpjax.queries._bounded_sums import sum_query as sum_query
 from dpjax.queries._counts import contingency_query as contingency_query
 from dpjax.queries._counts import counting_query as counting_query
@@ -22,10 +26,6 @@ from dpjax.queries._padded_records import padded_records as padded_records
 from dpjax.queries._quantiles import QuantileScores as QuantileScores
 from dpjax.queries._quantiles import quantile_scores as quantile_scores
 from dpjax.queries._query import Query as Query
-from dpjax.queries._several_selections import SeveralSelections as SeveralSelections
-from dpjax.queries._several_selections import select_each as select_each
-from dpjax.queries._top_k import TopK as TopK
-from dpjax.queries._top_k import top_k as top_k
 from dpjax.queries._workload import Workload as Workload
 from dpjax.queries._workload import linear_workload as linear_workload
 from dpjax.queries._workload import marginal_workload as marginal_workload

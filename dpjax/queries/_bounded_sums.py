@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax.base import NeighboringRelation
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation
 from dpjax.queries._integer_sums import (
     coarse,
     coarsening,

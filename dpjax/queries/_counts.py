@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks
-from dpjax._lanes import check_lanes
-from dpjax._numerics import compute_dtype
-from dpjax.base import NeighboringRelation
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing._lanes import check_lanes
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 

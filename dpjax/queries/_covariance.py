@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
-from dpjax.base import NeighboringRelation, Release
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
 from dpjax.queries._second_moments import Moments, moments_of, second_moments_query

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._core import _checks
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.mechanisms._randomized_response import RandomizedResponse
 from dpjax.mechanisms._unary_encoding import UnaryEncoding
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _limbs
-from dpjax._limbs import Limbs
-from dpjax._numerics import round_up
+from dpjax._exact import _limbs
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 LARGEST_TOTAL_BITS = 30

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax.base import NeighboringRelation, Release
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._covariance import released_moments
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._second_moments import Moments

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
-from dpjax.base import NeighboringRelation, Release
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._padded_records import present_records

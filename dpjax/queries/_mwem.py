@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._exponential import exponential
 from dpjax.mechanisms._laplace import laplace

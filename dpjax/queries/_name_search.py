@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks
-from dpjax._letters import ALPHABET
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._letters import ALPHABET
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin

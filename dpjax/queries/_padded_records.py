@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._records import PaddedRecords as PaddedRecords
-from dpjax._records import columns_of_a_table, record_arrays
+from dpjax._core import _checks
+from dpjax._core._records import PaddedRecords as PaddedRecords
+from dpjax._core._records import columns_of_a_table, record_arrays
 
 
 def padded_records(database: Any, *, capacity: int) -> PaddedRecords:

@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._records import check_padded
-from dpjax.base import NeighboringRelation, Release
+from dpjax._core._records import check_padded
+from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._privatize import privatize
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._query import Query
+from dpjax.release._privatize import privatize
 
 
 def slots_of(database: Any, relation: NeighboringRelation) -> int:

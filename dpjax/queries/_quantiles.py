@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import round_up
-from dpjax.base import NeighboringRelation, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation, Sensitivity
+from dpjax._exact._numerics import round_up
+from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import comparable
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._several_selections import SeveralSelections
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
 

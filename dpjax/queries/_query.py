@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax.base import Mechanism, NeighboringRelation, Sensitivity
+from dpjax._core import _checks
+from dpjax._core._values import Mechanism, NeighboringRelation, Sensitivity
 from dpjax.queries._padded_records import present_records
 from dpjax.sensitivity._analytic import analytic_sensitivity
 from dpjax.targets._bounds import VectorNorm

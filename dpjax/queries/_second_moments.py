@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _limbs
-from dpjax._grid import power_of_two
-from dpjax._numerics import compute_dtype
-from dpjax.base import NeighboringRelation
+from dpjax._core._values import NeighboringRelation
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._numerics import compute_dtype
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
 from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, sqrt_up

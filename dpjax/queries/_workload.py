@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks, _limbs
-from dpjax.base import NeighboringRelation
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation
+from dpjax._exact import _limbs
 from dpjax.queries._counts import (
     contingency_query,
     count_combinations,

@@ -27,7 +27,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.extend import random as key_implementations
 
-from dpjax._kernels import reduced
+from dpjax._exact._kernels import reduced
 
 KEY_WORDS = 8
 _BLOCK_WORDS = 16

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _limbs
-from dpjax._grid import power_of_two
-from dpjax._kernels import at_once
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, static, up
-from dpjax.base import Scalar
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._values import Scalar
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._kernels import at_once
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype
 from dpjax.random._noise import Lattice
 
 # The least part of the sensitivity, over ||1||, that a grid step should be: a charge of .0008%. A

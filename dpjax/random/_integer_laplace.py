@@ -4,10 +4,10 @@ from typing import Any
 
 import jax
 
-from dpjax import _limbs
-from dpjax._grid import power_of_two
-from dpjax._limbs import Limbs
-from dpjax.base import Scalar
+from dpjax._core._values import Scalar
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two
+from dpjax._exact._limbs import Limbs
 from dpjax.random._grid_fit import Calibration, GridFit, divided, fit_of_scale
 from dpjax.random._noise import LAPLACE, Lattice
 

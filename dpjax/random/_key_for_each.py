@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dpjax import _shards
+from dpjax._tracing import _shards
 
 # Of what may be folded in: nobody numbers from here.
 _LAST = np.uint32(2**32 - 1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from dpjax._durable import database_file
-from dpjax.base import Guarantee
+from dpjax._core._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
+from dpjax._core._values import Guarantee
+from dpjax._files._durable import database_file
 from dpjax.random._keys import check_key
-from dpjax.random._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
 
 
 class KeyLedger(OpenLedger):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20
 
 _THREEFRY = "threefry2x32"

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _limbs
-from dpjax._kernels import at_once
-from dpjax._limbs import Limbs
+from dpjax._exact import _limbs
+from dpjax._exact._kernels import at_once
+from dpjax._exact._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
 from dpjax.random._chacha20 import NOISE, Draw, WordSampler, consume, sample
 

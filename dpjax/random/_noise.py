@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import scipy
 from jax.scipy.special import log_ndtr
 
-from dpjax import _checks
-from dpjax._limbs import Limbs
-from dpjax._numerics import log_difference
+from dpjax._core import _checks
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dpjax import _limbs
-from dpjax._grid import round_to_grid
-from dpjax._limbs import Limbs
+from dpjax._exact import _limbs
+from dpjax._exact._grid import round_to_grid
+from dpjax._exact._limbs import Limbs
 from dpjax.random._grid_fit import Calibration, GridFit, divided
 from dpjax.random._noise import LAPLACE
 

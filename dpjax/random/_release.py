@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks, _limbs
-from dpjax._grid import WIDE_BOUND_BITS, power_of_two, round_widely
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact import _limbs
+from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_widely
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype
 from dpjax.random._grid_fit import Calibration, divided
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._noise import Noise

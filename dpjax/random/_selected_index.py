@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _limbs
-from dpjax._grid import power_of_two, round_modulo
-from dpjax._limbs import Limbs
-from dpjax._numerics import compute_dtype
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two, round_modulo
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._lattice import exponential_rounds

@@ -1,8 +1,8 @@
 """Sensitivities that are known from analysis."""
 
-from dpjax import _checks
-from dpjax.base import NeighboringRelation, Norm, Scalar, Sensitivity
-from dpjax.norms import norm_function
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
+from dpjax.sensitivity._norms import norm_function
 
 
 def analytic_sensitivity(

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpjax.order_statistics import select
+from dpjax._running._layout import AXIS, Device, Layout, row_of, within
 from dpjax.sensitivity._chunks import chunk_distances
-from dpjax.sensitivity._layout import AXIS, Device, Layout, row_of, within
+from dpjax.sensitivity._order_statistics import select
 from dpjax.sensitivity._pairs import RandomPair
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()

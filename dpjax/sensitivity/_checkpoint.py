@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _durable
+from dpjax._files import _durable
 
 _KIND = "checkpoint"
 # A twentieth of the time goes into writing, at most.

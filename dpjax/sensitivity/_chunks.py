@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.sensitivity._pairs import RandomPair
 
 # On a CPU the fastest chunk fits the cache; on an accelerator memory decides.

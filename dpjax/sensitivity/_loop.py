@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax._origins import host_errors
+from dpjax._running._in_flight import run_in_flight
+from dpjax._running._layout import Layout
+from dpjax._running._processes import Team
+from dpjax._running._progress import counting
+from dpjax._running._waiting import wait_for
+from dpjax._tracing._origins import host_errors
 from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._in_flight import run_in_flight
-from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._processes import Team
-from dpjax.sensitivity._progress import counting
-from dpjax.sensitivity._waiting import wait_for
 
 
 @host_errors()

@@ -7,17 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._fingerprints import digest
-from dpjax._origins import host_errors
-from dpjax._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
-from dpjax.base import Oracle, Target
-from dpjax.norms import difference
+from dpjax._core import _checks
+from dpjax._core._values import Oracle, Target
+from dpjax._running._layout import outside_any_mesh
+from dpjax._running._waiting import wait_for
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._origins import host_errors
+from dpjax.random._sampling_key import sampling_key
 from dpjax.sensitivity._chunks import chunk_size
-from dpjax.sensitivity._key import sampling_key
-from dpjax.sensitivity._layout import outside_any_mesh
+from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
-from dpjax.sensitivity._waiting import wait_for
+from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Of the largest eigenvalue of W: no direction gets less noise than .03 of the most.

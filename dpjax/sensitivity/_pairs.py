@@ -8,19 +8,19 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._fingerprints import digest
-from dpjax._lanes import refuse_touching, touching
-from dpjax._numerics import compute_dtype
-from dpjax._origins import Role, sampled
-from dpjax._programs import Program
-from dpjax._pytree import TreeSpec
-from dpjax._shaped_norm import NoiseShape
-from dpjax._sum_targets import Summable
-from dpjax.base import Norm, Oracle, Positions, Target
-from dpjax.neighbors import neighboring_pair
-from dpjax.norms import difference, distance, norm_function, resolution
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._values import Norm, Oracle, Positions, Target
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._lanes import refuse_touching, touching
+from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
+from dpjax.sensitivity._neighbors import neighboring_pair
+from dpjax.sensitivity._norms import difference, distance, norm_function, resolution
+from dpjax.sensitivity._shaped_norm import NoiseShape
+from dpjax.sensitivity._sum_targets import Summable
 from dpjax.sensitivity._sums import SumOfRecords
 
 # Pair i uses fold_in(key, i); the last index derives the random positions.

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from dpjax._fingerprints import digest
-from dpjax.base import Method, Norm, OperatingPoint, Oracle, Positions, Target
-from dpjax.operating_points import confidence_of_each, operating_point
+from dpjax._core._values import Method, Norm, OperatingPoint, Oracle, Positions, Target
+from dpjax._running._compiler import compilation
+from dpjax._running._layout import Layout, devices_of, placed
+from dpjax._running._processes import Team
+from dpjax._tracing._fingerprints import digest
 from dpjax.sensitivity._chunks import chunk_size
-from dpjax.sensitivity._compiler import compilation
-from dpjax.sensitivity._layout import Layout, devices_of, placed
+from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
-from dpjax.sensitivity._processes import Team
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
 _PAIRS_OVER_LEAST = 10

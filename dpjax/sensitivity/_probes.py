@@ -22,19 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._lanes import touching
-from dpjax._origins import Role, host_errors, sampled
-from dpjax._programs import evaluate_alone
-from dpjax.base import OperatingPoint
-from dpjax.neighbors import neighboring_pair, rotated
-from dpjax.norms import difference, distance, length
+from dpjax._core._values import OperatingPoint
+from dpjax._running._layout import Device, within
+from dpjax._running._progress import counting
+from dpjax._running._waiting import wait_for
+from dpjax._tracing._lanes import touching
+from dpjax._tracing._origins import Role, host_errors, sampled
+from dpjax._tracing._programs import evaluate_alone
 from dpjax.sensitivity._blocks import spread_chunks
 from dpjax.sensitivity._chunks import probes_at_once
-from dpjax.sensitivity._layout import Device, within
+from dpjax.sensitivity._neighbors import neighboring_pair, rotated
+from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._progress import counting
-from dpjax.sensitivity._waiting import wait_for
 
 # How far rounding errors may move a target, by a sum in another order or a batch of another size:
 # in units in the last place of the value, or a share of what replacing a record moves it by.

@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from dpjax import _checks
-from dpjax._numerics import sum_up
-from dpjax.base import Method, Norm, Oracle, Positions, Sensitivity, Target
-from dpjax.norms import NORMS, is_float
+from dpjax._core import _checks
+from dpjax._core._values import Method, Norm, Oracle, Positions, Sensitivity, Target
+from dpjax._exact._numerics import sum_up
+from dpjax._running._layout import outside_any_mesh
+from dpjax._running._processes import together
+from dpjax._running._progress import saying_what_is_kept
+from dpjax.random._sampling_key import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._key import sampling_key
-from dpjax.sensitivity._layout import outside_any_mesh
 from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probes import rounding_of_releases
-from dpjax.sensitivity._processes import together
-from dpjax.sensitivity._progress import saying_what_is_kept
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8

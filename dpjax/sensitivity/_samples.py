@@ -5,16 +5,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from dpjax import _checks
-from dpjax.base import Norm, Oracle, Positions, Target
+from dpjax._core import _checks
+from dpjax._core._values import Norm, Oracle, Positions, Target
+from dpjax._running._layout import Layout, devices_of, outside_any_mesh, placed
+from dpjax._running._processes import Team, together
+from dpjax.random._sampling_key import sampling_key
 from dpjax.sensitivity._blocks import all_distances, spread_chunks
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size
-from dpjax.sensitivity._key import sampling_key
-from dpjax.sensitivity._layout import Layout, devices_of, outside_any_mesh, placed
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 from dpjax.sensitivity._plan import check_same_call, run_of
-from dpjax.sensitivity._processes import Team, together
 
 
 @outside_any_mesh

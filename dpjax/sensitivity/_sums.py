@@ -6,11 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax._affine import is_affine, linear_part
-from dpjax._programs import Program
-from dpjax._sum_targets import Summable
-from dpjax.base import Norm
-from dpjax.norms import difference, distance, is_float, length, resolution
+from dpjax._core._values import Norm
+from dpjax._tracing._affine import is_affine, linear_part
+from dpjax._tracing._programs import Program
+from dpjax.sensitivity._norms import difference, distance, is_float, length, resolution
+from dpjax.sensitivity._sum_targets import Summable
 
 
 @dataclasses.dataclass(frozen=True)

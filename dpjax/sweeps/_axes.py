@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.sweeps._canonical import as_seen, fingerprint_of_value, name_of
 from dpjax.sweeps._outputs import name_of_path
 

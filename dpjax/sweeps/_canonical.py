@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._fingerprints import digest
+from dpjax._core import _checks
+from dpjax._tracing._fingerprints import digest
 
 
 def fingerprint_of_value(name: str, value: Any) -> bytes:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.random._keys import check_sampling_key
 from dpjax.sweeps._canonical import fingerprint_of_value
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dpjax._origins import host_errors
-from dpjax._programs import Program
+from dpjax._running._in_flight import run_in_flight
+from dpjax._running._layout import Device, Layout, placed, within
+from dpjax._running._waiting import wait_for
+from dpjax._tracing._origins import host_errors
+from dpjax._tracing._programs import Program
 from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
-from dpjax.sensitivity._in_flight import run_in_flight
-from dpjax.sensitivity._layout import Device, Layout, placed, within
-from dpjax.sensitivity._waiting import wait_for
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import cell_keys
 from dpjax.sweeps._parts import Part

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.sweeps._axes import REPEAT, Axis
 from dpjax.sweeps._outputs import Output
 

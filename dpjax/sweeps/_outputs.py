@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dpjax._pytree import TreeSpec
+from dpjax._core._pytree import TreeSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax._fingerprints import digest
-from dpjax._programs import Program
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import Program
 from dpjax.sensitivity._chunks import fitting
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _checks
-from dpjax.base import Method
-from dpjax.operating_points import confidence_of_each, operating_point
+from dpjax._core import _checks
+from dpjax._core._values import Method
+from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 
 _MARGINAL = "marginal"
 # Datasets select by sel(name=value), where "method" means something else.

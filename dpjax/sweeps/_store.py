@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import _durable
+from dpjax._files import _durable
 from dpjax.sweeps._cell_keys import WORDS
 from dpjax.sweeps._outputs import Output
 

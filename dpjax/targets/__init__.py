@@ -1,6 +1,6 @@
 """Targets worth having: pure JAX functions of a database, with bounds where they are known."""
 
-from dpjax._sum_targets import Summable as Summable
+from dpjax.sensitivity._sum_targets import Summable as Summable
 from dpjax.targets._command_line import command_line as command_line
 from dpjax.targets._histogram import histogram as histogram
 from dpjax.targets._histogram import histogram_bound as histogram_bound

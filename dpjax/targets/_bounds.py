@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype, round_up
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype, round_up
 
 
 def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax import _checks
-from dpjax._host_code import HostCode
-from dpjax._interruptions import ended_when_stopped
+from dpjax._core import _checks
+from dpjax._tracing._host_code import HostCode
+from dpjax._tracing._interruptions import ended_when_stopped
 from dpjax.targets._host import host_target
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable, summable
 

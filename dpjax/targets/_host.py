@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks, _origins
-from dpjax._host_code import HostCall, HostCode
-from dpjax._interruptions import StoppedError, aside
+from dpjax._core import _checks
+from dpjax._tracing import _origins
+from dpjax._tracing._host_code import HostCall, HostCode
+from dpjax._tracing._interruptions import StoppedError, aside
 
 
 def host(

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._fixed_point import average, rounding_of_average
-from dpjax._numerics import compute_dtype, round_up
+from dpjax._core import _checks
+from dpjax._exact._fixed_point import average, rounding_of_average
+from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.targets._bounds import running_dtype, sqrt_up, unit
 from dpjax.targets._summable import Summable, bounded_average
 

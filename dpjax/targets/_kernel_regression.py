@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._fixed_point import average, bits_of_a_digit
-from dpjax._numerics import compute_dtype, round_up
+from dpjax._core import _checks
+from dpjax._exact._fixed_point import average, bits_of_a_digit
+from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.targets._bounds import running_dtype, unit
 
 

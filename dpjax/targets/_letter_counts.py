@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax._letters import ALPHABET, codes_of
+from dpjax._core import _checks
+from dpjax._core._letters import ALPHABET, codes_of
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._summable import Summable
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import compute_dtype, round_up
-from dpjax.order_statistics import order_statistic
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype, round_up
+from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._bounds import running_dtype, sqrt_up, unit
 from dpjax.targets._svm_interior_point import Point, curvature, first_point, interior_point
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax import _checks
-from dpjax._fixed_point import average
-from dpjax._numerics import round_up
+from dpjax._core import _checks
+from dpjax._exact._fixed_point import average
+from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import running_dtype, sqrt_up, unit
 from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball

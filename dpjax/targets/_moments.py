@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._fixed_point import rounding_of_average
-from dpjax._numerics import compute_dtype
+from dpjax._core import _checks
+from dpjax._exact._fixed_point import rounding_of_average
+from dpjax._exact._numerics import compute_dtype
 from dpjax.targets._bounds import VectorNorm, norm_up, running_dtype, unit
 from dpjax.targets._interval import check_interval, clamp
 from dpjax.targets._summable import Summable, bounded_average, summable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax._core import _checks
 from dpjax.random._keys import check_sampling_key
 
 if TYPE_CHECKING:

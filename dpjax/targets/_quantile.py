@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
-from dpjax._numerics import round_up
-from dpjax.order_statistics import order_statistic
+from dpjax._core import _checks
+from dpjax._exact._numerics import round_up
+from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._interval import check_interval, clamp
 
 

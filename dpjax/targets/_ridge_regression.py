@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
-from dpjax._numerics import round_up
-from dpjax._sum_targets import Summable
+from dpjax._core import _checks
+from dpjax._exact._numerics import round_up
+from dpjax.sensitivity._sum_targets import Summable
 from dpjax.targets._bounds import running_dtype, sqrt_up, unit
 from dpjax.targets._spd_solve import inverse_factor
 from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball

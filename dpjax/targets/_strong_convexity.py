@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _checks
-from dpjax.base import Scalar
+from dpjax._core import _checks
+from dpjax._core._values import Scalar
 from dpjax.targets._bounds import unit
 
 # The rounding of a Hessian and its factorization must be small against lambda, and weights of about

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import _checks
-from dpjax._sum_targets import Summable
+from dpjax._core import _checks
+from dpjax.sensitivity._sum_targets import Summable
 
 
 def _unchanged(total: Any) -> Any:

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from dpjax._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype
 
 
 def into_unit_ball(x: jax.Array) -> jax.Array:

@@ -11,9 +11,9 @@ import pytest
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
-from dpjax._pytree import TreeSpec
-from dpjax.mechanisms import _prepared
-from dpjax.random._open_ledgers import Request
+from dpjax._core._open_ledgers import Request
+from dpjax._core._pytree import TreeSpec
+from dpjax.release import _prepared
 
 LAPLACE = dpjax.laplace(1.0, 0.1)
 RECORDS = np.linspace(0, 1, 5)

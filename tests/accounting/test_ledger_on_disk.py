@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import dpjax
-from dpjax.accounting._ledger_errors import LedgerError
-from dpjax.accounting._ledger_file import LedgerFile
+from dpjax._files._ledger_errors import LedgerError
+from dpjax._files._ledger_file import LedgerFile
 
 BUDGET = (1000, 50)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from dpjax.base import Guarantee, Release
+from dpjax._core._values import Guarantee, Release
 from dpjax.random import seeded_key
 
 

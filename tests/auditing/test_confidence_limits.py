@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._confidence_limits import Question
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._pytree import frozen_pytree, static
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax.auditing import _stated_density as stated
 from dpjax.auditing import check_conformance
 from dpjax.auditing._moves import double_moves, single_moves

@@ -288,7 +288,7 @@ def test_neighbors_are_within_the_norm_bound(perceptron_batch):
     ):
         sensitivity = everyone.sensitivity(dpjax.NeighboringRelation(relation))
         difference = jax.tree.map(jnp.subtract, everyone.value, neighbor.value)
-        distance = float(dpjax.norms.length("l2", difference))
+        distance = float(dpjax.sensitivity._norms.length("l2", difference))
         assert 0.5 * sensitivity.value < distance <= sensitivity.value
         assert sensitivity.norm == "l2"
     assert everyone.sensitivity(REPLACE).value == 2 * everyone.sensitivity().value

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax import _limbs
-from dpjax._limbs import Limbs
-from dpjax._pytree import frozen_pytree
+from dpjax._core._pytree import frozen_pytree
+from dpjax._exact import _limbs
+from dpjax._exact._limbs import Limbs
 from dpjax.auditing import check_conformance
 from dpjax.mechanisms import SensitivityMechanism, additive
 from dpjax.mechanisms._additive import AdditiveMechanism

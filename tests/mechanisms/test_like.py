@@ -10,8 +10,8 @@ from jax import lax
 from scipy import stats
 
 import dpjax
-from dpjax._kernels import at_once
-from dpjax._limbs import Limbs
+from dpjax._exact._kernels import at_once
+from dpjax._exact._limbs import Limbs
 from dpjax.mechanisms import additive
 from dpjax.random import GAUSSIAN, LAPLACE
 

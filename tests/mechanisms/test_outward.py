@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import Guarantee, SampledEvent, Sensitivity
-from dpjax._numerics import outward
+from dpjax._exact._numerics import outward
 from dpjax.mechanisms import additive
 from dpjax.random import LAPLACE
 from dpjax.random._noise import EXPONENTIAL

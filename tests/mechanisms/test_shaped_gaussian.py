@@ -12,8 +12,8 @@ import sklearn.datasets
 from scipy import stats
 
 import dpjax
-from dpjax._pytree import TreeSpec
-from dpjax._shaped_norm import shape_of
+from dpjax._core._pytree import TreeSpec
+from dpjax.sensitivity._shaped_norm import shape_of
 
 FALSE_ALARM = 1e-6
 MATRIX = np.array([[1.0, 0.3, 0.0], [0.3, 0.5, -0.1], [0.0, -0.1, 0.2]])

@@ -8,7 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import plotting
-from dpjax.base import Release
+from dpjax._core._values import Release
 
 matplotlib = pytest.importorskip("matplotlib")
 pyplot = pytest.importorskip("matplotlib.pyplot")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.base import Release
+from dpjax._core._values import Release
 from dpjax.plotting import release_with_error
 
 LAPLACE = dpjax.laplace(0.1, 1.0)

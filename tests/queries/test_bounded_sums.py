@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import NeighboringRelation, _limbs, queries
+from dpjax import NeighboringRelation, queries
+from dpjax._exact import _limbs
 from dpjax.queries import _integer_sums
 from dpjax.queries._integer_sums import coarse, coarse_reach, gram, sums_by_group
 

@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
-from dpjax._programs import Program
+from dpjax._tracing._programs import Program
 from dpjax.queries import _workload
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.base import NeighboringRelation
-from dpjax.mechanisms._prepared import prepared
+from dpjax._core._values import NeighboringRelation
 from dpjax.queries import name_search
+from dpjax.release._prepared import prepared
 from dpjax.targets import encode_text
 
 PEOPLE = ["mary"] * 9 + ["mark"] * 6 + ["mar"] * 5 + ["zoe"] * 3 + ["maryann"] * 4 + [""] * 7

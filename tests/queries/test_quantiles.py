@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.base import NeighboringRelation
+from dpjax._core._values import NeighboringRelation
 from dpjax.queries import quantile_scores, select_each
 
 GRID = [0.0, 1.0, 2.0]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax import _limbs
+from dpjax._exact import _limbs
 from dpjax.random import GAUSSIAN, LAPLACE
 
 COUNT, FALSE_ALARM = 20_000, 1e-6

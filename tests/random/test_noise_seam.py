@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax._limbs import Limbs
+from dpjax._exact._limbs import Limbs
 from dpjax.random import GAUSSIAN, LAPLACE, seeded_key
 from dpjax.random._grid_fit import Calibration, GridFit, divided
 from dpjax.random._noise import EXPONENTIAL

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import _durable
-from dpjax.sensitivity import _checkpoint, _compiler, _loop
-from dpjax.sensitivity._compiler import compilation
+from dpjax._files import _durable
+from dpjax._running import _compiler
+from dpjax._running._compiler import compilation
+from dpjax.sensitivity import _checkpoint, _loop
 
 M, SIZE = 100, 30
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._layout import Layout
+from dpjax._running._layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.neighbors import neighboring_pair
 from dpjax.random import CHACHA20, seeded_key
-from dpjax.sensitivity._key import sampling_key
+from dpjax.random._sampling_key import sampling_key
+from dpjax.sensitivity._neighbors import neighboring_pair
 
 DEVIATIONS = np.array([4.0, 1.0, 0.25])
 N, M = 10, 300

@@ -9,7 +9,8 @@ import pytest
 from jax.custom_batching import custom_vmap
 
 import dpjax
-from dpjax.sensitivity import _probes, _waiting
+from dpjax._running import _waiting
+from dpjax.sensitivity import _probes
 from dpjax.sensitivity._pairs import RandomPair
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}

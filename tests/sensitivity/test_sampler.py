@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._layout import Layout
+from dpjax._running._layout import Layout
+from dpjax._running._processes import Team
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._processes import Team
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax._running._layout import Layout
+from dpjax._running._processes import Team
 from dpjax.sensitivity import _blocks
 from dpjax.sensitivity._blocks import Block, kth_distance
-from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._processes import Team
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import xarray
 
 import dpjax
-from dpjax import _durable
-from dpjax.sensitivity import _compiler
+from dpjax._files import _durable
+from dpjax._running import _compiler
 from dpjax.sweeps import _compute
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5

@@ -12,8 +12,8 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax._origins import Role, sampled
-from dpjax._programs import Program
+from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._programs import Program
 
 N, D = 12, 2
 SPEC = jax.ShapeDtypeStruct((N, D), jnp.float32)

@@ -21,9 +21,9 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax._interruptions import aside
-from dpjax._origins import Role, sampled
-from dpjax._programs import Program
+from dpjax._tracing._interruptions import aside
+from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._programs import Program
 from dpjax.targets import _host
 
 N = 5

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._foreign import is_own
-from dpjax._programs import Program
-from dpjax._walks import equations
+from dpjax._tracing._foreign import is_own
+from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import equations
 
 pytestmark = [
     pytest.mark.slow,  # They come with the extra `frameworks`, which only slow tests install.

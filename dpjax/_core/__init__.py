@@ -1,0 +1,1 @@
+"""Value types, checks and frozen pytrees, which all other rooms share."""

@@ -1,0 +1,273 @@
+"""Early checks of public facts: a bad concrete parameter raises, a bad traced one becomes NaN."""
+
+import importlib
+import math
+import operator
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._exact._numerics import compute_dtype
+
+
+class _Brief(reprlib.Repr):
+    """Cut short, and of arrays dtype and shape: they may be a whole database, or a key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict, self.maxstring, self.maxother = 12, 80, 200
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        array = hasattr(x, "dtype") and hasattr(x, "shape")
+        if array and (x.shape != () or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)):
+            return _described_leaf(x)
+        return super().repr_instance(x, level)
+
+
+def shown(value: Any) -> str:
+    """A value for messages."""
+    return _Brief().repr(value)
+
+
+def described(tree: Any) -> str:
+    """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
+    text = jax.tree.map(_described_leaf, tree)
+    return text if isinstance(text, str) else shown(text)
+
+
+def _described_leaf(leaf: Any) -> str:
+    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+        return f"{leaf.dtype}{list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is known only when the compiled program runs."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -> Any:
+    if is_traced(value):
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
+            raise ValueError(
+                f"{name} must be {expected}, got a traced {value.dtype} of shape {value.shape};"
+                " use jax.vmap for a grid of values"
+            )
+        value = value.astype(compute_dtype(value.dtype))
+        return jnp.where(valid(value), value, jnp.nan)
+    no_number = (bool, np.bool_, str, np.ma.MaskedArray, type(None))
+    if isinstance(value, no_number) or np.ndim(value) != 0:
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
+    except OverflowError as error:  # An integer beyond all floats.
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
+    if not valid(number):
+        raise ValueError(f"{name} must be {expected}, got {number:g}")
+    return number
+
+
+def positive(name: str, value: Any) -> Any:
+    """A finite number above 0."""
+    return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
+
+
+def non_negative(name: str, value: Any) -> Any:
+    """A finite number, 0 or above."""
+    return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
+
+
+def finite(name: str, value: Any) -> Any:
+    """A finite number."""
+    return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
+
+
+def fraction(name: str, value: Any) -> Any:
+    """A number strictly between 0 and 1."""
+    return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
+
+
+def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """A concrete integer in a range."""
+    expected = f"an integer of at least {least}" + (f" and at most {most}" if most else "")
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name} must be {expected}, got {number}")
+    return number
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {shown(value)}")
+    return value
+
+
+def extra(module: str, name: str) -> Any:
+    """Imports an optional dependency, or says which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{module} is not installed; run: pip install 'dpjax[{name}]'"
+        ) from error
+
+
+def is_staging() -> bool:
+    """Whether operations are being recorded for a compiled program, not carried out."""
+    return is_traced(jnp.zeros(()) + 0)
+
+
+def host_only(name: str, value: Any, instead: str) -> None:
+    """Refuses to run on the host what is being traced."""
+    if is_traced(value):
+        raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
+
+
+def function(name: str, value: Any) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
+    return value
+
+
+def real_arrays(name: str, tree: Any) -> Any:
+    """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
+    return _each_leaf(name, tree, _real_array)
+
+
+def real_shapes(name: str, tree: Any) -> Any:
+    """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
+    return _each_leaf(name, tree, _real_shape)
+
+
+def host_numbers(name: str, value: Any) -> np.ndarray:
+    """Public real numbers as a NumPy array, in a dtype of their own."""
+    refuse_foreign_dtype(name, value)
+    array = value if isinstance(value, jax.Array) else _in_native_order(np.asarray(value))
+    _check_real_dtype(name, array)
+    return np.asarray(array)
+
+
+def _in_native_order(array: np.ndarray) -> np.ndarray:
+    """Files of instruments hold numbers in the other byte order, which JAX does not take."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def booleans(name: str, value: Any) -> Any:
+    """Public booleans, which may be written as 0 and 1."""
+    if is_traced(value):
+        return value.astype(bool)
+    array = host_numbers(name, value)
+    if not np.isin(array, (0, 1)).all():
+        raise ValueError(f"{name} must be True or False, 0 or 1, got {described(array)} of others")
+    return array.astype(bool)
+
+
+def _each_leaf(name: str, tree: Any, convert: Callable[[str, Any], Any]) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
+    return jax.tree.unflatten(structure, [convert(name, leaf) for leaf in leaves])
+
+
+def _real_shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = _real_array(name, leaf)
+    _check_real(name, leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _real_array(name: str, leaf: Any) -> jax.Array:
+    """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
+    if callable(leaf):
+        raise TypeError(
+            f"{name} must be arrays, got a function, {shown(leaf)}. Of a model that holds functions"
+            " keep the arrays, as by equinox.partition(model, equinox.is_array); a target that"
+            " returns a function on [0, 1]^dims is released through dpjax.on_lattice and"
+            " dpjax.bernstein"
+        )
+    if isinstance(leaf, int) and not isinstance(leaf, bool):
+        leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
+    refuse_foreign_dtype(name, leaf)
+    if not isinstance(leaf, jax.Array):
+        leaf = _in_native_order(np.asarray(leaf))
+    _check_real(name, leaf)
+    return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def refuse_foreign_dtype(name: str, leaf: Any) -> None:
+    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
+
+    Converted, missing values would decide on the dtype, and they may be private. A mask would be
+    dropped, and what it hides be used.
+    """
+    # By its attributes: so are masked arrays of other libraries.
+    if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
+        raise TypeError(
+            f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
+            " drop the mask and use what it hides; fill in what is missing, by .filled(value)"
+        )
+    dtype = getattr(leaf, "dtype", None)
+    if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
+        raise TypeError(
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
+            " NumPy's: fill in what is missing and convert every column, by .astype or .to_numpy"
+        )
+
+
+def _check_real(name: str, leaf: Any) -> None:
+    _check_real_dtype(name, leaf)
+    if leaf.size == 0:
+        raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
+
+
+def _check_real_dtype(name: str, leaf: Any) -> None:
+    real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
+    # NumPy counts durations among the integers.
+    real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
+    if not (real or leaf.dtype == bool):
+        raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
+
+
+def saturating_cast(array: Any, dtype: Any) -> jax.Array:
+    """Converts within a kind of number, clamping to the range of the new dtype.
+
+    A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
+    at. NaN stays: what it becomes is for the release to say.
+    """
+    if is_traced(array):
+        return _saturating_cast(array, dtype)
+    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+        return array
+    with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):
+        return _saturating_cast(array, dtype)
+
+
+def _saturating_cast(array: Any, dtype: Any) -> jax.Array:
+    dtype = np.dtype(dtype)
+    if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
+        return jnp.asarray(array, dtype)
+    numpy = jnp if isinstance(array, jax.Array) else np
+    if jnp.issubdtype(dtype, jnp.integer):
+        low, high = (
+            max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min),
+            min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max),
+        )
+    else:
+        high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
+        low = -high
+    clamped = numpy.clip(array, numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype))
+    return jnp.asarray(clamped.astype(dtype))

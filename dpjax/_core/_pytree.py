@@ -1,0 +1,96 @@
+"""Frozen dataclasses that JAX can take apart, and descriptions of trees of arrays."""
+
+import dataclasses
+import math
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+from dpjax._core import _checks
+from dpjax._exact._numerics import outward
+
+T = TypeVar("T")
+
+
+def static(**options: Any) -> Any:
+    """A dataclass field that belongs to the structure of the tree: it is compared, never traced."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+def up(**options: Any) -> Any:
+    """A dataclass field whose float64 is rounded up, not to nearest, where it is a leaf."""
+    return dataclasses.field(metadata={"toward": math.inf}, **options)
+
+
+def down(**options: Any) -> Any:
+    """A dataclass field whose float64 is rounded down, not to nearest, where it is a leaf."""
+    return dataclasses.field(metadata={"toward": -math.inf}, **options)
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
+)
+def frozen_pytree(cls: type[T]) -> type[T]:
+    """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
+
+    Compared by identity: an `__eq__` over arrays would make `jit(instance)` fail with "unhashable".
+    JAX runs `__post_init__` again at every unflatten, so checks belong in a factory. Only classes
+    with fields that are `up()` or `down()` may check there: their unflatten does not run it.
+    """
+    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    if any("toward" in field.metadata for field in dataclasses.fields(made)):
+        return _register_rounded(made)
+    return jax.tree_util.register_dataclass(made)
+
+
+def _register_rounded(cls: type[T]) -> type[T]:
+    """Registers a dataclass with fields that are `up()` or `down()`."""
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    constants = [field.name for field in fields if "static" in field.metadata]
+    toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
+
+    def leaf(name: str, value: Any) -> Any:
+        return value if toward[name] is None else outward(value, toward[name])
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        state = vars(value)
+        return [leaf(name, state[name]) for name in toward], tuple(state[x] for x in constants)
+
+    def flatten_with_keys(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves, metadata = flatten(value)
+        keys = map(jax.tree_util.GetAttrKey, toward)
+        return list(zip(keys, leaves, strict=True)), metadata
+
+    def unflatten(metadata: tuple[Any, ...], leaves: Any) -> T:
+        # Without __init__, whose checks would refuse the axes of vmap, or what tree.map makes.
+        value = object.__new__(cls)
+        vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
+        return value
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSpec:
+    """Structure, shapes and dtypes of a tree of arrays; hashable, so it can be static."""
+
+    structure: Any  # a PyTreeDef
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> "TreeSpec":
+        """The description of a tree of arrays, tracers or shape structs."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
+
+    def tree(self) -> Any:
+        """The same tree with a `jax.ShapeDtypeStruct` at every leaf."""
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    def argument(self, index: int) -> "TreeSpec":
+        """The description of one of the items of a tuple."""
+        return TreeSpec.of(self.tree()[index])
+
+    def __repr__(self) -> str:
+        return _checks.described(self.tree())

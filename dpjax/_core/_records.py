@@ -1,0 +1,82 @@
+"""Databases as they are handed over: trees of arrays with a common leading axis of records."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+
+
+@frozen_pytree
+class PaddedRecords:
+    """Records in a public number of slots; an empty slot counts as no record in any query.
+
+    Attributes:
+        records: a pytree of arrays, whose leading axis is the slots; what an empty one holds does
+            not matter.
+        present: booleans of shape (slots,), which of them hold a record.
+
+    Formal guarantees:
+        Shapes, time and refusals depend on the number of slots, never on how many are taken.
+    """
+
+    records: Any
+    present: jax.Array
+
+
+def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int]:
+    """The arrays of a database, and its number of records; a table is a dict of its columns.
+
+    Refusals depend on structure, dtypes and sizes alone.
+    """
+    tree = jax.tree.map(columns_of_a_table, database)
+    leaves = jax.tree.leaves(tree)
+    # Before anything is converted: a list of numbers has as many leaves as numbers.
+    if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
+        raise ValueError(
+            f"{_wanted(name, least)}, got {_checks.described(tree)}; if that is a list of numbers,"
+            " pass numpy.asarray of it"
+        )
+    records = _checks.real_arrays(name, tree)
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
+    if len(sizes) != 1 or min(sizes) < least:
+        raise ValueError(f"{_wanted(name, least)}, got {_checks.described(records)}")
+    (n,) = sizes
+    # More booleans than slots would count a record more than once.
+    if isinstance(records, PaddedRecords) and records.present.shape != (n,):
+        raise ValueError(
+            f"present must be one boolean for each of {n} slots, got"
+            f" {_checks.described(records.present)}"
+        )
+    return records, n
+
+
+def check_padded(database: Any) -> None:
+    """Refuses a database whose arrays show its number of records, where that is private."""
+    if not isinstance(database, PaddedRecords):
+        raise ValueError(
+            "under add-or-remove-one the number of records is private, and an array shows it: pass"
+            " dpjax.queries.padded_records(database, capacity=...)"
+        )
+
+
+def _wanted(name: str, least: int) -> str:
+    count = "n" if least == 1 else f"at least {least}"
+    return f"{name} must be arrays with a common leading axis of {count} records"
+
+
+def columns_of_a_table(leaf: Any) -> Any:
+    """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
+
+    Known by its attributes, so that no library of tables is imported, nor missed.
+    """
+    if isinstance(leaf, type) or not (hasattr(leaf, "columns") and hasattr(leaf, "dtypes")):
+        return leaf
+    columns = list(leaf.columns)
+    if len(set(columns)) < len(columns):
+        raise ValueError(
+            f"columns of a table must have names of their own, got {_checks.shown(columns)}"
+        )
+    return {column: leaf[column] for column in columns}

@@ -1,0 +1,1 @@
+"""Integers and roundings: exact arithmetic that every bound relies on."""

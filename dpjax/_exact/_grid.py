@@ -1,0 +1,170 @@
+"""Powers of two and exact rounding to a grid of them, in integer arithmetic only.
+
+Nothing here computes with floats: their bits are taken apart. So it makes no difference whether a
+device flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._exact import _limbs
+from dpjax._exact._limbs import Limbs, Wide
+from dpjax._exact._numerics import compute_dtype
+
+# Units are clamped here, to these powers of two, so that no sum with noise wraps.
+_BOUND_BITS = 61
+WIDE_BOUND_BITS = 93
+# Beyond it every float is 0 or out of range, and sums of exponents cannot wrap.
+_FARTHEST = 2**13
+
+
+def power_of_two(exponent: int | jax.Array, dtype: Any) -> jax.Array:
+    """2^exponent exactly, from its bits.
+
+    Args:
+        exponent: an integer or integer array, traced or not, in the range of normal numbers.
+        dtype: a float dtype.
+
+    Returns:
+        An array of the dtype; NaN where a traced exponent is out of range.
+
+    Raises:
+        ValueError: if a Python integer is out of range.
+    """
+    info = jnp.finfo(jax.dtypes.canonicalize_dtype(dtype))
+    least, most = info.minexp, info.maxexp - 1
+    if isinstance(exponent, (int, np.integer)) and not least <= exponent <= most:
+        raise ValueError(f"exponent must be in [{least}, {most}] for {info.dtype}, got {exponent}")
+    exponent = jnp.asarray(exponent, jnp.int32)
+    normal = (exponent >= least) & (exponent <= most)
+    unsigned = jnp.dtype(f"uint{info.bits}")
+    biased = jnp.where(normal, exponent - (least - 1), 1).astype(unsigned)
+    power = lax.bitcast_convert_type(biased << unsigned.type(info.nmant), info.dtype)
+    return jnp.where(normal, power, info.dtype.type(np.nan))
+
+
+def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
+    """floor(x / 2^exponent + 1/2) exactly, for every float and every exponent.
+
+    Halves go up, never to the even neighbor: then it commutes with shifts by grid points, and two
+    numbers at distance d are at most ceil(d) apart, in units of the grid.
+
+    Args:
+        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
+        exponent: of the grid, a Python integer or an int32 scalar or array, traced or not.
+
+    Returns:
+        Units of the grid, clamped to [-2^61, 2^61]; 0 for NaN.
+    """
+    significand, shift, infinite = _relative_to(exponent, x)
+    end = _limbs.constant(2**_BOUND_BITS)
+    end = _limbs.where(_limbs.is_negative(significand), _limbs.negate(end), end)
+    beyond = infinite | _reaches(_BOUND_BITS, significand, shift)
+    return _limbs.where(beyond, end, _scale_and_round(significand, shift).rest)
+
+
+def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
+    """The same, clamped to [-2^93, 2^93] units.
+
+    Args:
+        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
+        exponent: of the grid, as for `round_to_grid`.
+
+    Returns:
+        Units of the grid; 0 for NaN.
+    """
+    significand, shift, infinite = _relative_to(exponent, x)
+    units = _scale_and_round(significand, shift)
+    beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
+    end = 2 ** (WIDE_BOUND_BITS - 64)
+    top = jnp.where(_limbs.is_negative(significand), np.uint32(2**32 - end), np.uint32(end))
+    rest = _limbs.where(beyond, _limbs.constant(0), units.rest)
+    return Wide(jnp.where(beyond, top, units.top), rest)
+
+
+def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
+    """The same modulo 2^64, never clamped, for differences that are known to be small.
+
+    Args:
+        x: an array of finite floats or of integers.
+        exponent: of the grid, as for `round_to_grid`.
+
+    Returns:
+        Units of the grid modulo 2^64.
+    """
+    significand, shift, _ = _relative_to(exponent, x)
+    return _scale_and_round(significand, shift).rest
+
+
+def _relative_to(exponent: int | jax.Array, x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
+    """The s and t of x = s * 2^(t + exponent), and whether x is infinite."""
+    significand, scale, infinite = _take_apart(jnp.asarray(x))
+    if isinstance(exponent, (int, np.integer)):
+        exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
+    exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
+    return significand, scale - exponent, infinite
+
+
+def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
+    """Significand and scale of x = significand * 2^scale, and whether x is infinite."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return _limbs.from_integers(x), jnp.zeros(x.shape, jnp.int32), jnp.zeros(x.shape, bool)
+    info = jnp.finfo(compute_dtype(x.dtype))
+    unsigned = jnp.dtype(f"uint{info.bits}").type
+    bits = lax.bitcast_convert_type(_widen(x), unsigned)
+    fraction = bits & unsigned(2**info.nmant - 1)
+    biased = ((bits << unsigned(1)) >> unsigned(info.nmant + 1)).astype(jnp.int32)
+    implicit = jnp.where(biased > 0, unsigned(2**info.nmant), unsigned(0))
+    magnitude = _limbs.from_integers(fraction | implicit)
+    special = biased == info.maxexp - info.minexp + 1
+    nothing = Limbs(jnp.zeros_like(magnitude.high), jnp.zeros_like(magnitude.low))
+    magnitude = _limbs.where(special & (fraction != 0), nothing, magnitude)
+    negative = bits >> unsigned(info.bits - 1) == 1
+    significand = _limbs.where(negative, _limbs.negate(magnitude), magnitude)
+    scale = jnp.maximum(biased, 1) + np.int32(info.minexp - 1 - info.nmant)
+    return significand, scale, special & (fraction == 0)
+
+
+def _widen(x: jax.Array) -> jax.Array:
+    """bfloat16 and float16 as float32, without arithmetic that might flush subnormals."""
+    if x.dtype == jnp.bfloat16:
+        bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+        return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
+    return x.astype(compute_dtype(x.dtype))
+
+
+def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
+    """floor(x * 2^shift + 1/2) modulo 2^96.
+
+    With t = -shift > 0 it is floor((floor(x / 2^(t - 1)) + 1) / 2), and 0 from t = 64 on.
+    """
+    one = Limbs(jnp.uint32(0), jnp.uint32(1))
+    down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
+    coarser = _limbs.halve(_limbs.add(_limbs.shift_right(x, down), one))
+
+    places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
+    far, within = places >= 64, places & np.uint32(63)
+    shifted = _limbs.shift_left(x, within)
+    # In two steps, because a shift by 64 is not defined.
+    carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
+    finer = Wide(
+        jnp.where(far, shifted.low, carried.low),
+        _limbs.where(far, _limbs.constant(0), shifted),
+    )
+    coarser = _limbs.widen(coarser)
+    return Wide(
+        jnp.where(shift < 0, coarser.top, finer.top),
+        _limbs.where(shift < 0, coarser.rest, finer.rest),
+    )
+
+
+def _reaches(bits: int, x: Limbs, shift: jax.Array) -> jax.Array:
+    """Whether |x| * 2^shift is 2^bits or more, for 2^bits that some x can exceed."""
+    room = bits - shift
+    magnitude = _limbs.where(_limbs.is_negative(x), _limbs.negate(x), x)
+    beyond = _limbs.shift_right(magnitude, jnp.clip(room, 0, 62).astype(jnp.uint32))
+    return (room < 63) & ((beyond.high | beyond.low) != 0)

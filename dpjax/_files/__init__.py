@@ -1,0 +1,1 @@
+"""Files that are replaced as a whole, and the file of a ledger."""

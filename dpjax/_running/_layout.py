@@ -1,0 +1,143 @@
+"""Which device computes which chunks, and the meshes that programs run under."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Container
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from dpjax._core import _checks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AXIS = "pairs"
+Device = Any  # jax.Device, which type checkers do not know.
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The chunks of every device.
+
+    Attributes:
+        devices: all of them, on all hosts; device d has the d-th block of consecutive chunks. None
+            stands for the default device, which commits its arrays to nothing.
+        m: number of pairs.
+        size: pairs in a chunk.
+    """
+
+    devices: tuple[Device | None, ...]
+    m: int
+    size: int
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks; the last one is padded."""
+        return -(-self.m // self.size)
+
+    @property
+    def block(self) -> int:
+        """Chunks of a device, the last devices may have fewer."""
+        return -(-self.chunks // len(self.devices))
+
+    @functools.cached_property
+    def local(self) -> dict[int, Device | None]:
+        """The devices of this host, by their place among all."""
+        here = jax.process_index()
+        # Keyed by place, not listed: a host's devices need not be neighbors in the mesh.
+        return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether other processes have some of the devices."""
+        return len(self.local) < len(self.devices)
+
+    def chunks_of(self, d: int) -> range:
+        """The chunks of device d."""
+        # Blocks of consecutive chunks, so that all rows in order are the pairs in order.
+        return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
+
+    def steps(self, found: Container[int] = ()) -> list[list[int | None]]:
+        """For each step the chunk of every device of this host, None where it has none left."""
+        missing = [[c for c in self.chunks_of(d) if c not in found] for d in self.local]
+        longest = max(len(chunks) for chunks in missing)
+        return [
+            [chunks[step] if step < len(chunks) else None for chunks in missing]
+            for step in range(longest)
+        ]
+
+    def pairs_in(self, chunk: int | None) -> int:
+        """Pairs of a chunk, of which the last one may have fewer."""
+        return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
+
+    def local_mesh(self) -> Mesh | None:
+        """The devices of this host, where there are several."""
+        return row_of(tuple(self.local.values()))
+
+    def mesh(self) -> Mesh | None:
+        """All devices, where there are several."""
+        return row_of(self.devices)
+
+
+def row_of(devices: tuple[Any, ...]) -> Mesh | None:
+    """The mesh of devices in a row, where there are several."""
+    return Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+
+
+def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
+    """The devices of a mesh, whatever its axes are called and however they are typed.
+
+    One for each process, where a CPU that plays several devices would call the host: the call waits
+    in the pool of threads that they share, so no more than one for each core runs at a time.
+    """
+    if mesh is None:
+        return (None,)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    devices = tuple(mesh.devices.flat)
+    processes = {x.process_index for x in devices}
+    if jax.process_index() not in processes:
+        raise ValueError(f"mesh must have devices of every process, got none of this one: {mesh}")
+    if devices[0].platform == "cpu" and calls_host:
+        return tuple({x.process_index: x for x in reversed(devices)}.values())[::-1]
+    return devices
+
+
+def placed(key: jax.Array, layout: Layout) -> jax.Array:
+    """The key where this host's devices can use it, wherever it was."""
+    if layout.devices == (None,):
+        return key
+    # By way of the host: a key that is committed to a device, or to a mesh, fits no other.
+    data: Any = np.asarray(jax.random.key_data(key))
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    devices = list(layout.local.values())
+    return key if len(devices) > 1 else jax.device_put(key, devices[0])
+
+
+def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
+    """Runs a function on the host as if no `jax.set_mesh` were around it.
+
+    Explicit axes of such a mesh would become part of the types of all arrays, a target's too.
+    """
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        if jax.sharding.get_abstract_mesh().empty or _checks.is_staging():
+            return function(*args, **kwargs)
+        mesh, device = kwargs.get("mesh"), jax.local_devices()[0]
+        if isinstance(mesh, Mesh) and mesh.devices.size == 1:
+            device = mesh.devices.item()
+        # A mesh without axes hides the one around it; there is no way to say "none".
+        with jax.set_mesh(Mesh(np.array(device), ())):
+            return function(*args, **kwargs)
+
+    return alone
+
+
+def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """The mesh in whose context a program is called that spreads over it."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)

@@ -1,0 +1,1 @@
+"""Traced programs: what they do, what they are, and what runs them."""

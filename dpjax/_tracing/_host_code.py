@@ -1,0 +1,281 @@
+"""Code on the host: frozen when it is traced, fingerprinted, and run as frozen everywhere.
+
+A function of Python reaches far: closures, defaults, globals, modules, classes, objects. All of
+them may change, and may differ between processes. So the function is pickled by value, with all
+that it reaches of the user's, and every call, in whatever process, starts from a fresh copy of just
+that. Python and installed packages are not copied: they count by name and version.
+
+The fingerprint is of what is pickled, taken apart as pickle does it. What pickle cannot take apart
+(a lock, a generator, a weak reference) or takes apart wrongly (an open file, a pointer) is refused.
+"""
+
+import functools
+import hashlib
+import importlib
+import io
+import pickle
+import platform
+import sys
+import types
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, NoReturn
+
+import numpy as np
+
+from dpjax._tracing._by_value import PROTOCOL, Imports, UnknownCodeError, is_installed, pickler
+
+
+class HostCode:
+    """A function on the host, and a copy of it as it was when this was made.
+
+    Attributes:
+        fingerprint: equal ones make equal functions.
+        run: what is called, in any process: the copy, or, under a name and version, the function.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        version: str | None = None,
+        facts: Callable[[], Any] | None = None,
+    ):
+        """Freezes a function; `facts` returns what else it depends on, or raises."""
+        self._function, self._version, self._facts = function, version, facts
+        encoded = self._encoded()
+        self.fingerprint = encoded.digest()
+        self.run = function if version is not None else _Frozen(function, encoded.packages)
+
+    def check_unchanged(self) -> None:
+        """Refuses where the function is no longer what was frozen."""
+        if self._encoded().digest() != self.fingerprint:
+            raise ValueError(
+                "a function on the host, or something that it reaches, has changed since the target"
+                " was traced"
+            )
+
+    def _encoded(self) -> "_Encoder":
+        facts = None if self._facts is None else self._facts()
+        named = self._version is not None
+        return _encoded((("version", self._version) if named else self._function, facts))
+
+
+class HostCall:
+    """What JAX calls back for a target on the host, and for nothing else.
+
+    Attributes:
+        code: the function that it runs.
+    """
+
+    code: HostCode
+
+
+class _Frozen:
+    def __init__(self, function: Callable[[Any], Any], packages: dict[str, str]):
+        file = io.BytesIO()
+        pickler()(file, protocol=PROTOCOL).dump(function)
+        # An array: joblib hands large ones to processes through a file.
+        self._pickled = np.frombuffer(file.getvalue(), np.uint8)
+        self._packages = packages
+
+    def __call__(self, argument: Any) -> Any:
+        for name, version in self._packages.items():
+            found = _version_of(name)
+            if found != version:
+                raise RuntimeError(
+                    f"{name} was {version} where the target was traced, and is {found}"
+                )
+        return pickle.loads(self._pickled.data)(argument)
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of a value and all that it reaches, the same in every process: 128 bits, in hex."""
+    return _encoded(value).digest()
+
+
+def _encoded(value: Any) -> "_Encoder":
+    encoder = _Encoder({}, [], {"python": _version_of("python")})
+    try:
+        encoder.encode(value)
+    except UnknownCodeError:
+        raise
+    except Exception as error:  # Anything may go wrong when a stranger's object is taken apart.
+        encoder.refuse(f"{type(error).__name__}: {error}")
+    return encoder
+
+
+def _version_of(package: str) -> str:
+    if package == "python":
+        return platform.python_version()
+    version = getattr(importlib.import_module(package), "__version__", None)
+    return _installed_as(package) if version is None else str(version)
+
+
+@functools.cache
+def _installed_as(package: str) -> str:
+    """What was installed, for a package that does not say its version itself."""
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+class _Encoder:
+    """Feeds a hash with values as pickle takes them apart.
+
+    Objects that can change are numbered where they are met, so recursion ends, and two names of one
+    list are not two lists.
+
+    Attributes:
+        packages: those that it has met, with their versions.
+    """
+
+    def __init__(self, numbers: dict[int, int], path: list[str], packages: dict[str, str]):
+        self.sha256 = hashlib.sha256()
+        self.packages = packages
+        self._numbers, self._path = numbers, path
+        self._kept: list[Any] = []  # What is numbered must live, or its address is another's soon.
+
+    def digest(self) -> str:
+        """The hash of all that was fed, and of the packages that it names."""
+        sha256 = self.sha256.copy()
+        sha256.update(repr(sorted(self.packages.items())).encode())
+        return sha256.hexdigest()[:32]
+
+    def encode(self, value: Any) -> None:
+        """Feeds a value, with a tag for its kind and its length where it has one."""
+        kind = type(value)
+        if value is None or kind in (bool, float, complex):
+            self._text("atom", repr(value))
+        elif kind is int:
+            self._text("int", hex(value))
+        elif kind is str:
+            self._text("str", value)
+        elif kind is bytes:
+            self._bytes("bytes", value)
+        elif kind is tuple:
+            self._sequence("tuple", value)
+        elif kind is types.CodeType:
+            self._code(value)
+        elif kind in (set, frozenset):
+            self._set(value)
+        elif isinstance(value, np.dtype):
+            self._dtype(value)
+        elif self._is_new(value):
+            self._object(value)
+
+    def _object(self, value: Any) -> None:
+        kind = type(value)
+        if kind is list:
+            self._sequence("list", value)
+        elif kind is dict:
+            self._dict(value)
+        elif kind is bytearray:
+            self._bytes("bytearray", value)
+        elif kind is np.ndarray and not value.dtype.hasobject:
+            self._array(value)
+        elif kind is types.ModuleType and is_installed(value.__name__):
+            self._name(value.__name__, "")
+        elif kind is Imports:
+            pass
+        else:
+            self._parts(value)
+
+    def _parts(self, value: Any) -> None:
+        try:
+            parts: Any = self._reduced(value)
+        except UnknownCodeError as error:
+            self.refuse(str(error))
+        self._kept.append(parts)
+        if parts is NotImplemented:
+            self._name(value.__module__, value.__qualname__)
+        elif isinstance(parts, str):
+            self._name(pickle.whichmodule(value, parts), parts)  # type: ignore[attr-defined]
+        else:
+            function, arguments, state, items, pairs = (*parts, None, None, None)[:5]
+            self._text("object", "")
+            self.encode(function)
+            self.encode(arguments)
+            self.encode(state)
+            self._sequence("items", [*(items or ())])
+            self._sequence("pairs", [*(pairs or ())])
+
+    def _reduced(self, value: Any) -> Any:
+        parts = pickler()(io.BytesIO(), protocol=PROTOCOL).reducer_override(value)
+        if parts is not NotImplemented or isinstance(value, (type, types.FunctionType)):
+            return parts
+        known = pickler().dispatch_table.get(type(value))
+        return value.__reduce_ex__(PROTOCOL) if known is None else known(value)
+
+    def _name(self, module: str, name: str) -> None:
+        """Something that every process finds in a module."""
+        if not is_installed(module):
+            self.refuse(f"{name} of the module {module}, which each process imports for itself")
+        package = module.partition(".")[0]
+        if package not in sys.stdlib_module_names:
+            self.packages[package] = _version_of(package)
+        self._text("name", f"{module}:{name}")
+
+    def _code(self, code: types.CodeType) -> None:
+        self._text("code", "")
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        names = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
+        self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
+
+    def _array(self, array: np.ndarray) -> None:
+        # Sums depend on the order in memory, which is Fortran's or else becomes C's.
+        order = array.flags.f_contiguous and not array.flags.c_contiguous
+        self.encode(("array", array.shape, order, array.dtype))
+        self._bytes("data", array.tobytes())
+
+    def _dtype(self, dtype: np.dtype) -> None:
+        """By itself: equal ones are one object or two, as it comes."""
+        part = _Encoder({}, self._path, self.packages)
+        part._parts(dtype)
+        self._bytes("dtype", part.sha256.digest())
+
+    def _dict(self, value: dict[Any, Any]) -> None:
+        self._text("dict", str(len(value)))
+        for key, item in value.items():
+            self.encode(key)
+            self._path.append(str(key) if isinstance(key, str) else type(key).__name__)
+            self.encode(item)
+            self._path.pop()
+
+    def _set(self, value: Any) -> None:
+        """In the order of their hashes, for sets have none that all processes agree on."""
+        parts = []
+        for item in value:
+            part = _Encoder(dict(self._numbers), self._path, self.packages)
+            part.encode(item)
+            self._kept.append(part)
+            parts.append(part.sha256.digest())
+        self._bytes(type(value).__name__, b"".join(sorted(parts)))
+
+    def _sequence(self, tag: str, items: Any) -> None:
+        self._text(tag, str(len(items)))
+        for item in items:
+            self.encode(item)
+
+    def _is_new(self, value: Any) -> bool:
+        new = id(value) not in self._numbers
+        number = self._numbers.setdefault(id(value), len(self._numbers))
+        self._kept.append(value)
+        if not new:
+            self._text("again", str(number))
+        return new
+
+    def _text(self, tag: str, text: str) -> None:
+        self._bytes(tag, text.encode("utf-8", "surrogatepass"))
+
+    def _bytes(self, tag: str, data: Any) -> None:
+        self.sha256.update(b"%s %d:" % (tag.encode(), len(data)))
+        self.sha256.update(data)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Says what has no fingerprint, where it is, and what to do."""
+        where = ".".join(self._path)
+        raise UnknownCodeError(
+            "code on the host must have a fingerprint, so that what is released is what was"
+            f" sampled; this has none: {where + ', ' if where else ''}{what}. Pass what the"
+            " function needs as values, by functools.partial, or name all of it by a text that you"
+            ' change with it: targets.host(..., version="name 1.2")'
+        )

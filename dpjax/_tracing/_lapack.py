@@ -1,0 +1,78 @@
+"""LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
+
+XLA's CPU backend runs operations in a pool with a thread for each core, which all its devices and
+programs share. jaxlib (0.10, 0.11.0) cuts a batched LAPACK call into parts for that same pool, and
+blocks the thread that it is on until they are done (`ParallelBatchMap` in its lapack_kernels.cc).
+As many such calls as there are threads wait for ever: none is left for their parts. A call for a
+single matrix is never cut, so it never waits, however many there are and whatever runs beside it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from dpjax._tracing._walks import bind, replaced
+
+# Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
+# batch axes; their largest operand without a batch is a matrix.
+NAMES = frozenset(
+    (
+        *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
+        *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "symmetric_product"),
+        *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
+    )
+)
+
+
+def concerns(primitives: set[str]) -> bool:
+    """Whether a program with these operations may call LAPACK, in a rule for `vmap` too."""
+    return not primitives.isdisjoint(NAMES | {"custom_vmap_call"})
+
+
+def evaluate(program: Any, *operands: Any) -> list[Any]:
+    """The outputs of a traced program; its LAPACK calls take one matrix each, also under `vmap`."""
+    return replaced(program, operands, _one_matrix_each)
+
+
+def _one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+    if equation.primitive.name not in NAMES:
+        return None
+    call = _for_each_matrix(lambda *one: bind(equation, equation.params, one))
+    for _ in range(max(x.ndim for x in operands) - 2):
+        call = jax.vmap(call)
+    return call(*operands)
+
+
+def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """A LAPACK call that `vmap` turns into a loop on a CPU, and into a batched call elsewhere."""
+
+    @custom_vmap
+    def alone(*operands: Any) -> Sequence[Any]:
+        return call(*operands)
+
+    @alone.def_vmap
+    def loop(size: int, mapped: list[bool], *operands: Any) -> tuple[Sequence[Any], Sequence[bool]]:
+        def one_by_one(*operands: Any) -> Sequence[Any]:
+            def at(index: jax.Array) -> Sequence[Any]:
+                picked = (
+                    lax.dynamic_index_in_dim(x, index, keepdims=False) if m else x
+                    for x, m in zip(operands, mapped, strict=True)
+                )
+                return alone(*picked)
+
+            return lax.map(at, lax.iota("int32", size))
+
+        together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
+        if size == 0:  # Nothing to cut, and nothing to loop over.
+            outputs = together(*operands)
+        else:
+            outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
+        return outputs, [True] * len(outputs)
+
+    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
+    differentiable = jax.custom_jvp(lambda *operands: alone(*operands))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
+    return differentiable

@@ -1,0 +1,135 @@
+"""Where a database comes from: what a target that runs on the host has to know.
+
+Where it fails, a sampled database must be named in an error, and a private one must not show. A
+compiled program knows nothing of its caller, so the origin travels as data: a first input that
+programs with calls to the host have, see `dpjax._tracing._programs`.
+"""
+
+import contextlib
+import enum
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tracing._interruptions import StoppedError, heeding_ctrl_c
+
+SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
+
+
+class Role(enum.IntEnum):
+    """What a database is to the sampler; private by default, which is the safe mistake."""
+
+    PRIVATE = 0
+    DATABASE = 1
+    NEIGHBOR = 2
+    PERMUTED = 3
+    ORACLE = 4
+
+
+_DESCRIPTIONS = {
+    Role.DATABASE: "the database",
+    Role.NEIGHBOR: "the neighbor",
+    Role.PERMUTED: "the database, its records permuted",
+    Role.ORACLE: "the oracle's records",
+}
+
+
+def private() -> np.ndarray:
+    """The origin of a database that nothing may be said about."""
+    return np.zeros(SPEC.shape, SPEC.dtype)
+
+
+def sampled(role: Role, pair: jax.Array) -> jax.Array:
+    """The origin of a database that the sampler drew."""
+    return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
+
+
+def is_private(origin: Any) -> bool:
+    """Whether nothing may be said about a database."""
+    return int(origin[0]) == Role.PRIVATE
+
+
+class HostError(RuntimeError):
+    """What a call to the host has to say, through XLA, which passes the text alone."""
+
+
+def fail(origins: np.ndarray, reason: str) -> NoReturn:
+    """Raises what a target that failed on one of some sampled databases has to say."""
+    role, first = (int(number) for number in origins[0])
+    last = int(origins[-1][1])
+    pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
+    raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
+
+
+# The last one, under what XLA passes on of it.
+_interruption: tuple[str, BaseException | None] = "", None
+
+
+def interrupted(error: BaseException) -> NoReturn:
+    """Raises in a call to the host what `host_errors` turns into an interruption of its caller."""
+    global _interruption
+    text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
+    _interruption = text, error
+    raise HostError(text) from None
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """Raises what a call to the host had to say, without JAX's account of how it was called."""
+    try:
+        with heeding_ctrl_c():
+            yield
+    except Exception as error:
+        said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))
+        if not said:
+            raise
+        text, interruption = _interruption
+        if text == said[-1] and interruption is not None:
+            raise interruption from None
+        kind = StoppedError if "was stopped" in said[-1] else RuntimeError
+        raise kind(said[-1]) from None
+
+
+def _is_unknown(record: logging.LogRecord) -> bool:
+    """JAX logs whatever a callback raises, and what it says of ours."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
+
+
+logging.getLogger("jax._src.callback").addFilter(_is_unknown)
+
+
+class Tracing:
+    """A program that is being traced.
+
+    Attributes:
+        origin: its input of that name.
+        settings: what decides where calls to the host run, but not what they return.
+    """
+
+    def __init__(self, origin: Any, settings: list[Any]):
+        self.origin = origin
+        self.settings = settings
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function that may ask what is being traced."""
+        try:
+            with _current(self):
+                return function(*arguments)
+        finally:
+            self.origin = None  # JAX's caches keep this object, and it kept what was traced.
+
+
+# Part of what JAX's caches go by: a function under `jit` inside a target is traced anew for every
+# program, or it would keep the origin of the first.
+_current = jax.make_user_context(None)
+
+
+def current() -> Tracing:
+    """The program that is being traced; outside of one, databases count as private."""
+    return _current.value or Tracing(private(), [])

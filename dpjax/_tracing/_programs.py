@@ -1,0 +1,214 @@
+"""Traced programs with a fingerprint: what is fingerprinted is what runs."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._tracing import _lapack, _origins
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._foreign import in_own_operations
+from dpjax._tracing._host_code import HostCall
+from dpjax._tracing._walks import depends_on, equations, primitives, sizes_from
+
+# Operations that run code which JAX knows nothing of, beside those called a callback.
+_OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
+# What JAX raises where Python asks for a number that only the compiled program will know.
+_ASKED_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_OTHER_WAYS = {
+    "target": ", or hand over code of NumPy by dpjax.targets.host",
+    "oracle": ", and draw with jax.random instead of numpy.random",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A function traced at fixed shapes; equal fingerprints make equal programs.
+
+    Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
+    reuses the compiled program. One that calls the host has the origin of its database as a first
+    input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes of the
+    program, and are no part of the fingerprint.
+    """
+
+    jaxpr: jex.ClosedJaxpr
+    inputs: TreeSpec
+    outputs: TreeSpec
+    configuration: tuple[Any, ...]
+    settings: tuple[Any, ...] = ()
+
+    @classmethod
+    def trace(cls, name: str, function: Callable[..., Any], *arguments: Any) -> "Program":
+        """Traces `function` on shape structs; `name` is what messages call it.
+
+        Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
+        difference that the sensitivity depends on.
+        """
+
+        # A new function object each time: JAX caches traces by function, and would hide that a
+        # closed-over array has changed.
+        def fresh(*args: Any) -> Any:
+            return _checks.real_arrays(f"the value of the {name}", function(*args))
+
+        settings: list[Any] = []
+
+        def with_origin(origin: Any, *args: Any) -> Any:
+            return _origins.Tracing(origin, settings).call(fresh, *args)
+
+        with jax.default_matmul_precision("highest"), needs_no_values(name):
+            jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+            jaxpr = in_own_operations(name, jaxpr)
+            refuse_outside_code(name, jaxpr)
+            if "pure_callback" in primitives(jaxpr.jaxpr):
+                traced = jax.make_jaxpr(with_origin, return_shape=True)
+                jaxpr, outputs = traced(_origins.SPEC, *arguments)
+                jaxpr = in_own_operations(name, jaxpr)
+        specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
+        settings += _rules_for_vmap(jaxpr.jaxpr)
+        return cls(jaxpr, *specs, _configuration(), tuple(settings))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of operations, constants and configuration; needs concrete constants."""
+        return digest(self.jaxpr, self.configuration)
+
+    def check_unchanged(self, name: str) -> None:
+        """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
+        for equation in equations(self.jaxpr.jaxpr):
+            if call := _host_call(equation):
+                call.code.check_unchanged()
+        if digest(self.jaxpr, _configuration()) != self.fingerprint:
+            raise ValueError(
+                f"{name} has changed since it was traced: an array that it closes over was written"
+                " to, or JAX's configuration (float64, random numbers) is another"
+            )
+
+    def __call__(self, *arguments: Any, origin: Any = None) -> Any:
+        """Runs the program on arguments of the traced structure and shapes.
+
+        Databases count as private unless their origin is given.
+        """
+        operands = jax.tree.leaves(arguments)
+        if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
+            operands.insert(0, _origins.private() if origin is None else origin)
+        run = jex.jaxpr_as_fun(self.jaxpr)
+        if _lapack.concerns(self.primitives()):
+            run = functools.partial(_lapack.evaluate, self.jaxpr)
+        return jax.tree.unflatten(self.outputs.structure, run(*operands))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and (
+            (self.fingerprint, self.inputs, self.outputs, self.settings)
+            == (other.fingerprint, other.inputs, other.outputs, other.settings)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    @property
+    def is_concrete(self) -> bool:
+        """Whether every constant is known; false under `vmap` over what is closed over."""
+        return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
+
+    @functools.cached_property
+    def calls_host(self) -> bool:
+        """Whether it runs code on the host, which has to know where a database comes from."""
+        return "pure_callback" in self.primitives()
+
+    def uses_input(self) -> bool:
+        """Whether any of the outputs depends on any of the inputs."""
+        return any(depends_on(self.jaxpr.jaxpr, set(self._inputs)))
+
+    def largest_array(self) -> int:
+        """Bytes of the largest array that depends on an input: what one call adds to memory."""
+        return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
+
+    @property
+    def _inputs(self) -> list[Any]:
+        """The variables of the arguments, without the origin."""
+        invars = self.jaxpr.jaxpr.invars
+        return invars[len(invars) - len(self.inputs.leaves) :]
+
+    def primitives(self) -> set[str]:
+        """The names of all operations, also of inner programs."""
+        return primitives(self.jaxpr.jaxpr)
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def evaluate_alone(database: Any, *, program: Program) -> Any:
+    """The value of one database by itself, as releases compute it."""
+    return program(database)
+
+
+@contextlib.contextmanager
+def needs_no_values(name: str) -> Iterator[None]:
+    """Says in our terms that a function asked for numbers that are not there when it is traced."""
+    try:
+        yield
+    except (TypeError, IndexError) as error:
+        # Of a shape JAX says so in a plain TypeError.
+        if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
+            raise
+        asked, *_ = str(error).splitlines()
+        raise TypeError(
+            f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"
+            f" one ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, float() and"
+            f" int(), choose with jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
+        ) from error
+
+
+def _rules_for_vmap(jaxpr: Any) -> list[Any]:
+    """The user's own rules for `vmap`, in order."""
+    rules = (x.params["rule"] for x in equations(jaxpr) if x.primitive.name == "custom_vmap_call")
+    return [getattr(rule, "rule", rule) for rule in rules]
+
+
+def _host_call(equation: Any) -> HostCall | None:
+    """What an operation calls on the host, if `targets.host` made it."""
+    if equation.primitive.name != "pure_callback":
+        return None
+    called = getattr(equation.params["callback"], "callback_func", None)
+    return called if isinstance(called, HostCall) else None
+
+
+def refuse_outside_code(name: str, traced: Any) -> None:
+    """Refuses what could raise, print or remember where it sees a private database."""
+    seen = list(equations(traced.jaxpr))
+    if any(equation.primitive.name == "custom_vmap_call" for equation in seen):
+        seen += equations(_batched(traced).jaxpr)
+    for equation in seen:
+        operation = equation.primitive.name
+        if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
+            raise ValueError(
+                f"{name} must not call code outside of JAX by {operation}: on the private database"
+                " it could raise an error or print, and so decide what is released. Call functions"
+                " of NumPy by dpjax.targets.host, programs by dpjax.targets.command_line, and"
+                " leave out debugging and run-time checks"
+            )
+    effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
+    if effects:
+        raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
+
+
+def _batched(traced: Any) -> Any:
+    """The program for two inputs at a time, which a rule of the user's may compute in its way."""
+    avals = [variable.aval for variable in traced.jaxpr.invars]
+    batch = [jax.ShapeDtypeStruct((2, *aval.shape), aval.dtype) for aval in avals]
+    return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*batch)
+
+
+def _configuration() -> tuple[Any, ...]:
+    """The settings of JAX that change what a traced program computes."""
+    names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")
+    return tuple(getattr(jax.config, name) for name in names)

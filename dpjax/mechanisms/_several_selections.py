@@ -1,0 +1,112 @@
+"""Several exponential mechanisms that share an epsilon."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._values import Scalar, Sensitivity
+from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
+from dpjax.mechanisms._mechanism import begin
+from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._several_indices import indices_of_rows
+
+
+@frozen_pytree
+class SeveralSelections(SelectionMechanism):
+    """Selects an option of each row by its score; made by `select_each`.
+
+    Attributes:
+        sensitivity: how far any score moves, norm "linf".
+        epsilon: of the guarantee, for all selections together.
+        rule: how to select.
+        exact: whether the noise is.
+        count: number of selections, each at epsilon / count.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    count: int = static(default=1)
+
+    _scale_name = "2 count sensitivity / epsilon"
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """Each selection has a bounded range of epsilon / count: together epsilon^2 / (8 count)."""
+        rho, delta = super().zcdp
+        return rho / self.count, delta
+
+    def _check_structure(self, value: Any) -> None:
+        if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or len(value) != self.count:
+            raise ValueError(
+                f"value must be one array of scores, shape ({self.count}, K), got"
+                f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
+            )
+
+    def _calibration(self, arrays: Any) -> Calibration:
+        together = super()._calibration(arrays)
+        return dataclasses.replace(
+            together,
+            scale=together.scale * self.count,
+            epsilon=together.epsilon / self.count,
+        )
+
+    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+        return indices_of_rows(key, value, self._calibration(value))
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        scores = _checks.real_arrays("value", value)
+        self._check_value(scores)
+
+        def of_row(index: jax.Array, row: jax.Array) -> jax.Array:
+            return log_prob_of_index(self.rule.log_pmf(self._logits(row)), index)
+
+        return jax.vmap(of_row)(_checks.real_arrays("output", output), scores).sum()
+
+
+def select_each(
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, count: int
+) -> SeveralSelections:
+    """The exponential mechanism in each of several rows of scores, for one epsilon.
+
+    Args:
+        sensitivity: a `Sensitivity` of all scores in the norm "linf", or a number, taken as a
+            global bound in it.
+        epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
+        count: number of rows, at least 1.
+
+    Returns:
+        A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
+        releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
+        score. `mechanism.error_quantile(p, shape=(count, K), simultaneous=True)` is a gap to the
+        best score of its row that no selection exceeds, with probability p.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
+            release, if the scores are not one array of shape (count, K).
+
+    Formal guarantees:
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic
+        composition of `dpjax.exponential`. Each selection has a bounded range, so that all are
+        epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`): at a delta, `dpjax.accounting.compose_at` by
+        "zcdp" makes less of many selections than epsilon. Exact given uniform bits.
+
+    Source:
+        McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism = dpjax.queries.select_each(1.0, epsilon=2.0, count=2)
+        >>> scores = jnp.array([[1000, 5, 0], [0, 0, 1000]])
+        >>> mechanism(dpjax.random.seeded_key(0), scores).value.tolist()
+        [0, 2]
+    """
+    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    count = _checks.integer("count", count, least=1)
+    return SeveralSelections(sensitivity, epsilon, EXPONENTIAL_RULE, count=count)

@@ -1,0 +1,111 @@
+"""The k largest of many scores."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._values import Scalar, Sensitivity
+from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
+from dpjax.mechanisms._mechanism import begin
+from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
+from dpjax.mechanisms._several_selections import SeveralSelections
+from dpjax.random._selected_index import remaining_scores
+from dpjax.random._several_indices import peeled_indices
+
+
+@frozen_pytree
+class TopK(SeveralSelections):
+    """Selects k options by their scores, without replacement; made by `top_k`.
+
+    Attributes:
+        sensitivity: how far any score moves, norm "linf".
+        epsilon: of the guarantee, for all k together.
+        rule: how to select.
+        exact: whether the noise is.
+        count: k; each selection is made at epsilon / k.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    def _check_structure(self, value: Any) -> None:
+        SelectionMechanism._check_structure(self, value)
+        if value.size < self.count:
+            raise ValueError(f"value must hold at least k={self.count} scores, got {value.size}")
+
+    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+        return peeled_indices(key, value, self._calibration(value), self.count)
+
+    def log_prob(self, output: Any, value: Any) -> jax.Array:
+        scores = _checks.real_arrays("value", value)
+        self._check_value(scores)
+
+        def peel(taken: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = jnp.where(taken, -jnp.inf, self._logits(remaining_scores(scores, taken)))
+            term = log_prob_of_index(self.rule.log_pmf(logits), index)
+            return taken.at[index].set(True), term
+
+        nothing = jnp.zeros(scores.shape, bool)
+        _, terms = lax.scan(peel, nothing, _checks.real_arrays("output", output))
+        return jnp.sum(terms)
+
+    def _responses(self, scores: Any) -> int:
+        return self.count * scores.size
+
+
+def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
+    """The k options of the largest scores, in order: a race with Gumbel noise.
+
+    Option i is the j-th with probability ~ exp(epsilon score_i / (2 k Delta)) among those that are
+    left. So are the k largest of the scores with Gumbel noise of scale 2 k Delta / epsilon, drawn
+    once: let T_i = exp(-(score_i + noise_i) / scale), independent exponential variables of rates
+    w_i = exp(score_i / scale). The first to arrive is i with probability w_i / sum w, whenever that
+    is; and then, by the lack of memory, the others start anew. The k largest with *Laplace* noise
+    have another distribution, and need a proof of their own. Ties of Gumbel noise in floats, or
+    from tables, would change it too: what is drawn here is one exact selection after the other.
+
+    Args:
+        sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
+            global bound in it under replace-one. Softmax does not see what is added to all scores:
+            where a record that is added raises scores by at most Delta and lowers none, as it does
+            counts, Delta / 2 is enough under add-or-remove-one, as `dpjax.analytic_sensitivity(
+            Delta / 2, norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`.
+        epsilon: of all k together; finite, above 0.
+        k: at least 1, at most the number of scores.
+
+    Returns:
+        A `TopK`: `mechanism(key, scores)` takes scores of shape (K,) and releases indices of shape
+        (k,), int32, no two the same. NaN counts as the lowest score.
+        `mechanism.error_quantile(p, shape=(K,), simultaneous=True)` is how far any of them may
+        score below the truly k-th best, with probability p.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
+            release, if the scores are not one array of shape (K,) with K >= k.
+
+    Formal guarantees:
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic
+        composition of k exponential mechanisms at epsilon / k. Each of them has a bounded range, so
+        that all are epsilon^2 / (8 k)-zCDP (`mechanism.zcdp`): at a delta,
+        `dpjax.accounting.compose_at` by "zcdp" makes less of a large k than epsilon. Exact given
+        uniform bits.
+
+    Source:
+        Durfee and Rogers (2019), Lemma 4.2, for one-shot Gumbel noise; McSherry and Talwar (2007).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism = dpjax.queries.top_k(1.0, epsilon=2.0, k=2)
+        >>> births = jnp.array([3, 9000, 14, 5000])
+        >>> mechanism(dpjax.random.seeded_key(0), births).value.tolist()
+        [1, 3]
+    """
+    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    k = _checks.integer("k", k, least=1)
+    return TopK(sensitivity, epsilon, EXPONENTIAL_RULE, count=k)

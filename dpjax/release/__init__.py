@@ -1,0 +1,1 @@
+"""From a mechanism and a database to a release."""

@@ -1,0 +1,174 @@
+"""From a target and a mechanism to a private function of the database."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import OpenLedger, Request, told
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._records import check_padded, record_arrays
+from dpjax._core._values import Mechanism, NeighboringRelation, Release, Sensitivity, Target
+from dpjax._tracing._origins import host_errors
+from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.random._keys import check_key
+from dpjax.release._requests import request_of
+
+
+def privatize(
+    target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
+) -> Callable[..., Release]:
+    """A private version of a target: `private(key, database, *, name=None) -> Release`.
+
+    Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
+
+    Args:
+        target: the function that was sampled.
+        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`.
+        ledger: a `dpjax.Ledger`, whose budget pays for every release before its noise is drawn, or
+            a `dpjax.random.KeyLedger`, whether it is open or not; then not jit-able.
+
+    Returns:
+        A function of a typed key and a database: a pytree of arrays with leading axis n, where a
+        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys. `name` is a
+        public name of these records, such as a column or a group: a `dpjax.Ledger` that has paid
+        for the same release under the same name returns it again, under any key, free of charge.
+        Without a name every release is drawn anew and paid for; without a ledger it means nothing.
+
+    Raises:
+        TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
+            if the key is not a typed key, the name not a text, or the database does not hold arrays
+            of the kinds that were sampled.
+        ValueError: if the target is not the one that was sampled (the traced programs and their
+            constants are compared); at a release, if the database has another size or structure,
+            shows its number of records where that is private, or the ledger knows the key.
+        BudgetExceededError: at a release, if the ledger has too little left.
+        LedgerError: at a release, if the ledger cannot be trusted or not be written.
+
+    Formal guarantees:
+        Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
+        sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
+        the database holds decides whether a release happens; its structure, dtypes and size do, and
+        count as public, so read a file with dtypes that do not depend on what it holds. Under
+        add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
+        unless the sensitivity says how many slots there are (its n). For an
+        analytic sensitivity the claim that it bounds this target, on databases of this size, is
+        yours. That two releases under one name ask about the same records is yours too: a ledger
+        does not look at what they hold. Choose names without looking at them either.
+
+    Source:
+        Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
+        >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
+        >>> release.guarantee
+        (epsilon=1, delta=0)-DP, seeded key
+    """
+    _checks.function("target", target)
+    if ledger is not None and not isinstance(ledger, OpenLedger):
+        raise TypeError(
+            "ledger must be a dpjax.Ledger or a dpjax.random.KeyLedger, got"
+            f" {type(ledger).__name__}: {_checks.shown(ledger)}"
+        )
+    sensitivity = _sensitivity_of(mechanism)
+    sampled = sensitivity.records
+    program = None if sampled is None else _same_program(target, sampled, sensitivity)
+    requests: dict[Any, Request | None] = {}
+
+    def private(key: jax.Array, database: Any, *, name: str | None = None) -> Release:
+        check_key(key)
+        records = _records(database, sensitivity)
+        traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
+        if traced.is_concrete:
+            traced.check_unchanged("target")
+
+        def draw() -> Release:
+            if not traced.is_concrete:
+                return mechanism(key, traced(records))
+            errors = host_errors() if traced.calls_host else contextlib.nullcontext()
+            # A NaN in a private value is not an error to stop at.
+            with jax.debug_nans(False), jax.debug_infs(False), errors:
+                return mechanism(key, evaluate_alone(records, program=traced))
+
+        def request(name: str | None) -> Request | None:
+            asked = traced.fingerprint, TreeSpec.of(records)
+            if (name, key.dtype, asked) not in requests:
+                requests[name, key.dtype, asked] = request_of(
+                    name, mechanism, key, traced.outputs, *asked, mechanism
+                )
+            return requests[name, key.dtype, asked]
+
+        return told(
+            draw,
+            key,
+            (mechanism, records, traced.jaxpr.consts),
+            guarantee=guarantee_under(key, mechanism),
+            what=getattr(target, "__name__", type(target).__name__),
+            name=name,
+            request=request,
+            ledger=ledger,
+        )
+
+    return private
+
+
+def _sensitivity_of(mechanism: Any) -> Sensitivity:
+    sensitivity = getattr(mechanism, "sensitivity", None)
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(
+            "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
+            f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
+        )
+    return sensitivity
+
+
+def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
+    program = Program.trace("target", target, records.tree())
+    if not program.is_concrete:
+        raise TypeError(
+            "target closes over a traced value, so it cannot be the one that was sampled: make the"
+            " private function outside jit and vmap"
+        )
+    if program.fingerprint != sensitivity.target:
+        raise ValueError(
+            "target is not the one that was sampled: its traced program or a constant in it differs"
+            f" (fingerprint {program.fingerprint}, sampled {sensitivity.target}); sample the"
+            " sensitivity of this target"
+        )
+    return program
+
+
+def _records(database: Any, sensitivity: Sensitivity) -> Any:
+    """The database as the arrays that were sampled; refusals depend on its structure alone."""
+    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
+        check_padded(database)
+    records, n = record_arrays("database", database)
+    got, sampled = TreeSpec.of(records), sensitivity.records
+    if sensitivity.n is not None and n != sensitivity.n:
+        raise ValueError(
+            f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"
+        )
+    if sampled is None:
+        return records
+    if got.structure != sampled.structure or any(
+        x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
+    ):
+        raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
+    return jax.tree.map(_as_sampled, records, sampled.tree())
+
+
+def _as_sampled(leaf: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
+    for kind in (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_):
+        if jnp.issubdtype(sampled.dtype, kind) != jnp.issubdtype(leaf.dtype, kind):
+            raise TypeError(
+                f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the oracle"
+                f" does, got {leaf.dtype}"
+            )
+    return _checks.saturating_cast(leaf, sampled.dtype)

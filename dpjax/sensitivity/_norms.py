@@ -1,0 +1,165 @@
+"""Norms of target values, and the distance between two of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._values import Norm
+from dpjax._exact._numerics import compute_dtype
+
+__all__ = [
+    "NORMS",
+    "difference",
+    "distance",
+    "grid_dtype",
+    "is_float",
+    "length",
+    "norm_function",
+    "resolution",
+    "rounding_norm",
+]
+
+
+def _flat(difference: Any) -> jax.Array:
+    leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
+    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    return jnp.concatenate([leaf.astype(widest) for leaf in leaves])
+
+
+def _l1(difference: Any) -> jax.Array:
+    return jnp.sum(_flat(difference))
+
+
+def _l2(difference: Any) -> jax.Array:
+    # Squares of small differences underflow to an un-noised 0, so the largest one is factored out.
+    flat = _flat(difference)
+    largest = jnp.max(flat)
+    safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return safe * jnp.sqrt(jnp.sum(jnp.square(flat / safe)))
+
+
+def _linf(difference: Any) -> jax.Array:
+    return jnp.max(_flat(difference))
+
+
+def _hamming(difference: Any) -> jax.Array:
+    flat = _flat(difference)
+    return jnp.sum(flat != 0, dtype=flat.dtype)
+
+
+NORMS: dict[str, Callable[[Any], jax.Array]] = {
+    "l1": _l1,
+    "l2": _l2,
+    "linf": _linf,
+    "hamming": _hamming,
+}
+
+
+def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
+    """The function that a norm stands for; unknown names are refused."""
+    if callable(norm):
+        return norm
+    if not isinstance(norm, str) or norm not in NORMS:
+        raise ValueError(
+            f"norm must be a function or one of {tuple(NORMS)}, got {_checks.shown(norm)}"
+        )
+    return NORMS[norm]
+
+
+def rounding_norm(norm: Norm, value: Any) -> Any:
+    """The norm of ones in all the float coordinates of a value, and zeros in the integers.
+
+    It bounds the norm of what rounding adds to a difference, at most 1 in every float coordinate:
+    the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes.
+    """
+    sizes = [leaf.size for leaf in jax.tree.leaves(value) if is_float(leaf)]
+    count = sum(sizes)
+    if norm in ("l1", "l2", "linf"):
+        return {"l1": float(count), "l2": count**0.5, "linf": float(count > 0)}[str(norm)]
+    with jax.ensure_compile_time_eval():
+        ones = jax.tree.map(lambda leaf: jnp.full(leaf.shape, float(is_float(leaf))), value)
+        return norm_function(norm)(ones)
+
+
+def grid_dtype(value: Any) -> Any:
+    """The float dtype in which a grid for all leaves of a value is found."""
+    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
+    wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
+    return np.dtype("float64" if wide else "float32")
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether an array holds floats."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def difference(value: Any, other: Any) -> Any:
+    """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
+    return jax.tree.map(_difference, value, other)
+
+
+def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
+    """The norm of the difference of two target values; NaN counts as infinite.
+
+    Args:
+        norm: name or function.
+        value: a pytree of real arrays.
+        other: a pytree of the same structure, shapes and dtypes.
+
+    Returns:
+        A float scalar, 0 or above.
+    """
+    return length(norm, difference(value, other))
+
+
+def length(norm: Norm, moved: Any) -> jax.Array:
+    """The norm of a difference; NaN counts as infinite."""
+    found = _as_float(norm_function(norm)(moved))
+    return jnp.where(jnp.isnan(found), jnp.inf, found)
+
+
+def resolution(norm: Norm, value: Any) -> jax.Array:
+    """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
+
+    Measured at full size and scaled down afterwards, so that a norm that counts finds next to
+    nothing.
+    """
+    floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
+    if not floats:
+        return jnp.zeros((), compute_dtype(jnp.int32))
+    coarsest = max(float(jnp.finfo(dtype).eps) for dtype in floats)
+
+    def magnitude(leaf: jax.Array) -> jax.Array:
+        dtype = compute_dtype(leaf.dtype)
+        if not is_float(leaf):
+            return jnp.zeros(leaf.shape, dtype)
+        return jnp.abs(leaf).astype(dtype) * (float(jnp.finfo(leaf.dtype).eps) / coarsest)
+
+    found = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
+    return jnp.where(jnp.isfinite(found), found, 0)
+
+
+def _as_float(found: jax.Array) -> jax.Array:
+    return found.astype(compute_dtype(found.dtype))
+
+
+def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
+    dtype = compute_dtype(x.dtype)
+    if is_float(x):
+        return x.astype(dtype) - y.astype(dtype)
+    if x.dtype == bool:
+        return x.astype(dtype) - y.astype(dtype)
+    # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    magnitude = jnp.where(
+        x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
+    ).astype(dtype)
+    return jnp.where(x > y, magnitude, -magnitude)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,294 @@
+"""Operating points: how many pairs, which order statistic, and the gamma that follows."""
+
+import decimal
+import math
+from fractions import Fraction
+from typing import Any, Literal, NoReturn, get_args
+
+import scipy
+
+from dpjax._core import _checks
+from dpjax._core._values import Method, OperatingPoint
+from dpjax._exact._numerics import round_up
+
+__all__ = [
+    "MOST_PAIRS",
+    "confidence_of_each",
+    "operating_point",
+]
+
+MOST_PAIRS = 10**10
+# One, in fixed point: every float is a whole number of its units.
+_ONE = 2**1280
+# Where SciPy's incomplete beta, whose relative error is a few 1e-15, is not trusted to compare; and
+# up to how many pairs rational arithmetic then decides, at once.
+_UNRESOLVED = 1e-12
+_FEW_PAIRS = 1000
+
+
+def operating_point(
+    *,
+    m: int | None = None,
+    gamma: float | None = None,
+    method: Method = "exact",
+    confidence: float | Literal["default"] | None = "default",
+) -> OperatingPoint:
+    """The least resources that make a sampled sensitivity cover all but gamma of random pairs.
+
+    Let Phi be the distribution function of the distance G of a random pair. Method "exact" uses
+    that Phi(G_(k)) is stochastically at least Beta(k, m - k + 1):
+
+    - with `confidence` C, the least k with P(Binomial(m, 1 - gamma) <= k - 1) >= C;
+    - with `confidence=None`, k = ceil((1 - gamma)(m + 1)), by exchangeability.
+
+    Method "dkw" is Table 1 of the paper: a union over all thresholds, hence larger k.
+
+    Given gamma alone, m is the least that is feasible and k = m (the largest distance seen); given
+    m alone, gamma is the least and k = m; given both, k is the least.
+
+    Args:
+        m: number of pairs, at most 10^10.
+        gamma: probability over random pairs that may be left uncovered, in (0, 1).
+        method: "exact" or "dkw".
+        confidence: probability C over the samples, in (0, 1); None for the marginal statement.
+            The default is 0.99 for "exact" and None for "dkw", whose statement is marginal.
+
+    Returns:
+        The `OperatingPoint`.
+
+    Raises:
+        TypeError: if m or gamma is not a number.
+        ValueError: if a parameter is out of range, if neither m nor gamma is given, if they are
+            infeasible together (the message says what would do), if m would exceed 10^10, or if a
+            confidence is given with "dkw".
+
+    Formal guarantees:
+        Assumes that the m pairs are independent draws. With C: with probability at least C over
+        the samples, Phi(G_(k)) >= 1 - gamma. Marginal: P(G_new <= G_(k)) >= 1 - gamma over the
+        samples and a fresh pair together. Holds for any Phi, continuous or not. m, gamma and C
+        must be fixed before the samples are looked at: to pick one of J, use 1 - (1 - C)/J.
+
+    Source:
+        Wilks (1941) for "exact"; Rubinstein and Aldà (2017), Theorem 15 and Table 1, for "dkw".
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.operating_point(m=1500, gamma=0.1).k
+        1377
+        >>> print(dpjax.operating_point(gamma=0.05, method="dkw"))
+        m=1305, k=1305, gamma=0.05, rho=0.004183 (dkw, marginal)
+    """
+    _checks.choice("method", method, get_args(Method))
+    if m is None and gamma is None:
+        raise ValueError("give m, gamma, or both: got neither")
+    if m is not None:
+        m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
+    if gamma is not None:
+        gamma = _concrete_fraction("gamma", gamma)
+    if method == "dkw":
+        if confidence not in ("default", None):
+            raise ValueError(
+                f'confidence must be None with method="dkw", got {confidence!r}: the statement of'
+                " Theorem 15 is marginal, over the samples and a fresh pair together"
+            )
+        return _dkw(m, gamma)
+    if confidence == "default":
+        confidence = 0.99
+    if confidence is None:
+        return _marginal(m, gamma)
+    return _exact(m, gamma, _concrete_fraction("confidence", confidence))
+
+
+def confidence_of_each(confidence: float | None, statements: int) -> float | None:
+    """1 - (1 - C)/n, rounded up: at it, n statements hold at once with confidence C."""
+    if confidence is None:
+        return None
+    return round_up(1 - (1 - Fraction(confidence)) / statements)
+
+
+def _concrete_fraction(name: str, value: Any) -> float:
+    if _checks.is_traced(value):
+        raise TypeError(f"{name} is traced, but operating points are computed on the host")
+    return _checks.fraction(name, value)
+
+
+def _within_limit(m: float, gamma: float) -> int:
+    """The number of pairs, rounded up, or a refusal."""
+    if m > MOST_PAIRS:
+        raise ValueError(
+            f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
+            " gamma"
+        )
+    return math.ceil(m)
+
+
+def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float) -> NoReturn:
+    advice = [f"m of at least {math.ceil(least_m)}"] if least_m <= MOST_PAIRS else []
+    if least_gamma < 1:
+        # Rounded up, so that the gamma named here is feasible as it is printed.
+        rounding = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+        advice.append(f"gamma of at least {rounding.create_decimal(least_gamma)}")
+    raise ValueError(f"m={m} is too small for gamma={gamma:g}: take {', or '.join(advice)}")
+
+
+# Method "exact" with a confidence.
+
+
+def _covers(m: int, gamma: float, confidence: float) -> bool:
+    """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
+    return _power_up(gamma, m) <= (1 - Fraction(confidence)) * _ONE
+
+
+def _power_up(gamma: float, m: int) -> int:
+    """(1 - gamma)^m in fixed point: by squaring, every product rounded up."""
+    square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
+    while m:
+        if m % 2:
+            power = -(-power * square // _ONE)
+        square = -(-square * square // _ONE)
+        m //= 2
+    return power
+
+
+def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
+    if gamma is None:
+        assert m is not None
+        return OperatingPoint(m, m, _least_gamma(m, confidence), None, "exact", confidence)
+    if m is None:
+        m = _least_m(_within_limit(_covering_pairs(gamma, confidence), gamma), gamma, confidence)
+        return OperatingPoint(m, m, gamma, None, "exact", confidence)
+    if not _covers(m, gamma, confidence):
+        least_m = _covering_pairs(gamma, confidence)
+        if least_m <= MOST_PAIRS:
+            least_m = _least_m(math.ceil(least_m), gamma, confidence)
+        _refuse_infeasible(m, gamma, least_m, _least_gamma(m, confidence))
+    return OperatingPoint(m, _least_k(m, gamma, confidence), gamma, None, "exact", confidence)
+
+
+def _covering_pairs(gamma: float, confidence: float) -> float:
+    return math.log1p(-confidence) / math.log1p(-gamma)
+
+
+def _least_m(about: int, gamma: float, confidence: float) -> int:
+    """The exact least m, next to its value in floats."""
+    m = max(1, about - 1)
+    while not _covers(m, gamma, confidence):
+        m += 1
+    return m
+
+
+def _least_gamma(m: int, confidence: float) -> float:
+    gamma = -math.expm1(math.log1p(-confidence) / m)
+    while not _covers(m, gamma, confidence):
+        gamma = math.nextafter(gamma, 1.0)
+    return gamma
+
+
+def _least_k(m: int, gamma: float, confidence: float) -> int:
+    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence, by bisection."""
+    low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
+    while high - low > 1:
+        k = (low + high) // 2
+        if _tail_is_at_most(1 - Fraction(confidence), m, k, gamma):
+            high = k
+        else:
+            low = k
+    return high
+
+
+def _tail_is_at_most(allowed: Fraction, m: int, k: int, gamma: float) -> bool:
+    """Whether P(Binomial(m, 1 - gamma) >= k) is; where floats cannot tell and m is large, no."""
+    # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
+    tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
+    if abs(tail - bound) > _UNRESOLVED * bound:
+        return tail < bound
+    return m <= _FEW_PAIRS and _exact_tail(m, k, gamma) <= allowed
+
+
+def _exact_tail(m: int, k: int, gamma: float) -> Fraction:
+    """P(Binomial(m, 1 - gamma) >= k)."""
+    lost, whole = Fraction(gamma).as_integer_ratio()
+    kept = whole - lost
+    ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in range(k, m + 1))
+    return Fraction(ways, whole**m)
+
+
+# Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,
+# ceil((1 - gamma)(m + 1)) may land one too high or one too low.
+
+
+def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
+    if gamma is None:
+        assert m is not None
+        return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
+    least_m = max(1, math.ceil(1 / _as_written(gamma) - 1))
+    if m is None:
+        m = _within_limit(least_m, gamma)
+    if m < least_m:
+        _refuse_infeasible(m, gamma, least_m, _least_marginal_gamma(m))
+    return OperatingPoint(m, _marginal_k(m, gamma), gamma, None, "exact", None)
+
+
+def _as_written(gamma: float) -> Fraction:
+    return Fraction(repr(gamma))
+
+
+def _marginal_k(m: int, gamma: float) -> int:
+    return max(1, math.ceil((1 - _as_written(gamma)) * (m + 1)))
+
+
+def _least_marginal_gamma(m: int) -> float:
+    gamma = 1 / (m + 1)
+    while _marginal_k(m, gamma) > m or Fraction(gamma) < Fraction(1, m + 1):
+        gamma = math.nextafter(gamma, 1.0)
+    return gamma
+
+
+# Method "dkw": Table 1, one function per row.
+
+
+def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
+    if m is None:
+        assert gamma is not None
+        rho, least_m = _dkw_minimize_m(gamma)
+        m = _within_limit(least_m, gamma)
+        while _dkw_gamma(m, rho) > gamma:
+            m += 1
+        return OperatingPoint(m, m, gamma, rho, "dkw", None)
+    rho, least_gamma = _dkw_minimize_gamma(m)
+    if gamma is None:
+        if least_gamma >= 1:
+            raise ValueError(
+                f"m={m} is too small: its least gamma would be {least_gamma:.4g};"
+                " take m of at least 2"
+            )
+        return OperatingPoint(m, m, least_gamma, rho, "dkw", None)
+    if gamma < least_gamma:
+        _refuse_infeasible(m, gamma, _dkw_minimize_m(gamma)[1], least_gamma)
+    k = max(1, min(m, math.ceil(m * (1 - Fraction(gamma) + Fraction(least_gamma)))))
+    return OperatingPoint(m, k, gamma, rho, "dkw", None)
+
+
+def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
+    """Parameter rho and the least m, before it is rounded up; infinite where gamma^2 underflows."""
+    if gamma < 1e-100:
+        return 0.0, math.inf
+    rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
+    return rho, math.log(1 / rho) / (2 * (gamma - rho) ** 2)
+
+
+def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
+    """Parameter rho and the least gamma."""
+    rho = math.exp(scipy.special.lambertw(-1 / (4 * m), k=-1).real / 2)
+    return rho, _dkw_gamma(m, rho)
+
+
+def _dkw_gamma(m: int, rho: float) -> float:
+    """The gamma that Theorem 15 gives at a rho, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
+    exact = decimal.Context(prec=50)
+    root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
+    return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))
+
+
+def __dir__() -> list[str]:
+    return __all__

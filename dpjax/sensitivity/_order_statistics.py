@@ -1,0 +1,261 @@
+"""Exact selection of an order statistic in linear time."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
+
+__all__ = [
+    "order_statistic",
+    "select",
+]
+
+# A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
+# narrowed down before they are searched; an accelerator searches all of them as fast.
+_MANY, _INDEXABLE = 2**19, 2**31
+_BLOCK = 2**15  # Below 2**16: two counts of a block share 32 bits.
+_GROUP = 64
+_MOST_KEPT = 2**12
+_NARROWINGS = 4
+
+# Patterns low, high and how many distances lie below each: fewer than the rank below low.
+_Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
+    """The exact k-th smallest of m distances, in O(m) and without sorting.
+
+    Non-negative floats order like their bit patterns, so the k-th smallest is the largest pattern
+    with fewer than k distances below it: found by bisection, one counting pass for each bit (31 in
+    float32, 63 in float64). On a CPU, a sample of many distances brackets it first, and passes over
+    what lies in the bracket are short. Jit-able and vmap-able.
+
+    Args:
+        distances: shape (m,), non-negative; NaN and negative numbers count as infinite.
+        k: which one, counted from 1. A traced k out of range gives NaN.
+
+    Returns:
+        A scalar of the dtype of `distances` (float32 at least).
+
+    Raises:
+        TypeError: if k is not an integer or the distances are not floats.
+        ValueError: if `distances` is not a non-empty vector or k is not between 1 and m.
+
+    Formal guarantees:
+        None of its own. At the k of an operating point it is the estimate that
+        `dpjax.operating_point` speaks of; passed on as a bare number it would be taken for a
+        global bound, so use `dpjax.sample_sensitivity` for anything that is published.
+
+    Source:
+        Algorithm 1 of Rubinstein and Aldà (2017), whose sort needs only this element.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> float(dpjax.order_statistic(jnp.array([3.0, jnp.inf, 1.0, 2.0]), 3))
+        3.0
+    """
+    distances = jnp.asarray(_checks.real_arrays("distances", distances))
+    if distances.ndim != 1 or distances.size == 0:
+        raise ValueError(f"distances must have shape (m,), m >= 1, got {distances.shape}")
+    if not jnp.issubdtype(distances.dtype, jnp.floating):
+        raise TypeError(f"distances must be floats, got dtype {distances.dtype}")
+    m = distances.shape[0]
+    if not _checks.is_traced(k):
+        k = _checks.integer("k", k, least=1, most=m)
+    elif not jnp.issubdtype(jnp.asarray(k).dtype, jnp.integer):
+        raise TypeError(f"k must be an integer, got a traced {jnp.asarray(k).dtype}")
+    return _select(distances.astype(compute_dtype(distances.dtype)), jnp.asarray(k))
+
+
+@jax.jit
+def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
+    selected = select(distances, k)
+    return jnp.where((k >= 1) & (k <= distances.size), selected, jnp.nan)
+
+
+def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
+    """The k-th smallest element of an array, or of the shards of one along a mesh axis.
+
+    Counts are added up over the axis; distances stay where they are.
+    """
+    flat = distances.reshape(-1)
+    many = _MANY <= flat.size < _INDEXABLE and jax.default_backend() == "cpu"
+    search = _search_many if many else _search
+    return lax.bitcast_convert_type(search(flat, k.astype(jnp.uint32), axis), distances.dtype)
+
+
+def _patterns(distances: jax.Array) -> jax.Array:
+    unsigned = jnp.dtype(f"uint{8 * distances.dtype.itemsize}")
+    # abs turns -0.0, whose sign bit is set, into 0.0.
+    ordered = jnp.where(distances >= 0, jnp.abs(distances), jnp.inf)
+    return lax.bitcast_convert_type(ordered, unsigned)
+
+
+def _total(count: jax.Array, axis: str | None) -> jax.Array:
+    return count if axis is None else lax.psum(count, axis)
+
+
+def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
+    infinity = _patterns(jnp.full((), jnp.inf, distances.dtype))
+    return jnp.zeros_like(infinity), infinity + 1
+
+
+def _bisect(
+    below: Callable[[jax.Array], jax.Array], rank: jax.Array, low: jax.Array, high: jax.Array
+) -> jax.Array:
+    """The largest pattern from low to high - 1 with fewer than `rank` distances below it."""
+
+    def halve(bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bracket
+        middle = low + (high - low) // 2
+        few = below(middle) < rank
+        return jnp.where(few, middle, low), jnp.where(few, high, middle)
+
+    return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, halve, (low, high))[0]
+
+
+def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
+    """The pattern of that rank, by counting all distances for each bit."""
+    return _search_among(_patterns(distances), rank, *_all_patterns(distances), axis)
+
+
+def _search_among(
+    patterns: jax.Array, rank: jax.Array, low: jax.Array, high: jax.Array, axis: str | None
+) -> jax.Array:
+    def below(pattern: jax.Array) -> jax.Array:
+        return _total(jnp.sum(patterns < pattern, dtype=jnp.uint32), axis)
+
+    return _bisect(below, rank, low, high)
+
+
+def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
+    """The same, from a bracket that a sample gives and interpolation narrows.
+
+    What is left in the bracket is gathered and searched. Ties can keep that large: then all
+    distances are counted until the bracket is a single pattern.
+    """
+
+    def narrowed(bracket: _Bracket, *patterns: jax.Array) -> _Bracket:
+        low, high, below, above = bracket
+        counts = _total(_count_below(distances, *patterns), axis)
+        for pattern, count in zip(patterns, counts, strict=True):
+            few = count < rank
+            low = jnp.where(few, jnp.maximum(low, pattern), low)
+            below = jnp.where(few, jnp.maximum(below, count), below)
+            high = jnp.where(few, high, jnp.minimum(high, pattern))
+            above = jnp.where(few, above, jnp.minimum(above, count))
+        return low, high, below, above
+
+    def wide(state: tuple[jax.Array, _Bracket]) -> jax.Array:
+        step, (low, high, below, above) = state
+        return (step < _NARROWINGS) & (above - below > _MOST_KEPT) & (high - low > 1)
+
+    def interpolate(state: tuple[jax.Array, _Bracket]) -> tuple[jax.Array, _Bracket]:
+        step, bracket = state
+        return step + 1, narrowed(bracket, *_around_rank(rank, bracket))
+
+    def thirds(bracket: _Bracket) -> _Bracket:
+        low, high, _, _ = bracket
+        third = jnp.maximum((high - low) // 3, 1)
+        return narrowed(bracket, low + third, high - third)
+
+    def search_kept(bracket: _Bracket) -> jax.Array:
+        low, high, below, _ = bracket
+        return _search_among(kept, rank - below, low, high, axis)
+
+    def search_all(bracket: _Bracket) -> jax.Array:
+        return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, thirds, bracket)[0]
+
+    m = _total(jnp.uint32(distances.size), axis)
+    bracket = (*_all_patterns(distances), jnp.zeros_like(m), m)
+    bracket = narrowed(bracket, *_sampled_bracket(distances, rank, m, axis))
+    _, bracket = lax.while_loop(wide, interpolate, (jnp.zeros((), jnp.uint32), bracket))
+    kept, missed = _gather(distances, *bracket[:2])
+    complete = _total(missed.astype(jnp.uint32), axis) == 0
+    return lax.cond(complete, search_kept, search_all, bracket)
+
+
+def _sampled_bracket(
+    distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
+) -> tuple[jax.Array, jax.Array]:
+    """Patterns that most likely enclose the rank: three standard deviations around a sample's."""
+    sample = distances[:: round(distances.size ** (1 / 3))]
+    size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
+    share = jnp.minimum(rank.astype(jnp.float32) / m.astype(jnp.float32), 1)
+    margin = 3 * jnp.sqrt(size * share * (1 - share)) + 2
+
+    def at(place: jax.Array) -> jax.Array:
+        return _search(sample, jnp.clip(place, 1, size).astype(jnp.uint32), axis)
+
+    first, last = jax.vmap(at)(size * share + jnp.stack([-margin, margin]))
+    return first, last + 1
+
+
+def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
+    """Patterns around the rank, as if distances lay evenly in the bracket: within 1/64, or 3/sqrt.
+
+    The first is the error of a smooth density, the second six standard deviations of chance.
+    """
+    low, high, below, above = bracket
+    inside = (above - below).astype(jnp.float32)
+    share = (rank - below).astype(jnp.float32) / inside
+    margin = 1 / 64 + 3 / jnp.sqrt(inside)
+
+    def at(share: jax.Array) -> jax.Array:
+        step = jnp.clip(share, 0, 1) * (high - low).astype(jnp.float32)
+        return jnp.minimum(low + step.astype(low.dtype), high)
+
+    return at(share - margin), at(share + margin)
+
+
+def _count_below(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """How many distances lie below each of two patterns, block by block."""
+
+    def count(block: jax.Array) -> jax.Array:
+        patterns = _patterns(block)
+        low_half = (patterns < first).astype(jnp.uint32)
+        high_half = (patterns < second).astype(jnp.uint32) << 16
+        both = jnp.sum(low_half + high_half, dtype=jnp.uint32)
+        return jnp.stack([both & 0xFFFF, both >> 16])
+
+    blocks = distances.size // _BLOCK
+    rest = count(distances[blocks * _BLOCK :])
+    return lax.fori_loop(0, blocks, lambda i, sum: sum + count(_block(distances, i)), rest)
+
+
+def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
+    return lax.dynamic_slice(distances, (index * _BLOCK,), (_BLOCK,))
+
+
+def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The patterns from low to high - 1, padded with high, and whether some did not fit.
+
+    A group is every `columns`-th distance of a block; groups with such a pattern are kept.
+    """
+    columns = _BLOCK // _GROUP
+    blocks = distances.size // _BLOCK
+
+    def occurs(index: jax.Array) -> jax.Array:
+        # Without sign, what is below low wraps around to far above.
+        beyond_low = _patterns(_block(distances, index)) - low
+        least = jnp.min(beyond_low.reshape(_GROUP, columns), axis=0)
+        return (least < high - low).astype(jnp.uint32)
+
+    occupied = lax.map(occurs, jnp.arange(blocks)).reshape(-1)
+    (groups,) = jnp.nonzero(occupied, size=_MOST_KEPT, fill_value=occupied.size)
+    firsts = groups // columns * _BLOCK + groups % columns
+    members = firsts[:, None] + columns * jnp.arange(_GROUP)[None, :]
+    real = jnp.broadcast_to((groups < occupied.size)[:, None], members.shape)
+    grouped = _patterns(distances.at[members].get(mode="clip"))
+    rest = _patterns(distances[blocks * _BLOCK :])
+    kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
+    return jnp.where(kept - low < high - low, kept, high), jnp.sum(occupied) > _MOST_KEPT
+
+
+def __dir__() -> list[str]:
+    return __all__

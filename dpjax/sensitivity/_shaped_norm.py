@@ -1,0 +1,223 @@
+"""A norm that weighs directions: the length of A^-1 x, which integer arithmetic makes exact.
+
+A release under shaped noise adds noise to y = A^-1 f, so neighbors must be compared in y as it is
+computed. In floats that would depend on the program: y is a small difference of large products, and
+each program rounds them in its own way. Here f is rounded to a fine grid and A^-1 is a matrix of
+integers, so y is one function of the bits of f, in a batch and alone, compiled in any way.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._exact import _limbs
+from dpjax._exact._grid import power_of_two, round_to_grid
+from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing._fingerprints import digest
+
+MOST_COORDINATES = 2**12
+# Values are clamped here, in units of the fine grid, and cut into digits: a product of a row with
+# digits stays below 2^31, and one with values below 2^61.
+VALUE_BITS = 36
+_DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
+# What the exponents of float32 leave room for.
+_LEAST_UNIT, _LARGEST_UNIT = -80, 40
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class NoiseShape:
+    """A matrix A that noise is multiplied by, and the norm ||A^-1 x||_2 that goes with it.
+
+    Made by `dpjax.noise_shape`. Pass it as `norm` to `dpjax.sample_sensitivity`, with another key,
+    and the sensitivity to `dpjax.shaped_gaussian`. Compared by its contents.
+
+    Attributes:
+        matrix: A, float64 of shape (d, d), symmetric; the inverse of `inverse` / 2^bits.
+        inverse: A^-1 times 2^bits, integers.
+        bits: how many of them are behind the point.
+        unit: 2^unit is the grid that values are rounded to before they are multiplied.
+        outputs: structure, shapes and dtypes of the target's value, which has d coordinates.
+        sampled_with: a hash of the key that the differences were drawn with; None for a matrix that
+            was not sampled.
+
+    Formal guarantees:
+        `mapped` is the same function of the bits of a value in every program: rounding to the grid,
+        then a product of integers without rounding, then the nearest float or the one next to it.
+    """
+
+    matrix: np.ndarray
+    inverse: np.ndarray
+    bits: int
+    unit: int
+    outputs: TreeSpec
+    sampled_with: str | None = None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that it is."""
+        shapes = [(leaf.shape, leaf.dtype.name) for leaf in self.outputs.leaves]
+        structure = str(self.outputs.structure)
+        return digest(self.inverse, self.bits, self.unit, structure, shapes, self.sampled_with)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NoiseShape) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"NoiseShape({len(self.matrix)} coordinates, {self.fingerprint[:8]})"
+
+    def __call__(self, difference: Any) -> jax.Array:
+        """The length ||A^-1 x||_2 of a difference of two values, in floats."""
+        return jnp.linalg.norm(self.mapped_in_floats(difference))
+
+    @property
+    def largest_value(self) -> float:
+        """What the coordinates of a value are clamped to, in magnitude."""
+        return 2.0 ** (VALUE_BITS + self.unit)
+
+    @functools.cached_property
+    def log_determinant(self) -> float:
+        """Of A^-1: what the map adds to a log density."""
+        return -float(np.linalg.slogdet(self.matrix)[1])
+
+    def check_fits(self, value: Any) -> None:
+        """Refuses values of another structure or other shapes."""
+        got = TreeSpec.of(value)
+        if got.structure != self.outputs.structure or any(
+            x.shape != y.shape for x, y in zip(got.leaves, self.outputs.leaves, strict=True)
+        ):
+            raise ValueError(f"value must be like what the shape is of, {self.outputs}, got {got}")
+
+    def mapped(self, value: Any) -> jax.Array:
+        """A^-1 f, exact but for the grid: NaN is 0, and what is too large the largest value.
+
+        Args:
+            value: a pytree of real arrays, of the structure and shapes of `outputs`.
+
+        Returns:
+            Shape (d,), of the widest float dtype of the value.
+        """
+        return _mapped(value, shape=self)
+
+    def clamped(self, value: Any) -> Any:
+        """A value that is mapped to the same: NaN becomes 0, and what is too large the bound."""
+        return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
+
+    def shaped(self, mapped: jax.Array) -> Any:
+        """A y, a pytree like the value, in floats."""
+        return _shaped(mapped, shape=self)
+
+    def unflattened(self, flat: jax.Array) -> Any:
+        """An array of d numbers as a pytree like the value."""
+        ends = np.cumsum([leaf.size for leaf in self.outputs.leaves])
+        pieces = [
+            flat[end - leaf.size : end].reshape(leaf.shape)
+            for leaf, end in zip(self.outputs.leaves, ends, strict=True)
+        ]
+        return jax.tree.unflatten(self.outputs.structure, pieces)
+
+    def mapped_in_floats(self, value: Any) -> jax.Array:
+        """A^-1 x without the grid, for what needs no exactness: densities and lengths."""
+        flat = _flat(value)
+        inverse = (self.inverse / 2.0**self.bits).astype(flat.dtype)
+        return jnp.matmul(inverse, flat, precision="highest")
+
+    def resolution(self, mapped: jax.Array) -> jax.Array:
+        """The length of A^-1 on a unit in the last place of every coordinate of a value.
+
+        With all signs alike, the worst that there are.
+        """
+        floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
+        sizes = jnp.abs(_flat(self.shaped(mapped))).astype(mapped.dtype)
+        inverse = (np.abs(self.inverse) / 2.0**self.bits).astype(mapped.dtype)
+        found = eps * jnp.linalg.norm(jnp.matmul(inverse, sizes, precision="highest"))
+        return jnp.where(jnp.isfinite(found), found, 0)
+
+
+def shape_of(
+    matrix: np.ndarray, outputs: TreeSpec, unit: float, sampled_with: str | None
+) -> NoiseShape:
+    """A shape near a symmetric, positive definite matrix, on a grid of at most a unit."""
+    size = len(matrix)
+    wanted = np.linalg.inv(matrix)
+    most = min(_MOST_ENTRY_BITS, _ROW_BITS - (size - 1).bit_length())
+    bits = most - int(np.ceil(np.log2(np.abs(wanted).max())))
+    inverse = np.round(wanted * 2.0**bits).astype(np.int32)
+    exponent = int(np.floor(np.log2(unit)))
+    if not (_LEAST_UNIT <= exponent <= _LARGEST_UNIT and abs(bits) <= _MOST_ENTRY_BITS + 8):
+        raise ValueError(
+            f"differences of about {unit:.1g} and less are out of the range of float32: rescale the"
+            " target's value"
+        )
+    exact = np.linalg.inv(inverse / 2.0**bits)
+    found = NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
+    for array in (found.matrix, found.inverse):  # Programs hold copies.
+        array.setflags(write=False)
+    return found
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _mapped(value: Any, *, shape: NoiseShape) -> jax.Array:
+    # What rounds to the grid must not change how the value itself is rounded.
+    leaves = lax.optimization_barrier(jax.tree.leaves(value))
+    units = [round_to_grid(leaf.reshape(-1), shape.unit) for leaf in leaves]
+    flat = _limbs.clip(Limbs(*map(jnp.concatenate, zip(*units, strict=True))), 2**VALUE_BITS)
+    places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
+    digits = [_limbs.shift_right(flat, jnp.uint32(place)).low.astype(jnp.int32) for place in places]
+    # The last one has the sign.
+    digits = [*(digit & np.int32(2**_DIGIT_BITS - 1) for digit in digits[:-1]), digits[-1]]
+    products = lax.dot(
+        jnp.stack(digits), jnp.asarray(shape.inverse.T), preferred_element_type=np.dtype("int32")
+    )
+    total = _limbs.from_integers(products[0])
+    for place, product in zip(places[1:], products[1:], strict=True):
+        moved = _limbs.shift_left(_limbs.from_integers(product), jnp.uint32(place))
+        total = _limbs.add(total, moved)
+    dtype = _mapped_dtype(leaves)
+    return _limbs.to_float(total, dtype) * power_of_two(shape.unit - shape.bits, dtype)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _shaped(mapped: jax.Array, *, shape: NoiseShape) -> Any:
+    matrix = jnp.asarray(shape.matrix.astype(mapped.dtype))
+    released = shape.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
+    return jax.tree.map(_as_released, released, shape.outputs.tree())
+
+
+def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
+    """Narrow floats stay narrow; integers become floats, for shaped noise has fractions."""
+    narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
+    return _checks.saturating_cast(x, sampled.dtype) if narrow else x
+
+
+def _mapped_dtype(leaves: list[jax.Array]) -> np.dtype:
+    floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
+
+
+def _flat(tree: Any) -> jax.Array:
+    leaves = jax.tree.leaves(tree)
+    dtype = _mapped_dtype(leaves)
+    return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
+
+
+def _clamped(leaf: jax.Array, largest: float) -> jax.Array:
+    if leaf.dtype == bool:
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        bound = leaf.dtype.type(min(largest, float(jnp.finfo(leaf.dtype).max)))
+        return jnp.clip(jnp.where(jnp.isnan(leaf), jnp.zeros_like(leaf), leaf), -bound, bound)
+    limits = jnp.iinfo(leaf.dtype)
+    low, high = max(-int(largest), limits.min), min(int(largest), limits.max)
+    return jnp.clip(leaf, leaf.dtype.type(low), leaf.dtype.type(high))

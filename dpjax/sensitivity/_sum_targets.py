@@ -1,0 +1,46 @@
+"""Targets that are a function of a sum over records."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._exact._fixed_point import average
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summable:
+    """A target f(D) = finish(sum of statistic(record)), made by `dpjax.targets.summable`.
+
+    Attributes:
+        statistic: takes one record, a pytree without the leading axis, to a pytree of real arrays.
+        finish: takes the sum of the statistics, or their average, to the value.
+        average: whether the sum is divided by the number of records first.
+        largest: a public bound on the magnitudes of all statistics, which are floats and averaged,
+            or None; it broadcasts to the shape of each. Their sum is then exact.
+
+    Formal guarantees:
+        A sum ignores the order of the records: exactly where `largest` is given, else but for
+        rounding.
+    """
+
+    statistic: Callable[[Any], Any]
+    finish: Callable[[Any], Any]
+    average: bool
+    largest: Any = None
+
+    def __call__(self, database: Any) -> Any:
+        """The value on a database, a pytree of arrays with leading axis n."""
+        statistics = jax.vmap(self.statistic)(database)
+        if self.largest is not None:
+            return self.finish(jax.tree.map(lambda x: average(x, self.largest), statistics))
+        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
+        return self.finish_sum(total, len(jax.tree.leaves(database)[0]))
+
+    def finish_sum(self, total: Any, n: int) -> Any:
+        """The value, from the sum over n records."""
+        if self.average:
+            total = jax.tree.map(lambda x: x / n, total)
+        return self.finish(total)

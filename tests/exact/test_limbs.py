@@ -1,0 +1,42 @@
+"""Integers of 64 bits in two uint32, against Python's."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._exact import _limbs
+
+
+def test_division_is_exact():
+    """Next to every multiple too, where a quotient that is guessed may be one too small."""
+    random = np.random.default_rng(0)
+    divisors = [1, 2, 3, 5, 255, 257, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1, 2**16]
+    divisors += random.integers(1, 2**16, 200).tolist()
+    pairs = []
+    for divisor in divisors:
+        multiples = [q * divisor for q in (1, 2**16 - 1, 2**16, 2**32 - 1, (2**63 - 1) // divisor)]
+        bits = [int(random.integers(2**63)) >> int(random.integers(63)) for _ in range(20)]
+        around = [x + step for x in multiples for step in (-1, 0, 1)]
+        pairs += [(x, divisor) for x in (*bits, *around, 2**63 - 1) if x < 2**63]
+    pairs += [(-1 - x, divisor) for x, divisor in pairs]
+    integers = np.array([x for x, _ in pairs], np.int64).view(np.uint64)
+    x = _limbs.Limbs(
+        jnp.asarray((integers >> np.uint64(32)).astype(np.uint32)),
+        jnp.asarray(integers.astype(np.uint32)),
+    )
+    found = _limbs.floor_divide(x, jnp.asarray([divisor for _, divisor in pairs], jnp.uint32))
+    high, low = (np.asarray(limb).astype(np.uint64) for limb in found)
+    quotients = (high << np.uint64(32) | low).view(np.int64)
+    assert quotients.tolist() == [x // divisor for x, divisor in pairs]
+
+
+def test_words_are_divided_exactly_by_any_divisor():
+    random = np.random.default_rng(1)
+    divisors = [*range(1, 9), 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
+    divisors += (random.integers(1, 2**32, 200) >> random.integers(32, size=200)).clip(1).tolist()
+    multiples = [(q * d, d) for d in divisors for q in (1, 2, 2**31 // d, (2**32 - 1) // d)]
+    pairs = [(x + step, d) for x, d in multiples for step in (-1, 0, 1)]
+    pairs += [(2**32 - 1, d) for d in divisors]
+    x, divisor = np.array([pair for pair in pairs if 0 <= pair[0] < 2**32], np.uint32).T
+    quotient, rest = _limbs.divide(jnp.asarray(x), jnp.asarray(divisor))
+    np.testing.assert_array_equal(quotient, x // divisor)
+    np.testing.assert_array_equal(rest, x % divisor)
