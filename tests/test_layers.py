@@ -13,57 +13,30 @@ import dpjax
 
 PACKAGE = Path(dpjax.__file__).parent
 
-# Module, or topic (its own files import each other) -> level, and what may be imported.
+# Room (its own files import each other) -> level; a room imports lower levels only.
 LEVELS = {
     "_version": 0,
-    "_pytree": 0,
-    "_checks": 0,
-    "_numerics": 0,
-    "_kernels": 0,
-    "_limbs": 0,
-    "_grid": 0,
-    "_fixed_point": 0,
-    "_affine": 0,
-    "_lapack": 0,
-    "_origins": 0,
-    "_interruptions": 0,
-    "_by_value": 0,
-    "_durable": 0,
-    "_host_code": 0,
-    "_walks": 0,
-    "_shards": 0,
-    "_foreign": 0,
-    "_lanes": 0,
-    "_fingerprints": 0,
-    "_programs": 0,
-    "_records": 0,
-    "_letters": 0,
-    "base": 1,
-    "_sum_targets": 2,
-    "_shaped_norm": 2,
-    "operating_points": 2,
-    "exact_sums": 2,
-    "norms": 2,
-    "neighbors": 2,
-    "order_statistics": 2,
-    "oracles": 2,
-    "random": 2,
-    "sensitivity": 3,
-    "mechanisms": 3,
-    "accounting": 3,
-    "targets": 4,
-    "learning": 5,
+    "_exact": 0,
+    "_files": 0,
+    "_core": 1,
+    "_tracing": 2,
+    "oracles": 3,
+    "random": 3,
+    "_running": 3,
+    "release": 4,
+    "sensitivity": 4,
+    "accounting": 4,
+    "mechanisms": 5,
+    "targets": 5,
     "auditing": 5,
-    "queries": 5,
     "sweeps": 5,
     "attacks": 6,
+    "learning": 6,
+    "queries": 6,
     "plotting": 7,
 }
-MAY_IMPORT_UP_TO = {
-    **{name: level - 1 for name, level in LEVELS.items()},
-    # The files of level 0 share a level; an import cycle among them is caught below.
-    **{name: 0 for name, level in LEVELS.items() if level == 0},
-}
+# Rooms whose names others take from one file, which lists them.
+FACADES = {"random": "dpjax.random._facade"}
 PROJECT = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
 OPTAX = {"targets", "learning"}
 
@@ -98,9 +71,17 @@ def imported(module):
                 yield name if name in FILES else node.module
 
 
+def imported_names(module):
+    """The names that a file imports from modules, and which ones."""
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, node.module) for alias in node.names)
+
+
 INTERNAL = {
     module: {name for name in imported(module) if name.split(".")[0] == "dpjax"} for module in FILES
 }
+SAMPLER = {f"dpjax.sensitivity.{name}" for name in ("_sampler", "_samples", "_pairs", "_loop")}
 modules = pytest.mark.parametrize("module", [module for module in FILES if "." in module])
 
 
@@ -114,14 +95,34 @@ def test_levels_import_lower_levels_only(module):
     for name in INTERNAL[module]:
         assert "." in name, f"{module} imports the whole package"
         if topic(name) != topic(module):
-            level, most = LEVELS[topic(name)], MAY_IMPORT_UP_TO[topic(module)]
-            assert level <= most, f"{module} (up to level {most}) imports {name} (level {level})"
+            level, above = LEVELS[topic(name)], LEVELS[topic(module)]
+            assert level < above, f"{module} (level {above}) imports {name} (level {level})"
+
+
+@modules
+def test_a_room_with_a_facade_is_entered_by_it(module):
+    for name in INTERNAL[module]:
+        facade = FACADES.get(topic(name))
+        if facade and topic(name) != topic(module):
+            assert name in (facade, f"dpjax.{topic(name)}"), f"{module} imports {name}"
+
+
+def test_facades_hold_what_is_used():
+    for facade in FACADES.values():
+        listed = {name for name, _ in imported_names(facade)}
+        used = {
+            name
+            for module in FILES
+            for name, source in imported_names(module)
+            if source == facade and topic(module) != topic(facade)
+        }
+        assert listed == used
 
 
 def test_mechanisms_never_import_the_sampler():
     for module in FILES:
         if module.startswith("dpjax.mechanisms"):
-            assert not {name for name in INTERNAL[module] if topic(name) == "sensitivity"}
+            assert not SAMPLER & INTERNAL[module]
         if module.startswith("dpjax.sensitivity"):
             assert not {name for name in INTERNAL[module] if topic(name) == "mechanisms"}
 

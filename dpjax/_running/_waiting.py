@@ -31,10 +31,10 @@ def wait_for(
 ) -> None:
     """Waits for an array that programs compute, or gives up where a CPU has come to rest.
 
-    The last line of defense: nothing is known to hang, see `dpjax._tracing._lapack`. Code on the host may
-    rest, and an accelerator computes while the host does; both are waited for without limit. The
-    device is None where it is the default one. An interruption stops code on the host. `look` is
-    called every now and then, and ends the wait by raising.
+    The last line of defense: nothing is known to hang, see `dpjax._tracing._lapack`. Code on the
+    host may rest, and an accelerator computes while the host does; both are waited for without
+    limit. The device is None where it is the default one. An interruption stops code on the host.
+    `look` is called every now and then, and ends the wait by raising.
 
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.

@@ -38,8 +38,8 @@ class Program:
 
     Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
     reuses the compiled program. One that calls the host has the origin of its database as a first
-    input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes of the
-    program, and are no part of the fingerprint.
+    input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes
+    of the program, and are no part of the fingerprint.
     """
 
     jaxpr: jex.ClosedJaxpr

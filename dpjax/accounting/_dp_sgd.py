@@ -14,7 +14,7 @@ import scipy
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
-from dpjax.random._noise import GAUSSIAN
+from dpjax.random._facade import GAUSSIAN
 
 AccountingMethod = Literal["pld", "renyi"]
 

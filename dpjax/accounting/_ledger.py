@@ -19,7 +19,7 @@ from dpjax._files._durable import database_file
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, LedgerFile, decimal, decimals
 from dpjax.accounting._composition import compose, concrete
-from dpjax.random._keys import check_key
+from dpjax.random._facade import check_key
 
 _MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
 

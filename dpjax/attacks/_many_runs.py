@@ -11,8 +11,8 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._values import Release
+from dpjax._running._memory import fitting
 from dpjax._tracing._programs import Program
-from dpjax.sensitivity._chunks import fitting
 
 _MOST_RUNS = 2**32 - 1
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.attacks._many_runs import many_runs, released_value
-from dpjax.random._keys import check_sampling_key
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._facade import check_sampling_key, sampling_key
 from dpjax.sensitivity._neighbors import neighboring_pair
 
 MembershipScore = Callable[[Any, Any, Any], jax.Array]

@@ -12,8 +12,7 @@ from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import record_arrays
 from dpjax._exact._numerics import compute_dtype
 from dpjax.attacks._many_runs import many_runs, released_value
-from dpjax.random._keys import check_sampling_key
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._facade import check_sampling_key, sampling_key
 
 ModelQuery = Callable[[Any, Any], jax.Array]
 

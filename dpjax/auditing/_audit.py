@@ -14,7 +14,7 @@ from dpjax.auditing._confidence_limits import Question
 from dpjax.auditing._events import ChosenEvent, Experiment, choose
 from dpjax.auditing._result import AuditResult
 from dpjax.auditing._scores import Evidence, propose
-from dpjax.random._keys import check_sampling_key
+from dpjax.random._facade import check_sampling_key
 
 Pair = tuple[Any, Any]
 Pairs = Iterable[Pair] | Callable[[jax.Array], Iterable[Pair]]

@@ -16,7 +16,7 @@ from dpjax.auditing import _stated_density as stated
 from dpjax.auditing._claims import as_clamped
 from dpjax.auditing._moves import double_moves, single_moves
 from dpjax.auditing._strange_values import strange_values
-from dpjax.random._keys import check_key
+from dpjax.random._facade import check_key
 from dpjax.sensitivity._norms import distance
 
 # Releases of one program.

@@ -21,7 +21,7 @@ from dpjax.learning._gaussian_noise import (
     with_noise,
 )
 from dpjax.mechanisms._mechanism import check_noise
-from dpjax.random._noise import GAUSSIAN
+from dpjax.random._facade import GAUSSIAN
 
 if TYPE_CHECKING:
     import optax

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import refuse_unpaid_steps
 from dpjax._core._pytree import down, frozen_pytree, static
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
@@ -16,11 +15,8 @@ from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum
 from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._key_for_each import key_for_each
-from dpjax.random._keys import check_key
-from dpjax.random._noise import GAUSSIAN, Noise
-from dpjax.random._release import add_noise
+from dpjax.random._facade import GAUSSIAN, Calibration, Noise, add_noise, check_key, key_for_each
+from dpjax.release._transaction import refuse_unpaid_steps
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
 from dpjax.learning._gaussian_noise import NoiseState
 from dpjax.learning._sampling import BatchSampling
 from dpjax.mechanisms._mechanism import nothing_promised
-from dpjax.random._keys import is_seeded
+from dpjax.random._facade import is_seeded
 
 
 def guarantee(

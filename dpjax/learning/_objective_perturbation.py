@@ -7,18 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import told
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
-from dpjax.mechanisms._mechanism import guarantee_under
-from dpjax.random._key_for_each import key_for_each
-from dpjax.random._keys import check_key
-from dpjax.random._noise import GAUSSIAN
-from dpjax.random._release import add_noise
+from dpjax.random._facade import GAUSSIAN, add_noise, check_key, key_for_each
 from dpjax.release._requests import request_of
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype
 from dpjax.targets._strong_convexity import check_carried, check_strength
@@ -90,7 +86,7 @@ class ObjectivePerturbation:
             with jax.debug_nans(False), jax.debug_infs(False):
                 return Release(_released(self, key, records), promised)
 
-        return told(
+        return pay_and_draw(
             lambda: draw(key, records),
             key,
             (self, records),

@@ -56,8 +56,7 @@ import scipy
 from dpjax._core._values import Scalar
 from dpjax.learning._perturbed_minimizer import SolverPlan, solver_error, solver_plan
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import GAUSSIAN, Lattice
+from dpjax.random._facade import GAUSSIAN, Calibration, Lattice
 from dpjax.targets._bounds import unit
 
 # Above how far the gradients of two records of the unit ball lie apart.

@@ -12,7 +12,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._tracing import _shards
-from dpjax.random._keys import check_key
+from dpjax.random._facade import check_key
 
 # Of a batch that is cut off, where the caller names no capacity.
 _RARE = 1e-15

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from dpjax._core._open_ledgers import tell_of_training
+from dpjax.release._transaction import tell_of_training
 
 
 class Trainings:

@@ -12,7 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._values import Scalar
 from dpjax._exact._numerics import compute_dtype
-from dpjax.random._keys import check_sampling_key
+from dpjax.random._facade import check_sampling_key
 
 MOST_STEPS = 2**20
 _FINEST_BITS = 16

@@ -10,7 +10,6 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import told
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Release, Scalar, Sensitivity
 from dpjax._exact import _limbs
@@ -19,17 +18,19 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import begin, guarantee_under
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._key_for_each import key_for_each
-from dpjax.random._keys import check_key
-from dpjax.random._noise import LAPLACE, Lattice
-from dpjax.random._noisy_comparisons import (
+from dpjax.random._facade import (
+    LAPLACE,
+    Calibration,
     ComparisonNoise,
+    Lattice,
+    check_key,
     first_above,
+    key_for_each,
     lattice_noise,
     noisy_units,
 )
 from dpjax.release._prepared import prepared
+from dpjax.release._transaction import pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 # The quadrature of log_prob: how many scales of the threshold's noise on either side, in panels
@@ -163,7 +164,7 @@ class AboveThreshold(LatticeMechanism):
         def draw() -> Release:
             return Release(_start(self, key), guarantee)
 
-        return told(draw, key, self, guarantee=guarantee, what=type(self).__name__).value
+        return pay_and_draw(draw, key, self, guarantee=guarantee, what=type(self).__name__).value
 
     def step(self, state: SparseVectorState, query: Any) -> tuple[SparseVectorState, jax.Array]:
         """Answers one query, which may be chosen by the answers before it.

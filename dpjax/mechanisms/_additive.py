@@ -15,8 +15,7 @@ from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import GAUSSIAN, Lattice, Noise
+from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, Noise
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 from dpjax.sensitivity._shaped_norm import NoiseShape
 

@@ -13,8 +13,7 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._mechanism import begin, check_noise
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import LAPLACE, Noise
+from dpjax.random._facade import LAPLACE, Calibration, Noise
 from dpjax.sensitivity._norms import grid_dtype
 
 

@@ -11,8 +11,9 @@ from dpjax._core import _checks
 from dpjax._exact import _limbs
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import sum_over_leaves
-from dpjax.random._noise import Lattice, Noise
-from dpjax.random._release import (
+from dpjax.random._facade import (
+    Lattice,
+    Noise,
     add_noise,
     clamped,
     largest_release,

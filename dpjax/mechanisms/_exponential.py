@@ -6,7 +6,7 @@ import jax
 
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
-from dpjax.random._selected_index import exponential_index, float_index
+from dpjax.random._facade import exponential_index, float_index
 
 EXPONENTIAL_RULE = SelectionRule(
     name="exponential",

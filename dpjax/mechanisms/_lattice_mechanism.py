@@ -11,9 +11,7 @@ from dpjax._core._values import Scalar
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import Lattice
-from dpjax.random._release import check_scale
+from dpjax.random._facade import Calibration, Lattice, check_scale
 from dpjax.sensitivity._norms import is_float
 
 

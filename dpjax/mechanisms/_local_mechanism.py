@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
-from dpjax.random._release import in_range
+from dpjax.random._facade import in_range
 
 
 class LocalMechanism(SensitivityMechanism):

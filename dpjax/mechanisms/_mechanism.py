@@ -1,7 +1,6 @@
 """What all mechanisms share: the checks of a release, its guarantee, and how factories begin."""
 
 import abc
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, get_args
@@ -11,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import told
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._values import (
     Guarantee,
-    Mechanism,
     NeighboringRelation,
     NoiseKind,
     Norm,
@@ -26,8 +23,9 @@ from dpjax._core._values import (
     norm_name,
 )
 from dpjax._exact._numerics import outward
-from dpjax.random._keys import check_key, is_seeded
+from dpjax.random._facade import check_key
 from dpjax.release._prepared import prepared
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import norm_function
 
 
@@ -193,18 +191,10 @@ class SensitivityMechanism(abc.ABC):
             with jax.debug_nans(False), jax.debug_infs(False):
                 return Release(mechanism.draw(key, value), guarantee)
 
-        return told(draw, key, (self, value), guarantee=guarantee, what=type(self).__name__)
+        return pay_and_draw(draw, key, (self, value), guarantee=guarantee, what=type(self).__name__)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
-
-
-def guarantee_under(key: jax.Array, mechanism: Mechanism) -> Guarantee:
-    """What a release under a key promises: of a seeded key it says so."""
-    guarantee = mechanism.guarantee
-    if not is_seeded(key):
-        return guarantee
-    return dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
 
 
 def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:

@@ -9,7 +9,7 @@ from jax.scipy.special import logsumexp
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import legendre_rule
 from dpjax.mechanisms._selection import SelectionMechanism, SelectionRule, select_by
-from dpjax.random._selected_index import float_index, permute_and_flip_index
+from dpjax.random._facade import float_index, permute_and_flip_index
 
 _NODES = 200
 

@@ -23,9 +23,7 @@ from dpjax.mechanisms._ordered_records import (
     rank_of,
     replacements_until,
 )
-from dpjax.random._grid_fit import GridFit
-from dpjax.random._integer_laplace import integer_fit, laplace_steps, steps_to_float
-from dpjax.random._noise import LAPLACE
+from dpjax.random._facade import LAPLACE, GridFit, integer_fit, laplace_steps, steps_to_float
 
 # The proposed bound has between 2^11 and 2^12 steps of the grid, rounded down.
 _BOUND_BITS = 12

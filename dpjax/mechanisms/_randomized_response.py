@@ -13,7 +13,7 @@ from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
-from dpjax.random._release import in_range, keep_or_lie
+from dpjax.random._facade import in_range, keep_or_lie
 
 _MOST_CATEGORIES = 2**15
 _MOST_EPSILON = 22.0

@@ -14,10 +14,15 @@ from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import begin, check_noise
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import EXPONENTIAL, Lattice
-from dpjax.random._release import usable_scale
-from dpjax.random._selected_index import clamped_scores, largest_gap, score_gaps
+from dpjax.random._facade import (
+    EXPONENTIAL,
+    Calibration,
+    Lattice,
+    clamped_scores,
+    largest_gap,
+    score_gaps,
+    usable_scale,
+)
 from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
 

@@ -11,8 +11,7 @@ from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
-from dpjax.random._grid_fit import Calibration
-from dpjax.random._several_indices import indices_of_rows
+from dpjax.random._facade import Calibration, indices_of_rows
 
 
 @frozen_pytree

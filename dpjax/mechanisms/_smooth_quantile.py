@@ -23,9 +23,14 @@ from dpjax.mechanisms._ordered_records import (
     rank_of,
     smooth_bound,
 )
-from dpjax.random._grid_fit import GridFit
-from dpjax.random._integer_laplace import SCALE_BITS, laplace_steps, private_fit, steps_to_float
-from dpjax.random._noise import LAPLACE
+from dpjax.random._facade import (
+    LAPLACE,
+    SCALE_BITS,
+    GridFit,
+    laplace_steps,
+    private_fit,
+    steps_to_float,
+)
 
 # Of the decay: 2^-15 for the sixteen bits of the noise's divisor, 2^-16 for the factors of the
 # smooth bound, and less for the products and quotients of floats between them.

@@ -13,8 +13,7 @@ from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.mechanisms._several_selections import SeveralSelections
-from dpjax.random._selected_index import remaining_scores
-from dpjax.random._several_indices import peeled_indices
+from dpjax.random._facade import peeled_indices, remaining_scores
 
 
 @frozen_pytree

@@ -13,7 +13,7 @@ from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
 from dpjax.mechanisms._randomized_response import lie_weight_of, within_a_word
-from dpjax.random._release import flipped_one_hot, in_range
+from dpjax.random._facade import flipped_one_hot, in_range
 
 BitFlips = Literal["optimized", "symmetric"]
 _MOST_CATEGORIES = 2**20

@@ -10,20 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import told
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
-from dpjax.mechanisms._mechanism import guarantee_under
 from dpjax.queries._covariance import dimension_of, public_ball
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import slots_of
 from dpjax.queries._second_moments import RADIUS_BITS, in_ball
-from dpjax.random._keys import check_key
+from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._analytic import analytic_sensitivity
 from dpjax.targets._bounds import sqrt_up
 
@@ -125,7 +124,7 @@ def private_k_means(
         return Release({"centers": middle[None] + size * centers, "counts": counts}, promised)
 
     slots = present_records(database)
-    return told(
+    return pay_and_draw(
         lambda: draw(key, slots),
         key,
         slots,

@@ -14,7 +14,7 @@ from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
-from dpjax.random._release import in_range
+from dpjax.random._facade import in_range
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1

@@ -65,7 +65,7 @@ def _checked(key_data: jax.Array, used: jax.Array, value: Any) -> jax.Array:
 
 
 @_checked.defjvp
-def _(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
+def _without_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     """Keys have no derivative; and that of a `custom_vmap` may recurse without end."""
     del tangents
     data = _checked(*primals)
@@ -79,7 +79,7 @@ def _mapped_alike(key_data: jax.Array, used: jax.Array, value: Any) -> jax.Array
 
 
 @_mapped_alike.def_vmap
-def _(
+def _mapped(
     axis_size: int, mapped: tuple[bool, bool, Any], key_data: jax.Array, used: Any, value: Any
 ) -> tuple[jax.Array, bool]:
     del axis_size

@@ -16,7 +16,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._values import Sensitivity
-from dpjax.random._key_for_each import key_for_each
+from dpjax.random._facade import key_for_each
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

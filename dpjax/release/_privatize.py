@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import OpenLedger, Request, told
+from dpjax._core._open_ledgers import OpenLedger, Request
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import check_padded, record_arrays
 from dpjax._core._values import Mechanism, NeighboringRelation, Release, Sensitivity, Target
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, evaluate_alone
-from dpjax.mechanisms._mechanism import guarantee_under
-from dpjax.random._keys import check_key
+from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 
 
 def privatize(
@@ -105,7 +105,7 @@ def privatize(
                 )
             return requests[name, key.dtype, asked]
 
-        return told(
+        return pay_and_draw(
             draw,
             key,
             (mechanism, records, traced.jaxpr.consts),

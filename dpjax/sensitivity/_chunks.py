@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._running._memory import fitting
 from dpjax.sensitivity._pairs import RandomPair
 
-# On a CPU the fastest chunk fits the cache; on an accelerator memory decides.
-_CHUNK_BYTES = {"cpu": 2 * 2**20}
-_ACCELERATOR_CHUNK_BYTES = 256 * 2**20
 # Code on the host runs for long: a chunk is what progress shows, and what a checkpoint keeps.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
-_LEAST_PAIRS = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 
 def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
@@ -43,14 +40,6 @@ def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
 
 def _even_part(count: int, most: int) -> int:
     return -(-count // -(-count // most))
-
-
-def fitting(each: int) -> int:
-    """How many fit, where each adds so many bytes: a power of two."""
-    budget = _CHUNK_BYTES.get(jax.default_backend(), _ACCELERATOR_CHUNK_BYTES)
-    fitting = max(_LEAST_PAIRS, budget // max(1, each))
-    # A power of two, so that a byte more or less of an estimate seldom makes another program.
-    return 2 ** (fitting.bit_length() - 1)
 
 
 def chunk_distances(

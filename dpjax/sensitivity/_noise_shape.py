@@ -13,7 +13,7 @@ from dpjax._running._layout import outside_any_mesh
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._origins import host_errors
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._chunks import chunk_size
 from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair

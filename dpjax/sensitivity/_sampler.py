@@ -18,7 +18,7 @@ from dpjax._exact._numerics import sum_up
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._loop import sample_block

@@ -9,7 +9,7 @@ from dpjax._core import _checks
 from dpjax._core._values import Norm, Oracle, Positions, Target
 from dpjax._running._layout import Layout, devices_of, outside_any_mesh, placed
 from dpjax._running._processes import Team, together
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import all_distances, spread_chunks
 from dpjax.sensitivity._chunks import chunk_distances, chunk_size
 from dpjax.sensitivity._loop import sample_block

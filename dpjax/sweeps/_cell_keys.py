@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax.random._keys import check_sampling_key
+from dpjax.random._facade import check_sampling_key
 from dpjax.sweeps._canonical import fingerprint_of_value
 
 WORDS = 5  # Four of what a cell's coordinates are, one of its repeat.

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpjax._running._memory import fitting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
-from dpjax.sensitivity._chunks import fitting
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
 from dpjax.sweeps._outputs import Output, outputs_of

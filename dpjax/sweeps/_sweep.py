@@ -16,8 +16,7 @@ from dpjax._running._compiler import compilation
 from dpjax._running._layout import devices_of, outside_any_mesh
 from dpjax._running._progress import counting, saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
-from dpjax.random._chacha20 import CHACHA20, SEEDED_CHACHA20
-from dpjax.random._keys import check_sampling_key, is_seeded
+from dpjax.random._facade import CHACHA20, SEEDED_CHACHA20, check_sampling_key, is_seeded
 from dpjax.sweeps._axes import Axis, axes_of
 from dpjax.sweeps._cell_keys import MOST_REPEATS
 from dpjax.sweeps._compute import compute

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax.random._keys import check_sampling_key
+from dpjax.random._facade import check_sampling_key
 
 if TYPE_CHECKING:
     import optax

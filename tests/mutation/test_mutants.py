@@ -16,6 +16,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from code_patterns import replaced
+
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
 MUTANTS = {mutant["how"]: mutant for mutant in TABLE}
@@ -41,10 +43,7 @@ def killers(mutants):
 
 def broken_text(mutant):
     """The file of a mutant, and what is to be in it."""
-    file = Path("dpjax") / mutant["file"]
-    text = (ROOT / file).read_text()
-    assert text.count(mutant["old"]) == 1
-    return file, text.replace(mutant["old"], mutant["new"])
+    return replaced(mutant["where"], mutant["old"], mutant["new"])
 
 
 # The table and the page.

@@ -85,7 +85,7 @@ def computed_on(place, x):
         return jnp.sin(x)
 
 
-def told(**facts):
+def pay_and_draw(**facts):
     def target(x):
         with set_xla_metadata(**facts):
             return jnp.sin(x)
@@ -133,7 +133,7 @@ DIFFERENT = {
         lambda x: x * drawn(x, partitionable=False),
     ),
     "where it is computed": (lambda x: computed_on("device_host", x), lambda x: jnp.sin(x)),
-    "what the compiler is told": (told(group=1), told(group=2)),
+    "what the compiler is told": (pay_and_draw(group=1), pay_and_draw(group=2)),
     "the precision of a product": (precise("float32"), precise("bfloat16")),
     "the dtype inside": (in_float64(True), in_float64(False)),
     "keys": (

@@ -1,0 +1,147 @@
+"""How far a reader has to go: `python tests/hops.py` follows the calls of the main functions.
+
+A call is followed by name: of a function, of a method that one class alone defines, and, for a
+mechanism that is called, of the Laplace mechanism. A class that is made leads to its `__call__`.
+The numbers compare versions of the package. They are not the functions that a run enters.
+"""
+
+import ast
+import collections
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "dpjax"
+STARTS = ("privatize", "sample_sensitivity", "clipped_gradients")
+# What `mechanism(key, value)` and `mechanism._draw` are in the examples of the README.
+DISPATCH = {
+    "mechanism": "SensitivityMechanism.__call__",
+    "draw": "Prepared.draw",
+    "_draw": "CoordinatewiseMechanism._draw",
+    "_calibration": "AdditiveMechanism._calibration",
+    "_lattice": "CoordinatewiseMechanism._lattice",
+}
+# Methods that arrays and containers have too: whose they are cannot be told by name.
+COMMON = set().union(*map(dir, (dict, list, str, set, tuple, int, object, Path))) | {
+    *("value", "shape", "dtype", "norm", "at", "where", "sum", "add", "name", "dot", "mean"),
+    *("sample", "take"),
+}
+
+
+def modules():
+    """The syntax tree of every module, by dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {name: ast.parse(path.read_text()) for name, path in found.items()}
+
+
+class Calls:
+    """Which definition names which: a graph of (module, name)."""
+
+    def __init__(self):
+        trees = modules()
+        self.defined = {name: dict(_definitions(tree)) for name, tree in trees.items()}
+        self.imported = {name: _imports(tree, trees) for name, tree in trees.items()}
+        self.methods = collections.defaultdict(list)
+        for module, names in self.defined.items():
+            for name in names:
+                if "." in name:
+                    self.methods[name.split(".")[1]].append((module, name))
+
+    def of(self, module, name):
+        """What a definition calls."""
+        node = self.defined[module][name]
+        if isinstance(node, ast.ClassDef):
+            made = [f"{name}.{method}" for method in ("__init__", "__post_init__", "__call__")]
+            return {(module, one) for one in made if one in self.defined[module]}
+        found = set()
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                found |= self._named(module, part.id)
+            elif isinstance(part, ast.Attribute):
+                found |= self._attribute(module, name.split(".")[0], part)
+            if isinstance(part, ast.Call) and getattr(part.func, "id", "") in DISPATCH:
+                found |= self._dispatched(part.func.id)
+        return found - {(module, name)}
+
+    def _named(self, module, name):
+        while name not in self.defined.get(module, {}):
+            if name not in self.imported.get(module, {}):
+                return set()
+            module, name = self.imported[module][name]
+        return {(module, name)}
+
+    def _attribute(self, module, holder, part):
+        owner = getattr(part.value, "id", None)
+        if owner in ("self", "cls") and f"{holder}.{part.attr}" in self.defined[module]:
+            return {(module, f"{holder}.{part.attr}")}
+        if owner in self.imported[module]:
+            whole = ".".join(filter(None, self.imported[module][owner]))
+            if part.attr in self.defined.get(whole, {}):
+                return {(whole, part.attr)}
+        for known, name in self._named(module, owner) if owner else ():
+            if f"{name}.{part.attr}" in self.defined[known]:
+                return {(known, f"{name}.{part.attr}")}
+        if part.attr in DISPATCH:
+            return self._dispatched(part.attr)
+        candidates = [] if part.attr in COMMON else self.methods[part.attr]
+        return set(candidates) if len(candidates) == 1 else set()
+
+    def _dispatched(self, word):
+        name = DISPATCH[word]
+        return {found for found in self.methods[name.split(".")[1]] if found[1] == name}
+
+
+def _definitions(tree):
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            methods = (x for x in node.body if isinstance(x, ast.FunctionDef))
+            yield from ((f"{node.name}.{method.name}", method) for method in methods)
+
+
+def _imports(tree, trees):
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dpjax"):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found[alias.asname or alias.name] = (
+                    (whole, "") if whole in trees else (node.module, alias.name)
+                )
+    return found
+
+
+def reached(calls, start):
+    """The functions that a function leads to, and how many calls deep each of them is."""
+    depth, waiting = {start: 0}, collections.deque([start])
+    while waiting:
+        here = waiting.popleft()
+        for there in sorted(calls.of(*here) - set(depth)):
+            depth[there] = depth[here] + 1
+            waiting.append(there)
+    return {
+        (module, name): deep
+        for (module, name), deep in depth.items()
+        if not isinstance(calls.defined[module][name], ast.ClassDef)
+    }
+
+
+def main():
+    """Prints a line for each of the main functions."""
+    calls = Calls()
+    for name in STARTS:
+        ((module, _),) = calls._named("dpjax", name) or calls._named("dpjax.learning", name)
+        found = reached(calls, (module, name))
+        nodes = [calls.defined[module][one] for module, one in found]
+        lines = sum(node.end_lineno - node.lineno + 1 for node in nodes)
+        files = len({module for module, _ in found})
+        print(
+            f"{name}: {len(found)} functions in {files} files, {lines} lines,"
+            f" {max(found.values())} calls deep"
+        )
+
+
+if __name__ == "__main__":
+    main()
