@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tools demo notebooks test test-slow bench bench-table docs lint package clean
+.PHONY: tools demo notebooks test test-slow test-mutants bench bench-table docs lint package clean
 
 # Most of the time of tests is compilation; test-slow, and test with XLA_FLAGS= , compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. The older emitters compile in two
@@ -33,7 +33,12 @@ test: .venv/test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: .venv/test .venv/frameworks
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n auto --dist worksteal --ignore=tests/mutation
+
+# Hours: each mutant runs the tests that must fail on it.
+test-mutants: export XLA_FLAGS ?= $(QUICKLY)
+test-mutants: .venv/test
+	$(BIN)/python -m pytest -m slow tests/mutation
 
 bench: .venv/bench
 	$(BIN)/python bench/run.py $(JOBS)
@@ -63,8 +68,8 @@ package: .venv/package
 # What CI needs, installed at once instead of target by target.
 tools:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,docs,lint,notebooks,test]'
-	cd .venv && touch demo docs lint notebooks test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,docs,frameworks,lint,notebooks,test]'
+	cd .venv && touch demo docs frameworks lint notebooks test
 
 clean:
 	rm -rf .venv build

@@ -95,7 +95,7 @@ def sums(loss: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
     @jax.jit
     def by_dpjax(p: Any, batch: Any) -> Any:
-        return clipped(p, batch).value
+        return clipped(p, batch, True).value
 
     @jax.jit
     def by_optax(p: Any, batch: Any) -> Any:

@@ -32,7 +32,7 @@ def _histogram(rounds: int) -> None:
     """Codes of a million buckets at epsilon 1, where a record is added or removed."""
     codes = np.random.default_rng(0).integers(0, BUCKETS, RECORDS).astype(np.int32)
     part, edges = codes[codes < PART], np.arange(PART + 1)
-    on_device, key = jnp.asarray(codes), dpjax.random.seeded_key(0)
+    slots, key = dpjax.queries.padded_records(codes, capacity=RECORDS), dpjax.random.seeded_key(0)
     query = dpjax.queries.histogram_query(BUCKETS)
     added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
     private = dpjax.privatize(query, dpjax.laplace(query.sensitivity(relation=added), epsilon=1.0))
@@ -59,14 +59,14 @@ def _histogram(rounds: int) -> None:
 
     truth = np.bincount(codes, minlength=BUCKETS)
     noises = {
-        "dpjax": np.abs(np.asarray(private(key, on_device).value) - truth).mean(),
+        "dpjax": np.abs(np.asarray(private(key, slots).value) - truth).mean(),
         "opendp": np.abs(np.array(in_opendp(as_list)) - truth[:PART]).mean(),
     }
     # Of the discrete Laplace distribution 2 a / (1 - a^2) with a = 1 / e, of rounded noise 1.
     assert all(0.8 < noise < 1.15 for noise in noises.values()), noises
     race = Race(
         {
-            "dpjax": lambda: private(key, on_device).value.block_until_ready(),
+            "dpjax": lambda: private(key, slots).value.block_until_ready(),
             "opendp": lambda: in_opendp(as_list),
             "diffprivlib": in_diffprivlib,
         },

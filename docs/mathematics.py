@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 from markdown import Extension, Markdown
 from markdown.inlinepatterns import InlineProcessor
 
-# Code has priority 190 and the backslash 180: formulas come between, for TeX is full of backslashes.
+# Between code (190) and the backslash (180), which would take those of TeX.
 _PRIORITY = 185
 
 

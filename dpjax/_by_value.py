@@ -2,6 +2,11 @@
 
 cloudpickle pickles what a module holds by reference, and other processes import it anew, without
 what has been assigned since. Here that is done for Python and for installed packages only.
+
+Its `register_pickle_by_value` alone does not do. It gives every class another random number in
+every process, so fingerprints would differ. A copy, when it is unpickled, finds the class that it
+was made of, and sets its attributes back. Sets keep the order of the process, code its file and
+lines, and arrays of JAX stay such, for which code that JAX calls back would wait for ever.
 """
 
 import dis

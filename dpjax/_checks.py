@@ -60,12 +60,15 @@ def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -
             )
         value = value.astype(compute_dtype(value.dtype))
         return jnp.where(valid(value), value, jnp.nan)
-    if isinstance(value, (bool, np.bool_, str)) or value is None or np.ndim(value) != 0:
+    no_number = (bool, np.bool_, str, np.ma.MaskedArray, type(None))
+    if isinstance(value, no_number) or np.ndim(value) != 0:
         raise TypeError(f"{name} must be {expected}, got {shown(value)}")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
+    except OverflowError as error:  # An integer beyond all floats.
+        raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
     if not valid(number):
         raise ValueError(f"{name} must be {expected}, got {number:g}")
     return number
@@ -150,6 +153,29 @@ def real_shapes(name: str, tree: Any) -> Any:
     return _each_leaf(name, tree, _real_shape)
 
 
+def host_numbers(name: str, value: Any) -> np.ndarray:
+    """Public real numbers as a NumPy array, in a dtype of their own."""
+    refuse_foreign_dtype(name, value)
+    array = value if isinstance(value, jax.Array) else _in_native_order(np.asarray(value))
+    _check_real_dtype(name, array)
+    return np.asarray(array)
+
+
+def _in_native_order(array: np.ndarray) -> np.ndarray:
+    """Files of instruments hold numbers in the other byte order, which JAX does not take."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def booleans(name: str, value: Any) -> Any:
+    """Public booleans, which may be written as 0 and 1."""
+    if is_traced(value):
+        return value.astype(bool)
+    array = host_numbers(name, value)
+    if not np.isin(array, (0, 1)).all():
+        raise ValueError(f"{name} must be True or False, 0 or 1, got {described(array)} of others")
+    return array.astype(bool)
+
+
 def _each_leaf(name: str, tree: Any, convert: Callable[[str, Any], Any]) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
@@ -177,16 +203,23 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
         leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
-        leaf = np.asarray(leaf)
+        leaf = _in_native_order(np.asarray(leaf))
     _check_real(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def refuse_foreign_dtype(name: str, leaf: Any) -> None:
-    """Refuses columns of a dtype that is none of NumPy's.
+    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
 
-    Converted, missing values would decide on the dtype, and they may be private.
+    Converted, missing values would decide on the dtype, and they may be private. A mask would be
+    dropped, and what it hides be used.
     """
+    # By its attributes: so are masked arrays of other libraries.
+    if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
+        raise TypeError(
+            f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
+            " drop the mask and use what it hides; fill in what is missing, by .filled(value)"
+        )
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(
@@ -196,11 +229,17 @@ def refuse_foreign_dtype(name: str, leaf: Any) -> None:
 
 
 def _check_real(name: str, leaf: Any) -> None:
-    real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
-    if not (real or leaf.dtype == bool):
-        raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
+    _check_real_dtype(name, leaf)
     if leaf.size == 0:
         raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
+
+
+def _check_real_dtype(name: str, leaf: Any) -> None:
+    real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
+    # NumPy counts durations among the integers.
+    real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
+    if not (real or leaf.dtype == bool):
+        raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
 
 
 def saturating_cast(array: Any, dtype: Any) -> jax.Array:

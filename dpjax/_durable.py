@@ -48,6 +48,19 @@ def read(path: pathlib.Path, kind: str) -> tuple[dict[str, Any], memoryview]:
     return header, body
 
 
+def database_file(path: Any, *, instead: str) -> pathlib.Path:
+    """The path of an SQLite file, which need not be there; SQLite's other words are refused."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise TypeError(f"path must be that of a file, as a text or a Path, got {path!r}")
+    words = os.fspath(path)
+    if not words or words.startswith(":") or words.lower().startswith("file:"):
+        raise ValueError(f"path must be that of a file, got {words!r}: {instead}")
+    resolved = pathlib.Path(words).resolve()
+    if resolved.exists() and not resolved.is_file():
+        raise ValueError(f"path must be that of a file, got {words!r}, which is a folder or device")
+    return resolved
+
+
 def check_folder(path: pathlib.Path, kind: str) -> None:
     """Refuses a path that nothing can be written at."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._host_code import HostCode, fingerprint
+from dpjax._walks import live
 
 # Parameters of a traced operation that do not change what it computes: names, the mesh that was set
 # around it, what may be kept for differentiation, and functions of Python that are not run: the
@@ -89,8 +90,20 @@ def _type_name(aval: Any) -> str:
     return str(aval)
 
 
+def _context(context: Any) -> tuple[Any, ...]:
+    """What an operation is told by `with` statements around it, but for the mesh.
+
+    Precisions and dtypes are parameters and types by then.
+    """
+    metadata = context.xla_metadata or {}
+    return context.threefry_partitionable, context.compute_type, dict(metadata)
+
+
 def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
-    """Operations, shapes and constants; variables are numbered in order of appearance."""
+    """Operations, shapes and constants; variables are numbered in order of appearance.
+
+    Without what nothing depends on: libraries leave there what they compute once and keep.
+    """
     numbers: dict[Any, int] = {}
 
     def atom(variable: Any) -> Any:
@@ -102,12 +115,13 @@ def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
         return tuple(atom(variable) for variable in variables)
 
     _encode(sink, ("jaxpr", atoms(jaxpr.constvars), atoms(jaxpr.invars)))
-    for equation in jaxpr.eqns:
+    for equation in live(jaxpr):
         parameters = {
             name: value
             for name, value in equation.params.items()
             if name not in _IGNORED_PARAMETERS
         }
-        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters))
+        context = _context(equation.ctx)
+        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters, context))
         _encode(sink, atoms(equation.outvars))
     _encode(sink, atoms(jaxpr.outvars))

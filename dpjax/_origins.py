@@ -7,13 +7,17 @@ programs with calls to the host have, see `dpjax._programs`.
 
 import contextlib
 import enum
+import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dpjax._interruptions import StoppedError, heeding_ctrl_c
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
@@ -51,22 +55,53 @@ def is_private(origin: Any) -> bool:
     return int(origin[0]) == Role.PRIVATE
 
 
-def fail(origin: Any, reason: str) -> NoReturn:
-    """Raises what a target that failed on a sampled database has to say."""
-    role, pair = (int(number) for number in origin)
-    raise RuntimeError(f"host target failed on pair {pair} ({_DESCRIPTIONS[Role(role)]}): {reason}")
+class HostError(RuntimeError):
+    """What a call to the host has to say, through XLA, which passes the text alone."""
+
+
+def fail(origins: np.ndarray, reason: str) -> NoReturn:
+    """Raises what a target that failed on one of some sampled databases has to say."""
+    role, first = (int(number) for number in origins[0])
+    last = int(origins[-1][1])
+    pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
+    raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
+
+
+# The last one, under what XLA passes on of it.
+_interruption: tuple[str, BaseException | None] = "", None
+
+
+def interrupted(error: BaseException) -> NoReturn:
+    """Raises in a call to the host what `host_errors` turns into an interruption of its caller."""
+    global _interruption
+    text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
+    _interruption = text, error
+    raise HostError(text) from None
 
 
 @contextlib.contextmanager
-def failures_in_short() -> Iterator[None]:
-    """Takes the message of `fail` out of JAX's account of how it was called."""
+def host_errors() -> Iterator[None]:
+    """Raises what a call to the host had to say, without JAX's account of how it was called."""
     try:
-        yield
+        with heeding_ctrl_c():
+            yield
     except Exception as error:
-        said = re.search(r"host target failed on pair .*", str(error))
-        if said is None:
+        said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))
+        if not said:
             raise
-        raise RuntimeError(said.group()) from None
+        text, interruption = _interruption
+        if text == said[-1] and interruption is not None:
+            raise interruption from None
+        kind = StoppedError if "was stopped" in said[-1] else RuntimeError
+        raise kind(said[-1]) from None
+
+
+def _is_unknown(record: logging.LogRecord) -> bool:
+    """JAX logs whatever a callback raises, and what it says of ours."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
+
+
+logging.getLogger("jax._src.callback").addFilter(_is_unknown)
 
 
 class Tracing:

@@ -11,6 +11,7 @@ import jax.extend.core as jex
 
 from dpjax import _checks, _lapack, _origins
 from dpjax._fingerprints import digest
+from dpjax._foreign import in_own_operations
 from dpjax._host_code import HostCall
 from dpjax._pytree import TreeSpec
 from dpjax._walks import depends_on, equations, primitives, sizes_from
@@ -66,10 +67,12 @@ class Program:
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+            jaxpr = in_own_operations(name, jaxpr)
             refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
                 traced = jax.make_jaxpr(with_origin, return_shape=True)
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
+                jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         settings += _rules_for_vmap(jaxpr.jaxpr)
         return cls(jaxpr, *specs, _configuration(), tuple(settings))
@@ -117,7 +120,7 @@ class Program:
         """Whether every constant is known; false under `vmap` over what is closed over."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
-    @property
+    @functools.cached_property
     def calls_host(self) -> bool:
         """Whether it runs code on the host, which has to know where a database comes from."""
         return "pure_callback" in self.primitives()

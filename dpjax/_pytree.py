@@ -34,7 +34,8 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
 
     Compared by identity: an `__eq__` over arrays would make `jit(instance)` fail with "unhashable".
-    JAX runs `__post_init__` again at every unflatten, so checks belong in a factory.
+    JAX runs `__post_init__` again at every unflatten, so checks belong in a factory. Only classes
+    with fields that are `up()` or `down()` may check there: their unflatten does not run it.
     """
     made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(made)):
@@ -61,8 +62,10 @@ def _register_rounded(cls: type[T]) -> type[T]:
         return list(zip(keys, leaves, strict=True)), metadata
 
     def unflatten(metadata: tuple[Any, ...], leaves: Any) -> T:
-        names = (*toward, *constants)
-        return cls(**dict(zip(names, (*leaves, *metadata), strict=True)))
+        # Without __init__, whose checks would refuse the axes of vmap, or what tree.map makes.
+        value = object.__new__(cls)
+        vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
+        return value
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls

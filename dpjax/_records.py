@@ -6,6 +6,24 @@ import jax
 import numpy as np
 
 from dpjax import _checks
+from dpjax._pytree import frozen_pytree
+
+
+@frozen_pytree
+class PaddedRecords:
+    """Records in a public number of slots; an empty slot counts as no record in any query.
+
+    Attributes:
+        records: a pytree of arrays, whose leading axis is the slots; what an empty one holds does
+            not matter.
+        present: booleans of shape (slots,), which of them hold a record.
+
+    Formal guarantees:
+        Shapes, time and refusals depend on the number of slots, never on how many are taken.
+    """
+
+    records: Any
+    present: jax.Array
 
 
 def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int]:
@@ -25,7 +43,23 @@ def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
     if len(sizes) != 1 or min(sizes) < least:
         raise ValueError(f"{_wanted(name, least)}, got {_checks.described(records)}")
-    return records, sizes.pop()
+    (n,) = sizes
+    # More booleans than slots would count a record more than once.
+    if isinstance(records, PaddedRecords) and records.present.shape != (n,):
+        raise ValueError(
+            f"present must be one boolean for each of {n} slots, got"
+            f" {_checks.described(records.present)}"
+        )
+    return records, n
+
+
+def check_padded(database: Any) -> None:
+    """Refuses a database whose arrays show its number of records, where that is private."""
+    if not isinstance(database, PaddedRecords):
+        raise ValueError(
+            "under add-or-remove-one the number of records is private, and an array shows it: pass"
+            " dpjax.queries.padded_records(database, capacity=...)"
+        )
 
 
 def _wanted(name: str, least: int) -> str:

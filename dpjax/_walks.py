@@ -1,8 +1,12 @@
 """Walks over traced code: its operations, what depends on what, and running one by one."""
 
+import collections
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 
 # Calls that compute what is inside of them. Some also say how to differentiate, and a program that
@@ -14,6 +18,10 @@ _CALLS = JITS | frozenset(
         *("checkpoint", "remat", "remat2"),
     )
 )
+# Takes an operation and its operands to its outputs, or to None where it stays as it is.
+Replacement = Callable[[Any, list[Any]], Sequence[Any] | None]
+# One for each program, so that what is called again is neither traced nor compiled again.
+_REPLACED: dict[Replacement, Any] = collections.defaultdict(weakref.WeakKeyDictionary)
 
 
 def called(equation: Any) -> Any:
@@ -58,6 +66,96 @@ def run(
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def replaced(program: Any, operands: Sequence[Any], replacement: Replacement) -> list[Any]:
+    """Runs a program with some of its operations replaced, also inside of others.
+
+    Rules for derivatives are left out: a program that was traced is not differentiated any more.
+
+    Args:
+        program: with or without constants.
+        operands: arrays.
+        replacement: a function of a module, for what it makes of inner programs is kept.
+    """
+
+    def operation(equation: Any, operands: list[Any]) -> Sequence[Any]:
+        outputs = replacement(equation, operands)
+        if outputs is not None:
+            return outputs
+        name = equation.primitive.name
+        if name not in JITS and (inner := called(equation)):
+            return replaced(inner, operands, replacement)
+        if name == "shard_map":
+            return _replaced_shard_map(equation.params, replacement)(*operands)
+        parameters = {
+            name: _replaced_inside(value, replacement) for name, value in equation.params.items()
+        }
+        if name == "custom_vmap_call":
+            parameters["rule"] = functools.partial(
+                _replaced_rule, replacement, equation.params["rule"]
+            )
+        return bind(equation, parameters, operands)
+
+    return run(program, operands, operation)
+
+
+def _replaced_shard_map(
+    parameters: dict[str, Any], replacement: Replacement
+) -> Callable[..., Sequence[Any]]:
+    """Made anew: its program can be traced only where the axes of its mesh are known."""
+    return jax.shard_map(
+        lambda *operands: replaced(parameters["jaxpr"], operands, replacement),
+        mesh=parameters["mesh"],
+        in_specs=parameters["in_specs"],
+        out_specs=list(parameters["out_specs"]),
+        axis_names=parameters["newly_manual_axes"],
+        check_vma=parameters["check_vma"],
+    )
+
+
+def _replaced_inside(value: Any, replacement: Replacement) -> Any:
+    """A parameter of an operation, with replacements in the programs that it holds."""
+    if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+        return _replaced_program(value, replacement)
+    if isinstance(value, tuple) and any(isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)) for x in value):
+        items = [_replaced_inside(item, replacement) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _replaced_program(program: Any, replacement: Replacement) -> Any:
+    kept = _REPLACED[replacement]
+    if program not in kept:
+        avals = [variable.aval for variable in getattr(program, "jaxpr", program).invars]
+        made = jax.make_jaxpr(lambda *xs: replaced(program, xs, replacement))(*specs(avals))
+        kept[program] = made if isinstance(program, jex.ClosedJaxpr) else made.jaxpr
+    return kept[program]
+
+
+def _replaced_rule(
+    replacement: Replacement,
+    rule: Callable[..., Any],
+    axis_size: int,
+    mapped: list[bool],
+    *operands: Any,
+) -> tuple[Any, Any]:
+    """A rule for `vmap` of the user's, with replacements in what it runs."""
+    mapped_outputs: list[Any] = []
+
+    def outputs(*operands: Any) -> Any:
+        values, mapping = rule(axis_size, mapped, *operands)
+        mapped_outputs.append(mapping)
+        return values
+
+    program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*operands)
+    leaves = replaced(program, jax.tree.leaves(operands), replacement)
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), mapped_outputs[0]
+
+
+def specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """What to trace a program with anew."""
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
+
+
 def _is_variable(atom: Any) -> bool:
     return isinstance(atom, jex.Var)
 
@@ -68,6 +166,16 @@ def equations(jaxpr: Any) -> Iterator[Any]:
         yield equation
         for inner in jex.jaxprs_in_params(equation.params):
             yield from equations(inner)
+
+
+def live(jaxpr: Any) -> list[Any]:
+    """The operations that outputs depend on: a program may compute what it needs the shape of."""
+    needed, found = {x for x in jaxpr.outvars if _is_variable(x)}, []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            needed.update(filter(_is_variable, equation.invars))
+            found.append(equation)
+    return found[::-1]
 
 
 def primitives(jaxpr: Any) -> set[str]:

@@ -133,6 +133,9 @@ class SampledEvent:
     confidence: Scalar | None = down()
     identity: str = static()
 
+    def __post_init__(self) -> None:
+        _check_statement(self)
+
     def __repr__(self) -> str:
         statement = f"gamma={_number(self.gamma)}, {describe_confidence(self.confidence)}"
         return f"SampledEvent({statement}, {self.identity})"
@@ -158,10 +161,17 @@ class Guarantee:
         notes: what else the reader must know, such as "no noise".
         group_size: in how many records neighboring databases differ.
 
+    Raises:
+        TypeError: if a number is not a real number, or another attribute is of another type.
+        ValueError: if epsilon is negative or NaN, or delta, gamma or confidence outside [0, 1], or
+            group_size below 1. NaN in an array is no error: it marks a bad traced parameter.
+
     Formal guarantees:
         The statement above, for the mechanism run once. `dpjax.accounting` composes several. Where
         its numbers become float32, as on the way out of `jit`, they are rounded outward: epsilon,
-        delta and gamma up, the confidence down. So they are in print.
+        delta and gamma up, the confidence down. So they are in print, except for a part of 2^-50,
+        which sums in float64 add to decimals. Traced numbers, and what `jax.tree.map` or pickles
+        make, are not checked here, but wherever dpjax uses a guarantee.
     """
 
     epsilon: Scalar = up()
@@ -172,6 +182,18 @@ class Guarantee:
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
     notes: tuple[str, ...] = static(default=())
     group_size: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        _check_number("epsilon", self.epsilon, math.inf)
+        _check_number("delta", self.delta, 1)
+        _check_statement(self)
+        _checks.integer("group_size", self.group_size, least=1)
+        if not isinstance(self.relation, NeighboringRelation):
+            raise TypeError(
+                f"relation must be a NeighboringRelation, got {_checks.shown(self.relation)}"
+            )
+        if not all(isinstance(event, SampledEvent) for event in self.events):
+            raise TypeError(f"events must be SampledEvents, got {_checks.shown(self.events)}")
 
     def __repr__(self) -> str:
         budget = f"epsilon={_number(self.epsilon)}, delta={_number(self.delta)}"
@@ -319,6 +341,29 @@ def describe_confidence(confidence: Scalar | None) -> str:
     return f"confidence {_number(confidence, decimal.ROUND_FLOOR)}"
 
 
+def _check_statement(event: "SampledEvent | Guarantee") -> None:
+    _check_number("gamma", event.gamma, 1)
+    if event.confidence is not None:
+        _check_number("confidence", event.confidence, 1)
+
+
+def _check_number(name: str, value: Any, most: float) -> None:
+    """Refuses a known number outside [0, most]."""
+    if isinstance(value, float) and 0 <= value <= most:
+        return
+    if _checks.is_traced(value) or not getattr(value, "is_fully_addressable", True):
+        return
+    array = np.asarray(jax.device_get(value) if isinstance(value, jax.Array) else value)
+    expected = "a number, 0 or above" if most == math.inf else f"a number from 0 to {most}"
+    if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.integer, np.floating)):
+        raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
+    inside = (array >= 0) & (array <= most)
+    if isinstance(value, (jax.Array, np.ndarray)):
+        inside |= np.isnan(array)  # The mark of a bad traced parameter.
+    if not np.all(inside):
+        raise ValueError(f"{name} must be {expected}, got {_number(value)}")
+
+
 def _number(value: Any, rounding: str = decimal.ROUND_CEILING) -> str:
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
@@ -331,7 +376,12 @@ def _number(value: Any, rounding: str = decimal.ROUND_CEILING) -> str:
 def _digits(number: Any, rounding: str) -> str:
     """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
     text, every_digit = f"{number:.6g}", str(number)
-    if not np.isfinite(number) or decimal.Decimal(text) == decimal.Decimal(every_digit):
+    if not np.isfinite(number):
+        return text
+    exact, short = decimal.Decimal(every_digit), decimal.Decimal(text)
+    # Sums of decimals in float64 are a few units in the last place above the decimal.
+    is_short = abs(short - exact) <= abs(exact) * decimal.Decimal(2) ** -50
+    if short == exact or (is_short and not exact < short == 1):
         return text
     if text in ("0", "1"):
         return every_digit

@@ -59,7 +59,7 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         >>> float(dpjax.order_statistic(jnp.array([3.0, jnp.inf, 1.0, 2.0]), 3))
         3.0
     """
-    distances = jnp.asarray(distances)
+    distances = jnp.asarray(_checks.real_arrays("distances", distances))
     if distances.ndim != 1 or distances.size == 0:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {distances.shape}")
     if not jnp.issubdtype(distances.dtype, jnp.floating):

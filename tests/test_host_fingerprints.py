@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._host_code import HostCode
+from dpjax._host_code import HostCode, fingerprint
 
 
 class Kind(enum.Enum):
@@ -62,6 +62,14 @@ def test_the_copy_holds_arrays_of_numpy():
     """Code that JAX calls back must not wait for JAX."""
     values = jnp.arange(3.0)
     assert type(HostCode(lambda x: values).run(0)) is np.ndarray
+
+
+def test_equal_sets_count_as_one():
+    """The order of a set depends on what it was made from, and on the process for texts."""
+    one, other = frozenset([0, 8]), frozenset([8, 0])
+    assert list(one) != list(other)
+    assert fingerprint(one) == fingerprint(other)
+    assert fingerprint(set(one)) == fingerprint(set(other))
 
 
 def test_what_is_caught_counts():

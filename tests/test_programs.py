@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import checkify, io_callback
+from jax.experimental.compute_on import compute_on
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from dpjax import targets
 from dpjax._fingerprints import digest
@@ -59,6 +61,54 @@ def test_the_same_function_traced_anew():
     assert trace(scaled(2.0)) != "a program"
 
 
+def of_sine_and_cosine(x, function):
+    """The same two operations first, whichever is used for what."""
+    sine, cosine = jnp.sin(x), jnp.cos(x)
+    return function(sine, cosine)
+
+
+def drawn(x, partitionable):
+    """Random numbers of a key that is no constant; the setting is no parameter of an operation."""
+    words = jnp.stack([jnp.sum(x) * 0, 1]).astype(jnp.uint32)
+    with jax.threefry_partitionable(partitionable):
+        return jax.random.uniform(jax.random.wrap_key_data(words), (4,))
+
+
+def computed_on(place, x):
+    """By a `with` statement before jax 0.11, which no parameter shows, and by a call since."""
+    try:
+        context = compute_on(place)
+    except TypeError:
+        memory = jax.memory.Space.Device
+        return compute_on(jnp.sin, compute_type=place, out_memory_spaces=memory)(x)
+    with context:
+        return jnp.sin(x)
+
+
+def told(**facts):
+    def target(x):
+        with set_xla_metadata(**facts):
+            return jnp.sin(x)
+
+    return target
+
+
+def precise(precision):
+    def target(x):
+        with jax.default_matmul_precision(precision):
+            return x @ x
+
+    return target
+
+
+def in_float64(enabled):
+    def target(x):
+        with jax.enable_x64(enabled):
+            return (x.astype(float) + 1).astype(jnp.float32)
+
+    return target
+
+
 DIFFERENT = {
     "literals": (scaled(2.0), scaled(3.0)),
     "nearly equal literals": (scaled(1.0), scaled(float(np.nextafter(np.float32(1), 2)))),
@@ -74,6 +124,18 @@ DIFFERENT = {
     "parameters": (lambda x: x.reshape(2, 2).sum(0), lambda x: x.reshape(2, 2).sum(1)),
     "dtypes": (lambda x: x.astype(jnp.int32), lambda x: x.astype(jnp.int16)),
     "outputs": (lambda x: (x, 2 * x), lambda x: (2 * x, x)),
+    "which result is used": (
+        lambda x: of_sine_and_cosine(x, lambda sine, cosine: sine * 2 + cosine),
+        lambda x: of_sine_and_cosine(x, lambda sine, cosine: cosine * 2 + sine),
+    ),
+    "which bits of a key are used": (
+        lambda x: x * drawn(x, partitionable=True),
+        lambda x: x * drawn(x, partitionable=False),
+    ),
+    "where it is computed": (lambda x: computed_on("device_host", x), lambda x: jnp.sin(x)),
+    "what the compiler is told": (told(group=1), told(group=2)),
+    "the precision of a product": (precise("float32"), precise("bfloat16")),
+    "the dtype inside": (in_float64(True), in_float64(False)),
     "keys": (
         lambda x: jax.random.permutation(jax.random.key(0), x),
         lambda x: jax.random.permutation(jax.random.key(1), x),
@@ -96,6 +158,17 @@ def test_what_a_program_computes_does_matter(what):
     first, second = DIFFERENT[what]
     assert fingerprint(first) == fingerprint(first)
     assert fingerprint(first) != fingerprint(second)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, lambda f: lambda x: lax.map(f, x)], ids=["alone", "loop"]
+)
+def test_what_nothing_depends_on_does_not_matter(wrap):
+    def wasteful(x):
+        jnp.log(jnp.cos(x))
+        return jnp.sin(x)
+
+    assert fingerprint(wrap(wasteful)) == fingerprint(wrap(lambda x: jnp.sin(x)))
 
 
 def test_shapes_and_structure_matter():
@@ -331,6 +404,10 @@ def test_digests_tell_nested_values_apart():
         np.ones(2), np.ones((2, 1)), np.ones(2, np.float32), [1, 2], [12],
     ]  # fmt: skip
     assert len({digest(value) for value in values}) == len(values)
+    # The same words of a key, for two implementations.
+    keys = [jax.random.key(0, impl=name) for name in ("rbg", "unsafe_rbg")]
+    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
+    assert digest(keys[0]) != digest(keys[1])
     assert digest(jnp.ones(2)) == digest(np.ones(2, np.float32))
     assert len(digest("a")) == 32
 

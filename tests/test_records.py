@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax import attacks, learning, queries
 from dpjax._records import record_arrays
 
 
@@ -104,6 +105,70 @@ def test_columns_that_numpy_converts_by_what_they_hold_are_refused():
             record_arrays("database", table)
         told.append(str(caught.value))
     assert told[0] == told[1]
+
+
+def masked(shape, dtype="float32"):
+    """Ones of which the second half is hidden, and stands for something else."""
+    array = np.ones(shape, dtype)
+    array[len(array) // 2 :] = 0
+    return np.ma.masked_array(array, mask=array == 0)
+
+
+NUMBERS, VECTORS, CODES = masked(8), masked((8, 2)), masked(8, "int32")
+BOUNDS, BUDGET = {"lower": 0, "upper": 1}, {"epsilon": 1.0}
+LABELED = {"x": VECTORS, "y": CODES}
+RADII = {"x_radius": 1.0, "y_radius": 1.0}
+CLUSTERS = {"clusters": 2, "radius": 1.0, "delta": 1e-6} | BUDGET
+
+# How records, and values and reports that are made of them, come into each room.
+MASKED = {
+    "record_arrays": lambda _: record_arrays("database", {"people": [NUMBERS]}),
+    "exact_sum": lambda _: dpjax.exact_sum(NUMBERS, **BOUNDS, grid=1),
+    "privatize": lambda key: dpjax.privatize(jnp.mean, dpjax.laplace(1.0, 1.0))(key, NUMBERS),
+    "a mechanism": lambda key: dpjax.laplace(1.0, 1.0)(key, NUMBERS),
+    "reports": lambda _: queries.frequencies(CODES, dpjax.randomized_response(1.0)),
+    "resample": lambda _: dpjax.oracles.resample(NUMBERS),
+    "smoothed_resample": lambda _: dpjax.oracles.smoothed_resample(NUMBERS),
+    "class_gaussians": lambda _: dpjax.oracles.class_gaussians(LABELED),
+    "shadow_models": lambda key: attacks.shadow_models(
+        key, jnp.mean, NUMBERS, query=jnp.subtract, models=2
+    ),
+    "counting_query": lambda _: queries.counting_query()(NUMBERS),
+    "histogram_query": lambda _: queries.histogram_query([0, 1, 2])(NUMBERS),
+    "contingency_query": lambda _: queries.contingency_query({"a": 2})({"a": CODES}),
+    "padded_records": lambda _: queries.padded_records(NUMBERS, capacity=9),
+    "present": lambda _: queries.counting_query()(queries.PaddedRecords(np.ones(8), CODES)),
+    "quantiles": lambda _: queries.quantile_scores(0.5, grid=[0, 1])(NUMBERS),
+    "names": lambda key: queries.name_search(1.0, width=2, threshold=1)(key, CODES),
+    "mean": lambda key: queries.private_mean(key, NUMBERS, **BOUNDS, **BUDGET),
+    "variance": lambda key: queries.private_variance(key, NUMBERS, **BOUNDS, **BUDGET),
+    "covariance": lambda key: queries.private_covariance(key, VECTORS, radius=1.0, **BUDGET),
+    "line": lambda key: queries.private_linear_regression(key, LABELED, **RADII, **BUDGET),
+    "clusters": lambda key: queries.private_k_means(key, VECTORS, **CLUSTERS),
+    # JAX itself refuses these.
+    "a target": lambda _: dpjax.targets.mean()(NUMBERS),
+    "gradients": lambda _: learning.clipped_gradients(jnp.vdot, clip_norm=1.0)(
+        jnp.ones(2), VECTORS
+    ),
+    "order_statistic": lambda _: dpjax.order_statistic(NUMBERS, 3),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_no_mask_is_dropped(name, key):
+    """Converted, an array forgets its mask, and what that hides would be counted and released."""
+    with pytest.raises((TypeError, ValueError), match=r"drop the mask|masked arrays are not"):
+        MASKED[name](key)
+
+
+def test_a_mask_that_hides_nothing_is_refused_too():
+    """For whether something is missing may be private."""
+    told = []
+    for array in (NUMBERS, np.ma.masked_array(np.ones(8)), np.ma.masked_array(np.ones(8), False)):
+        with pytest.raises(TypeError, match="filled") as caught:
+            record_arrays("database", array)
+        told.append(str(caught.value))
+    assert len(set(told)) == 1
 
 
 def test_columns_of_one_name_are_refused():

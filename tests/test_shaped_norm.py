@@ -136,6 +136,12 @@ def test_resolution_is_the_worst_that_last_places_can_do():
     assert worst <= float(shape.resolution(shape.mapped(jnp.asarray(value)))) * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("unit", [2.0**-20, 1.01 * 2.0**-20, 1.99 * 2.0**-20, 0.75, 12.0])
+def test_the_grid_is_the_coarsest_of_at_most_a_unit(unit):
+    grid = 2.0 ** shape_of(MATRIX, like(VALUE), unit, None).unit
+    assert grid <= unit < 2 * grid
+
+
 def test_out_of_range_of_float32_is_refused():
     for unit in (1e-30, 1e20):
         with pytest.raises(ValueError, match="rescale"):

@@ -1,5 +1,6 @@
 """Several releases of dp-accounting's events at once, every one of them counted."""
 
+import math
 from typing import Any, Literal, get_args
 
 from dpjax import _checks
@@ -40,8 +41,9 @@ def compose_events(
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if there is no event, or one is none of dp-accounting's.
-        ValueError: if a parameter is out of range, the accountant does not know an event under the
-            relation, or randomized response or the exponential mechanism counts beyond 10^5.
+        ValueError: if a parameter is out of range, an event holds NaN, the accountant does not know
+            an event under the relation, or randomized response or the exponential mechanism counts
+            beyond 10^5.
 
     Formal guarantees:
         That of the accountant, with the counts that it forgets: those of randomized response (of
@@ -63,6 +65,9 @@ def compose_events(
     relation = NeighboringRelation(relation)
     if not events or not all(isinstance(event, accounting.DpEvent) for event in events):
         raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
+    for event in events:
+        if any(map(math.isnan, _numbers(event))):
+            raise ValueError(f"events must not hold NaN, which accountants take for 0, got {event}")
     kinds = {"pld": accounting.pld.PLDAccountant, "renyi": accounting.rdp.RdpAccountant}
     relations = accounting.NeighboringRelation
     plain = all(name in _OF_A_SENSITIVITY for event in events for name in _names(accounting, event))
@@ -78,6 +83,16 @@ def compose_events(
         except accounting.UnsupportedEventError as error:
             raise ValueError(f"{event} is not known to {method} under {relation}") from error
     return Guarantee(accountant.get_epsilon(delta) * _OUTWARD, delta, relation=relation)
+
+
+def _numbers(event: Any) -> list[float]:
+    """All numbers in an event and in those that it is made of."""
+    if isinstance(event, (list, tuple)):
+        return [number for one in event for number in _numbers(one)]
+    if isinstance(event, (int, float)):
+        return [float(event)]
+    fields = getattr(event, "__attrs_attrs__", ())
+    return _numbers([getattr(event, field.name) for field in fields])
 
 
 def _names(accounting: Any, event: Any) -> set[str]:

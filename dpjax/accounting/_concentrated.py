@@ -32,6 +32,11 @@ def concentration(release: Any) -> Concentration:
     known = getattr(release, "zcdp", None)
     if known is not None:
         rho, delta = map(float, known)
+        if not (rho >= 0 and 0 <= delta <= 1):
+            raise ValueError(
+                "zcdp of a mechanism must be rho, 0 or above, and delta, from 0 to 1, got"
+                f" {(rho, delta)}"
+            )
         return Concentration(rho, delta)
     guarantee = guarantee_of(release)
     rho = float(guarantee.epsilon) ** 2 / 2 * (1 + _ROUNDING)

@@ -66,7 +66,7 @@ def _counted(releases: list[Any], accounting: Any) -> dict[tuple[Any, ...], int]
 def _kind(release: Any, accounting: Any) -> tuple[Any, ...]:
     promised = guarantee_of(release)
     event: Any = getattr(release, "dp_event", None)
-    if isinstance(event, accounting.GaussianDpEvent):
+    if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return "gaussian", event.noise_multiplier * (1 - _ROUNDING)
     # The event of some mechanisms is a Laplace mechanism of larger epsilon.
     laplace = isinstance(event, accounting.LaplaceDpEvent)

@@ -240,7 +240,8 @@ def _with_charges(
     assert GAUSSIAN.lattice is not None
     certificate = GAUSSIAN.lattice.certificate
     loss = draws * certificate.loss
-    missed = draws * certificate.delta + steps * _probability_of_a_bad_batch(sampling)
+    tables = draws * certificate.delta
+    missed = tables + steps * _probability_of_a_bad_batch(sampling)
     epsilon = 0.0
     for _ in range(200):
         if epsilon + loss > 700:
@@ -248,10 +249,18 @@ def _with_charges(
         else:
             left = (delta - (1 + math.exp(epsilon + loss)) * missed) * math.exp(-loss)
         if left <= 0:
+            cut_off = sampling.kind == "poisson" and missed > 2 * tables
+            cause, advice = (
+                (f"a batch exceeds its capacity of {sampling.capacity}", "a larger capacity")
+                if cut_off
+                else (
+                    "the noise or a batch is off its distribution",
+                    "more noise or a larger delta",
+                )
+            )
             raise NoEpsilonError(
-                f"delta={delta:g} is used up: in {steps} steps a batch exceeds its capacity of"
-                f" {sampling.capacity}, or the tables of the noise are off, with probability"
-                f" {missed:.2g} at epsilon={epsilon:.3g}; give batches a larger capacity"
+                f"delta={delta:g} is used up at epsilon={epsilon:.3g}: in {steps} steps {cause}"
+                f" with probability {missed:.2g}; take {advice}"
             )
         found = epsilon_at(left)
         if found <= epsilon:
@@ -259,7 +268,8 @@ def _with_charges(
         epsilon = found * _OUTWARD
     else:
         raise NoEpsilonError(
-            f"no epsilon covers batches that exceed their capacity at delta={delta:g}"
+            f"no epsilon covers noise and batches off their distributions at delta={delta:g}: take"
+            " more noise, a larger capacity or a larger delta"
         )
     return (epsilon + 2 * loss) * _OUTWARD
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
+from dpjax._durable import database_file
 from dpjax._numerics import round_up
 from dpjax.accounting._composition import compose, concrete
-from dpjax.accounting._ledger_errors import BudgetExceededError
+from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 from dpjax.accounting._ledger_file import (
     DELTA_DIGITS,
     EPSILON_DIGITS,
@@ -33,9 +34,9 @@ class Ledger(Account):
     """The budget of one private database: every release is paid for before its noise is drawn.
 
     `dpjax.privatize(target, mechanism, ledger=ledger)` pays for the releases of one private
-    function, `with ledger:` for every release inside, by a mechanism too. What a private function
-    has released is released again free of charge; a bare mechanism, which does not say what its
-    value is, pays every time. A key that comes again is refused.
+    function, `with ledger:` for every release inside, by a mechanism too. Every release is drawn
+    anew and paid for, unless it has a name: `private(key, database, name="age")` returns what the
+    same request has released under this name, free of charge. A key that comes again is refused.
 
     Attributes:
         path: of the file.
@@ -59,11 +60,12 @@ class Ledger(Account):
         machine (SQLite's write-ahead log does not work on network file systems), and in the hands
         of whom you trust: nothing is signed.
 
-        Refusals depend on the ledger, the guarantee and the key alone. Which records a database
-        holds is not looked at, for whether they changed may be private: after a change open the
-        same ledger under another `version`, or what was released of the old ones is released. Nor
-        is what part of a database is handed over: two columns of one size are one request to one
-        target, so hand over all of it, and let the target choose.
+        Refusals depend on the ledger, the guarantee and the key alone. A release is returned again
+        only for an equal name, version, target, mechanism and structure of the records. Nobody
+        looks at the records themselves, for whether they changed may be private: so two columns or
+        groups need two names. After a change of the records open the ledger under another
+        `version`, or the old release is returned. Names are public: do not choose them by looking
+        at records, not even at which groups there are.
 
         The restrictions of `dpjax.random.KeyLedger` on what `with` covers hold here too.
     """
@@ -79,14 +81,16 @@ class Ledger(Account):
         """Opens a ledger, or makes one where there is none.
 
         Args:
-            path: of an SQLite file, one for each private database.
+            path: of an SQLite file, one for each private database. A budget must outlive the
+                program, so ":memory:", "" and URIs are refused.
             epsilon: the budget, which never changes; above 0. Of a float counts what it prints.
             delta: likewise, from 0 up to and without 1.
             version: a public name of the state of the database. The budget is the same for all.
 
         Raises:
             TypeError: if a parameter is of another type.
-            ValueError: if the budget is out of range, or not that of the ledger.
+            ValueError: if the path is not that of a file, or the budget is out of range, or not
+                that of the ledger.
             LedgerError: if the file cannot be trusted or not be written.
         """
         _check_text("version", version)
@@ -99,7 +103,8 @@ class Ledger(Account):
         if not 0 <= budget[1] < 10**DELTA_DIGITS:
             raise ValueError(f"delta must be from 0 up to and without 1, got {delta}")
         self.version = version
-        self._file = LedgerFile(path, budget)
+        file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
+        self._file = LedgerFile(file, budget)
         self.path = self._file.path
 
     @property
@@ -138,8 +143,9 @@ class Ledger(Account):
         Returns:
             Dicts of time (UTC), what (the name of the target, or of the mechanism), version,
             epsilon and delta (what it cost), spent_epsilon and spent_delta (with all before it),
-            gamma, confidence, notes, key and request (fingerprints), and whether the release is
-            kept. Nothing in it is private; `what` is as public as the names of your functions.
+            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
+            whether the release is kept. Nothing in it is private, if your names are not: of
+            records, and of functions, which are in `what`.
         """
         self._file.update()
         rows, spent = [], (0, 0)
@@ -152,6 +158,7 @@ class Ledger(Account):
                 {
                     "time": body["time"],
                     "what": body["what"],
+                    "name": body.get("name", ""),
                     "version": body["version"],
                     "epsilon": epsilon,
                     "delta": delta,
@@ -168,7 +175,7 @@ class Ledger(Account):
         return rows
 
     def charge(self, guarantee: Guarantee, *, key: jax.Array | None = None, what: str = "") -> None:
-        """Pays for a release that dpjax does not draw.
+        """Pays for a release that dpjax does not draw: every time, as nothing of it is kept.
 
         Args:
             guarantee: of the release.
@@ -186,15 +193,17 @@ class Ledger(Account):
         if key is not None:
             check_key(key)
             refuse_traced(key)
-        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what, None)
+        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
 
     def record(
         self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
     ) -> None:
         """Pays for a release that is about to be drawn."""
-        self._debit(guarantee, fingerprint_of_key(key), what, request and self._name(request))
+        self._debit(guarantee, fingerprint_of_key(key), what, request)
 
-    def _debit(self, guarantee: Guarantee, key: str | None, what: str, request: str | None) -> None:
+    def _debit(
+        self, guarantee: Guarantee, key: str | None, what: str, request: Request | None = None
+    ) -> None:
         # Samplings that are written by hand get an identity here, for good.
         promised = compose(guarantee)
         if not (math.isfinite(promised.epsilon) and promised.delta < 1):
@@ -210,12 +219,13 @@ class Ledger(Account):
             guarantee=_encoded(promised),
             what=what,
             version=self.version,
-            request=request,
+            name=request.name if request else "",
+            request=self._stored_as(request) if request else None,
         )
 
     def released(self, request: Request) -> Release | None:
         """What was released under a request, if anything was."""
-        found = self._file.stored(self._name(request))
+        found = self._file.stored(self._stored_as(request))
         if found is None:
             return None
         body, payload = found
@@ -231,15 +241,15 @@ class Ledger(Account):
         """Remembers a release; of several under one request the first, which is returned."""
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(release.value)]
         self._file.store(
-            self._name(request),
+            self._stored_as(request),
             b"".join(array.tobytes() for array in arrays),
             arrays=[(array.dtype.name, array.shape) for array in arrays],
             guarantee=_encoded(release.guarantee),
         )
         return self.released(request) or release
 
-    def _name(self, request: Request) -> str:
-        return f"{request.name}/{self.version}"
+    def _stored_as(self, request: Request) -> str:
+        return f"{request.fingerprint}/{self.version}"
 
     def __repr__(self) -> str:
         self._file.update()
@@ -268,16 +278,19 @@ def _encoded(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _decoded(stored: dict[str, Any]) -> Guarantee:
-    return Guarantee(
-        stored["epsilon"],
-        stored["delta"],
-        stored["gamma"],
-        stored["confidence"],
-        tuple(SampledEvent(*event) for event in stored["events"]),
-        NeighboringRelation(stored["relation"]),
-        tuple(stored["notes"]),
-        stored["group_size"],
-    )
+    try:
+        return Guarantee(
+            stored["epsilon"],
+            stored["delta"],
+            stored["gamma"],
+            stored["confidence"],
+            tuple(SampledEvent(*event) for event in stored["events"]),
+            NeighboringRelation(stored["relation"]),
+            tuple(stored["notes"]),
+            stored["group_size"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
 
 
 def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int]) -> int:
@@ -300,4 +313,7 @@ def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
 
 
 def _as_float(units: int, digits: int) -> float:
-    return round_up(Fraction(units, 10**digits))
+    """The float64 that prints as a decimal, or the least above it where none does."""
+    exact = Fraction(units, 10**digits)
+    nearest = float(exact)
+    return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)

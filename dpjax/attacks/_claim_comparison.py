@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import _checks
 from dpjax.accounting._composition import concrete
 from dpjax.attacks._roc_curve import RocCurve
 from dpjax.base import Guarantee, NeighboringRelation
@@ -79,7 +80,7 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Any) 
     """
     claimed = _about_one_record(guarantee)
     epsilon, slack = float(claimed.epsilon), _slack(claimed)
-    rates = np.asarray(false_positive_rates, float)
+    rates = _checks.host_numbers("false_positive_rates", false_positive_rates).astype(float)
     if epsilon == math.inf:
         return np.ones_like(rates)
     by_positives = math.exp(epsilon) * rates + slack

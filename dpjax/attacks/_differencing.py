@@ -82,9 +82,7 @@ def queries_and_answers(queries: Any, answers: Any) -> tuple[np.ndarray, np.ndar
 
 def _host_array(name: str, values: Any) -> np.ndarray:
     _checks.host_only(name, values, "dpjax.attacks.reconstruct_by_least_squares")
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be real numbers, got {_checks.shown(values)}")
+    array = _checks.host_numbers(name, values)
     if not np.all(np.isfinite(array)):
         raise ValueError(f"{name} must be finite, got {_checks.shown(values)}")
     return array.astype(np.float64)

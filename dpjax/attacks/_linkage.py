@@ -105,6 +105,8 @@ def _columns(name: str, table: Any, on: Sequence[str]) -> list[np.ndarray]:
     missing = [column for column in on if column not in present]
     if missing or not on:
         raise ValueError(f"{name} must have the columns {list(on)}, lacks {missing}")
+    for column in on:
+        _checks.refuse_foreign_dtype(f"{name}[{column!r}]", table[column])
     columns = [np.asarray(table[column]) for column in on]
     if len({column.shape for column in columns}) != 1 or columns[0].ndim != 1:
         raise ValueError(f"{name} must have columns of one length")

@@ -68,15 +68,16 @@ def lira(
     """
     _checks.choice("mode", mode, get_args(ShadowAttackMode))
     _checks.choice("variance", variance, get_args(LiraVariance))
-    return _compiled(*one_of_each_model(scores, members), mode=mode, variance=variance)
+    return _compiled(*one_of_each_model("scores", scores, members), mode=mode, variance=variance)
 
 
-def one_of_each_model(scores: Any, members: Any) -> tuple[jax.Array, jax.Array]:
+def one_of_each_model(name: str, scores: Any, members: Any) -> tuple[jax.Array, jax.Array]:
     """Scores as floats and members as booleans, each of shape (models, records)."""
-    values, inside = jnp.asarray(scores), jnp.asarray(members, bool)
+    values = jnp.asarray(_checks.real_arrays(name, scores))
+    inside = jnp.asarray(_checks.booleans("members", members))
     if values.ndim != 2 or values.shape != inside.shape:
         raise ValueError(
-            "scores and members must both have the shape (models, records), got"
+            f"{name} and members must both have the shape (models, records), got"
             f" {values.shape} and {inside.shape}"
         )
     return values.astype(jnp.result_type(float)), inside

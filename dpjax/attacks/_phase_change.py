@@ -77,7 +77,7 @@ def expected_recovered_fraction(c: Any) -> np.ndarray:
         >>> dpjax.attacks.expected_recovered_fraction([0.34, 1.0]).round(3).tolist()
         [0.995, 0.807]
     """
-    sizes = np.asarray(_checks.real_arrays("c", np.asarray(c)), np.float64)
+    sizes = _checks.host_numbers("c", c).astype(np.float64)
     with np.errstate(divide="ignore"):
         return scipy.special.ndtr(3**0.5 / 2 / sizes)
 

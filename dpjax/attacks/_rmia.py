@@ -71,13 +71,14 @@ def rmia(
     slope = _checks.non_negative("slope", slope)
     if slope > 1:
         raise ValueError(f"slope must be at most 1, got {slope:g}")
-    of_records, inside = one_of_each_model(likelihoods, members)
-    of_population = jnp.asarray(population).astype(of_records.dtype)
+    of_records, inside = one_of_each_model("likelihoods", likelihoods, members)
+    of_population = jnp.asarray(_checks.real_arrays("population", population))
     if of_population.ndim != 2 or len(of_population) != len(of_records):
         raise ValueError(
             f"population must have the shape (models, others), {len(of_records)} models, got"
             f" {of_population.shape}"
         )
+    of_population = of_population.astype(of_records.dtype)
     return _compiled(of_records, inside, of_population, threshold, slope, mode=mode)
 
 

@@ -102,7 +102,7 @@ class RocCurve:
 
     def limits(self, false_positive_rates: Any) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper limits of the true positive rate, all of which hold together."""
-        at = np.asarray(false_positive_rates, float)
+        at = _checks.host_numbers("false_positive_rates", false_positive_rates).astype(float)
         rates, lower = self.corners()
         below = np.searchsorted(rates, at, "right")
         lower = np.concatenate([[0.0], np.maximum.accumulate(lower)])[below]
@@ -199,7 +199,8 @@ def roc_curve(scores: Any, members: Any, *, confidence: float | None = 0.95) -> 
         >>> round(curve.area, 1), round(curve.true_positive_rate(0.01).estimate, 1)
         (0.8, 0.1)
     """
-    values, inside = np.asarray(scores, float), np.asarray(members, bool)
+    values = _checks.host_numbers("scores", scores).astype(float)
+    inside = _checks.booleans("members", members)
     if values.shape != inside.shape:
         raise ValueError(
             f"members must have the shape of scores, {values.shape}, got {inside.shape}"

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._numerics import compute_dtype
 from dpjax._pytree import frozen_pytree
 from dpjax._records import record_arrays
 from dpjax.attacks._many_runs import many_runs, released_value
@@ -152,8 +153,10 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
         >>> float(dpjax.attacks.logit_confidence(jnp.array([0.0, 3.0]), jnp.array(1)))
         3.0
     """
-    if not jnp.issubdtype(jnp.result_type(logits), jnp.floating):
-        raise TypeError(f"logits must be floats, got dtype {jnp.result_type(logits)}")
+    logits = jnp.asarray(_checks.real_arrays("logits", logits))
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise TypeError(f"logits must be floats, got dtype {logits.dtype}")
+    logits = logits.astype(compute_dtype(logits.dtype))
     classes = logits.shape[-1]
     if classes < 2:
         raise ValueError(f"logits must be of two classes at least, got {classes}")

@@ -41,14 +41,7 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
         >>> dpjax.attacks.walsh_hadamard(jnp.array([1, 0, 0, 1])).tolist()
         [2.0, 0.0, 0.0, 2.0]
     """
-    records = jnp.asarray(_checks.real_arrays("database", database))
-    n = records.shape[-1] if records.ndim else 0
-    if n.bit_count() != 1 or n > _MOST_RECORDS:
-        raise ValueError(
-            f"database must have shape (..., n) with n a power of two, at most {_MOST_RECORDS}, got"
-            f" {list(records.shape)}"
-        )
-    return _transform(records.astype(compute_dtype(records.dtype)))
+    return _transformed("database", database)
 
 
 def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
@@ -84,8 +77,19 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
         >>> dpjax.attacks.reconstruct_from_walsh_hadamard(answers).tolist()
         [True, False, False, True]
     """
-    transformed = walsh_hadamard(answers)
+    transformed = _transformed("answers", answers)
     return transformed > transformed.shape[-1] / 2
+
+
+def _transformed(name: str, numbers: jax.Array) -> jax.Array:
+    array = jnp.asarray(_checks.real_arrays(name, numbers))
+    n = array.shape[-1] if array.ndim else 0
+    if n.bit_count() != 1 or n > _MOST_RECORDS:
+        raise ValueError(
+            f"{name} must have shape (..., n) with n a power of two, at most {_MOST_RECORDS}, got"
+            f" {list(array.shape)}"
+        )
+    return _transform(array.astype(compute_dtype(array.dtype)))
 
 
 @jax.jit

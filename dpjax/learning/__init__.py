@@ -3,8 +3,9 @@
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState as AdaptiveNoiseState
 from dpjax.learning._adaptive_clipping import adaptive_noise as adaptive_noise
 from dpjax.learning._adversarial_losses import adversarial_losses as adversarial_losses
+from dpjax.learning._clipped_in_parts import clipped_in_parts as clipped_in_parts
+from dpjax.learning._clipped_sum import ClippedSum as ClippedSum
 from dpjax.learning._clipping import ClippedGradients as ClippedGradients
-from dpjax.learning._clipping import ClippedSum as ClippedSum
 from dpjax.learning._clipping import clipped_gradients as clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState as NoiseState
 from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from dpjax import _checks
 from dpjax._pytree import frozen_pytree
 from dpjax.base import NoiseKind, Scalar
-from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
+from dpjax.learning._clipped_sum import sealed
+from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM
 from dpjax.learning._gaussian_noise import (
     NoiseState,
     after_a_step,
@@ -99,7 +100,8 @@ def adaptive_noise(
         ...     initial_clip_norm=1.0,
         ... )
         >>> state = noise.init(jnp.zeros(2))
-        >>> batch = clipped(jnp.zeros(2), 9 * jnp.ones((100, 2)), clip_norm=state.clip_norm)
+        >>> examples = 9 * jnp.ones((100, 2))
+        >>> batch = clipped(jnp.zeros(2), examples, True, clip_norm=state.clip_norm)
         >>> gradient, state = noise.update(batch, state)
         >>> bool(state.clip_norm > 1)
         True
@@ -131,7 +133,7 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(state.noise.key, 3)
         gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
-        count = ClippedSum(updates.within, 1.0, updates.within)
+        count = sealed(updates.within, 1.0, updates.within)
         noisy = with_noise(count_key, count, 2 * counted, distribution)
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))

@@ -9,56 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax._numerics import compute_dtype
-from dpjax._pytree import frozen_pytree, up
-from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax.base import Scalar
+from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
 from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
 from dpjax.learning._uses import explained, traced
-from dpjax.sensitivity._analytic import analytic_sensitivity
 
 # Beyond these, squares of float32 come near the ends of what there is.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
-
-
-@frozen_pytree
-class ClippedSum:
-    """The sum of clipped per-example gradients of a batch, and how far one record moves it.
-
-    As private as the batch, until it gets noise.
-
-    Attributes:
-        value: the sum, a pytree like the parameters; at least float32.
-        norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
-        within: of the examples, those within the clip norm less the others; for adaptive clipping.
-
-    Formal guarantees:
-        Those of `clipped_gradients`, which makes it.
-    """
-
-    value: Any
-    norm_bound: Scalar = up()
-    within: jax.Array
-
-    def sensitivity(
-        self,
-        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ) -> Sensitivity:
-        """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
-
-        Of the sum as it is: divide by a batch size after the noise, for a quotient of floats is
-        rounded once more.
-
-        Args:
-            relation: which batches are neighbors.
-
-        Returns:
-            A `Sensitivity` in the norm l2.
-        """
-        relation = NeighboringRelation(relation)
-        records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
-        return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,24 +44,32 @@ class ClippedGradients:
         """The sum over a batch.
 
         Args:
-            parameters: a pytree of float arrays.
-            examples: a pytree of arrays with a leading axis of the batch.
-            mask: booleans of shape (batch,); an example where it is False counts as absent.
+            parameters: a pytree of float arrays; inside `jax.shard_map` the same on all shards.
+            examples: a pytree of arrays with a leading axis of the batch; inside `jax.shard_map`
+                of the slots of this shard, whose records no other shard has.
+            mask: the sampling's booleans of shape (batch,); an example where it is False counts as
+                absent. True, if no slot is empty.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
         Returns:
             A `ClippedSum`.
+
+        Raises:
+            TypeError: if the parameters are not float arrays.
+            ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`,
+                if parameters vary over shards, or JAX does not check it.
         """
         size = _batch_size(examples)
-        if mask is None:
+        if mask is True:
             mask = jnp.ones(size, bool)
-        if jnp.shape(mask) != (size,) or not jnp.issubdtype(jnp.result_type(mask), jnp.bool_):
+        if not _is_mask(mask, size):
             raise ValueError(
-                f"mask must be booleans of shape ({size},), got {_checks.described(mask)}"
+                f"mask must be the sampling's booleans of shape ({size},), or True if no slot is"
+                f" empty, got {_checks.described(mask)}: else empty slots count as records"
             )
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
-        return self._compiled(_float_arrays(parameters), examples, mask, norm)
+        return sealed(*self._compiled(_float_arrays(parameters), examples, mask, norm))
 
     def explain(self, parameters: Any, example: Any) -> Any:
         """Says of every parameter how its gradients are clipped.
@@ -134,37 +102,69 @@ class ClippedGradients:
         return self._compiled_norms(_float_arrays(parameters), examples)
 
     @functools.cached_property
-    def _compiled(self) -> Callable[..., ClippedSum]:
-        return jax.jit(self._sum)
+    def _compiled(self) -> Callable[..., tuple[Any, jax.Array, jax.Array]]:
+        return jax.jit(_shards.placed_by_xla(self._sum))
 
     @functools.cached_property
     def _compiled_norms(self) -> Callable[..., jax.Array]:
-        def norms(parameters: Any, examples: Any) -> jax.Array:
+        def own(parameters: Any, examples: Any) -> jax.Array:
             program = traced(self.loss, parameters, _first(examples))
             leaves, data = jax.tree.leaves(parameters), jax.tree.leaves(examples)
             return jnp.sqrt(per_example(program, leaves, data).squared_norms)
 
-        return jax.jit(norms)
+        def norms(parameters: Any, examples: Any) -> jax.Array:
+            return _shards.on_each(_axes(parameters, examples), own, parameters, examples)
 
-    def _sum(self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> ClippedSum:
+        return jax.jit(_shards.placed_by_xla(norms))
+
+    def _sum(
+        self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        axes = _axes((parameters, norm), examples, mask)
+        part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         leaves, structure = jax.tree.flatten(parameters)
-        program = traced(self.loss, parameters, _first(examples))
-        size, part = len(mask), min(len(mask), self.microbatch_size)
         roundings = []
 
-        def add_up(data: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            gradients = per_example(program, leaves, data)
-            roundings.append(gradients.terms)
-            return _clipped(gradients, mask, norm)
+        def own(parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> Any:
+            program = traced(self.loss, parameters, _first(examples))
 
-        batch = jax.tree.leaves(examples), mask
-        if part == size:
-            total, within = add_up(*batch)
-        else:
-            total, within = _in_microbatches(add_up, batch, part, leaves, norm)
+            def add_up(data: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+                gradients = per_example(program, jax.tree.leaves(parameters), data)
+                roundings.append(gradients.terms)
+                return _clipped(gradients, mask, norm)
+
+            batch = jax.tree.leaves(examples), mask
+            if part == size:
+                return add_up(*batch)
+            return _in_microbatches(add_up, batch, part, size, leaves, norm)
+
+        found = _shards.on_each(axes, own, parameters, examples, mask, norm)
+        total, within = _shards.summed_over_shards(found, axes)
+        if part < size:
+            total = _from_integers(total, size, leaves, norm)
         narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
+        # As on one device, whose microbatches are no smaller: so the noise is the same.
+        part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size, dtype=narrowest)
-        return ClippedSum(jax.tree.unflatten(structure, total), norm * (1 + charged), within)
+        return jax.tree.unflatten(structure, total), norm * (1 + charged), within
+
+
+def _axes(replicated: Any, examples: Any, mask: Any = None) -> frozenset[Any]:
+    """The axes of devices over which a batch is spread: every shard holds other examples."""
+    _shards.refuse_unchecked()
+    if shared := _shards.varying_axes(replicated):
+        raise ValueError(
+            "parameters and clip_norm must be the same on all shards, got some that vary over"
+            f" {sorted(shared)}: give them in_specs=PartitionSpec(); trainings of their own go"
+            " under jax.vmap"
+        )
+    axes = _shards.varying_axes((examples, mask))
+    if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
+        raise ValueError(
+            f"examples must all be sharded over {sorted(axes)}, as the mask or some of them are:"
+            " an example that every shard holds would count once for each"
+        )
+    return axes
 
 
 def _clipped(
@@ -183,34 +183,48 @@ def _in_microbatches(
     add_up: Callable[..., tuple[list[jax.Array], jax.Array]],
     batch: tuple[list[jax.Array], jax.Array],
     part: int,
+    size: int,
     leaves: list[jax.Array],
     norm: jax.Array,
-) -> tuple[list[jax.Array], jax.Array]:
+) -> tuple[list[list[jax.Array]], jax.Array]:
     """Adds up microbatches one after the other, in integers: no order of them counts."""
-    size, dtypes = len(batch[1]), [compute_dtype(leaf.dtype) for leaf in leaves]
 
     def step(carry: Any, microbatch: Any) -> Any:
         total, within = add_up(*microbatch)
         digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
         return jax.tree.map(jnp.add, carry, (digits, within)), None
 
-    nothing = [no_digits(x.shape, dtype, size) for x, dtype in zip(leaves, dtypes, strict=True)]
+    nothing = [no_digits(x.shape, compute_dtype(x.dtype), size) for x in leaves]
     parts = jax.tree.map(lambda x: _in_parts(x, part), batch)
-    (digits, within), _ = lax.scan(step, (nothing, jnp.int32(0)), parts)
-    total = [
+    return lax.scan(step, (nothing, jnp.int32(0)), parts)[0]
+
+
+def _from_integers(
+    digits: list[list[jax.Array]], size: int, leaves: list[jax.Array], norm: jax.Array
+) -> list[jax.Array]:
+    dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
+    return [
         from_digits(x, norm.astype(dtype), size, dtype)
         for x, dtype in zip(digits, dtypes, strict=True)
     ]
-    return total, within
 
 
 def _in_parts(x: jax.Array, part: int) -> jax.Array:
-    """Microbatches, the last one padded with the first example, and False in a mask."""
+    """Microbatches, padded with the first example, and with False in a mask.
+
+    Each has a slot in every stretch of the batch: where devices hold a stretch each, all have work.
+    """
     missing = -len(x) % part
     if missing:
         first = jnp.zeros_like(x[:1]) if x.dtype == bool and x.ndim == 1 else x[:1]
         x = jnp.concatenate([x, *[first] * missing])
-    return x.reshape(-1, part, *x.shape[1:])
+    return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
+
+
+def _is_mask(mask: Any, size: int) -> bool:
+    if mask is None or jnp.shape(mask) != (size,):
+        return False
+    return jnp.issubdtype(jnp.result_type(mask), jnp.bool_)
 
 
 def _checked_norm(clip_norm: Scalar) -> Any:
@@ -268,6 +282,9 @@ def clipped_gradients(
     Equinox or Flax: its layers are found in the traced program, none is wrapped. The object's
     `explain` says which way each parameter goes.
 
+    A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
+    clips its own examples, the sum is that over all shards, and it is the same on each of them.
+
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
         clip_norm: C, from 1e-10 to 1e10, public.
@@ -293,6 +310,11 @@ def clipped_gradients(
         slot alone, as in every program that `vmap` makes: the loss closes over nothing that is made
         of the batch, such as its mean.
 
+        Over shards the bound is that of one shard, not a sum of bounds. A slot is on one shard, so
+        the sums of the others are equal in both batches. Shards are added up as integers, so the
+        totals differ by what that one shard differs by. The bound is charged for microbatches of
+        one device, which round more. So it does not depend on the number of shards.
+
     Source:
         Goodfellow, "Efficient per-example gradient computations" (2015); Lee and Kifer, "Scaling up
         differentially private deep learning with fast per-example gradient clipping" (2021); Abadi
@@ -305,7 +327,7 @@ def clipped_gradients(
         ...     return jnp.dot(w, example)
         >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
         >>> examples = jnp.array([[0.0, 2.0], [0.5, 0.0], [jnp.nan, 0.0]])
-        >>> clipped(jnp.zeros(2), examples).value.tolist()
+        >>> clipped(jnp.zeros(2), examples, True).value.tolist()
         [0.5, 1.0]
     """
     _checks.function("loss", loss)

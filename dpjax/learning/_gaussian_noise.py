@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax._numerics import outward
 from dpjax._pytree import down, frozen_pytree, static
 from dpjax.base import NoiseKind, Scalar
-from dpjax.learning._clipping import ClippedSum
+from dpjax.learning._clipped_sum import ClippedSum
+from dpjax.learning._trainings import Trainings
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.norms import grid_dtype, rounding_norm
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
 from dpjax.random._noise import GAUSSIAN, Noise
-from dpjax.random._open_ledgers import refuse_unpaid_steps, tell_of_training
+from dpjax.random._open_ledgers import refuse_unpaid_steps
 from dpjax.random._release import add_noise
 
 if TYPE_CHECKING:
@@ -61,12 +62,17 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing, but of what something in
-    front of it makes of the sum the bound is none. Most of that is refused; signs are not seen.
+    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in
+    front of it is refused, for a `ClippedSum` cannot be taken apart.
+
+    Inside `jax.shard_map` the state and the sum must be the same on all shards. All of them then
+    draw the same noise, that of one device.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
-            another one after every step; an open `KeyLedger` claims it at `init`.
+            another one after every step. Every call of `init` starts a training with a key of its
+            own: the first takes this key, later ones fold their number into it. An open
+            `KeyLedger` claims each of them.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
@@ -78,10 +84,11 @@ def gaussian_noise(
         NaN.
 
     Raises:
-        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`, or one that
-            something in front has made other numbers of.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if a
-            `dpjax.Ledger` is open, which a training pays by `charge`.
+        TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
+            the state varies over shards, or JAX does not check it (`check_vma=False`, `jax.pmap`);
+            if `init` is mapped, compiled or called in another process and the optimizer was made
+            outside; if a `dpjax.Ledger` is open, which a training pays by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
@@ -104,7 +111,8 @@ def gaussian_noise(
         ...     dpjax.random.secure_key(), noise_multiplier=0.8, batch_size=100
         ... )
         >>> state = noise.init(jnp.zeros(2))
-        >>> gradient, state = noise.update(clipped(jnp.zeros(2), jnp.ones((100, 2))), state)
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((100, 2)), True)
+        >>> gradient, state = noise.update(batch, state)
         >>> gradient.shape
         (2,)
     """
@@ -112,11 +120,12 @@ def gaussian_noise(
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+    trainings = Trainings()
 
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        tell_of_training(key)
-        return NoiseState(key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
+        own_key = key_for_each(trainings.key(key), parameters)
+        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
@@ -135,11 +144,19 @@ def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
     return optax.GradientTransformation(init, update)
 
 
-@functools.partial(jax.jit, static_argnames="noise")
 def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
     """The sum with noise of a multiple of its norm bound."""
+    bound = outward(clipped.norm_bound, math.inf)
+    return _with_noise(key, clipped.value, bound, multiplier, noise)
+
+
+@functools.partial(jax.jit, static_argnames="noise")
+def _with_noise(
+    key: jax.Array, value: Any, norm_bound: Scalar, multiplier: Scalar, noise: Noise
+) -> Any:
     refuse_unpaid_steps()
-    value, bound = clipped.value, jnp.asarray(clipped.norm_bound)
+    bound = jnp.asarray(norm_bound)
+    _refuse_shards(key, (value, bound, multiplier))
     key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
@@ -154,25 +171,24 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
     return add_noise(key, value, calibration, noise)
 
 
-def check_clipped(updates: Any) -> None:
-    """Refuses what no norm bound travels with, or what has been transformed on the way.
+def _refuse_shards(key: jax.Array, others: Any) -> None:
+    """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
+    for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
+        if axes := _shards.varying_axes(tree):
+            raise ValueError(
+                f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
+                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; trainings of"
+                " their own go under jax.vmap"
+            )
 
-    Sums may be added up: so are their bounds. But what clips or scales by what it sees does it to
-    the bound as well, which then is none. It shows, for a count becomes a float.
-    """
+
+def check_clipped(updates: Any) -> None:
+    """Refuses what no norm bound travels with."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, whose norm bound the noise is for, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
-        )
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.value)]
-    wide = all(jnp.issubdtype(x, jnp.floating) and x.itemsize >= 4 for x in dtypes)
-    if not wide or not jnp.issubdtype(jnp.result_type(updates.within), jnp.integer):
-        raise TypeError(
-            "updates must be as learning.clipped_gradients makes them, or a sum of such, but"
-            f" something has transformed them, got {_checks.described(updates)}: put the noise"
-            " first in a chain"
         )
 
 

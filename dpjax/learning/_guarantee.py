@@ -61,7 +61,7 @@ def guarantee(
         >>> noise = learning.gaussian_noise(
         ...     dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10
         ... )
-        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)))
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)), True)
         >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
         >>> sampling = learning.poisson_sampling(1000, batch_size=10)
         >>> learning.guarantee(state, sampling, delta=1e-5)
@@ -78,6 +78,11 @@ def guarantee(
         raise ValueError(
             f"state must be that of one training, got steps of shape {np.shape(noise.step)}: take"
             " one, as by jax.tree.map(lambda x: x[0], state)"
+        )
+    if noise.step == 0:
+        raise ValueError(
+            "state must be that after the last step, which update returned, got that of init:"
+            " nothing was released, and nothing is promised"
         )
     if noise.noise == "float":
         return nothing_promised(0.0, relation)

@@ -72,9 +72,9 @@ def formed(gradients: jax.Array) -> Gradients:
 def squared_norms(x: jax.Array) -> jax.Array:
     """The squared norm of each example's part; an upper bound where squares underflow."""
     x = x.reshape(len(x), -1)
-    lost = x.shape[1] * float(jnp.finfo(x.dtype).tiny)
     whole = x.shape[1] // _BLOCK * _BLOCK
     squares = jnp.square(x)
+    lost = x.shape[1] * float(jnp.finfo(squares.dtype).tiny)
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
@@ -115,7 +115,7 @@ def _is_dense(equation: Any, operand: int) -> bool:
 
 
 def _dense(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    kernel = equation.invars[operand].aval.shape
+    kernel, x = equation.invars[operand].aval.shape, x.astype(g.dtype)
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -205,6 +205,7 @@ def _convolution(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gra
     kernel = equation.invars[1].aval.shape
     offsets = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
     x, g = (_features_last(a, spec) for a, spec in ((x, numbers.lhs_spec), (g, numbers.out_spec)))
+    x = x.astype(g.dtype)
     rows = g.reshape(len(g), -1, g.shape[-1])
     met = _patches(x, g.shape[2:-1], offsets, equation.params)
     patches = jnp.concatenate([patch.reshape(*rows.shape[:2], -1) for patch in met], axis=2)

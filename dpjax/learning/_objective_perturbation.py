@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._pytree import frozen_pytree, static, up
+from dpjax._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._records import record_arrays
 from dpjax.base import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
 from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.mechanisms._requests import request_of
 from dpjax.norms import is_float
 from dpjax.random._key_for_each import key_for_each
 from dpjax.random._keys import check_key
@@ -57,7 +58,7 @@ class ObjectivePerturbation:
         """What one release promises."""
         return Guarantee(self.epsilon, self.delta)
 
-    def __call__(self, key: jax.Array, database: Any) -> Release:
+    def __call__(self, key: jax.Array, database: Any, *, name: str | None = None) -> Release:
         """Releases the weights of a database.
 
         Args:
@@ -65,12 +66,14 @@ class ObjectivePerturbation:
                 open claims it.
             database: {"x": (n, d) features, "y": (n,) labels, positive or not}. Features are scaled
                 into the unit ball where they lie outside, and NaN counts as 0.
+            name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
         Returns:
             A `Release` of the weights, shape (d,).
 
         Raises:
-            TypeError: if the key is not a typed key, or the database does not hold real arrays.
+            TypeError: if the key is not a typed key, the name not a text, or the database does not
+                hold real arrays.
             ValueError: if the database has other arrays or shapes, dtype is float64 and JAX has
                 none, or databases are mapped over by `vmap` and keys are not.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
@@ -82,12 +85,20 @@ class ObjectivePerturbation:
         records = self._records(database)
         promised = guarantee_under(key, self)  # pyright: ignore[reportArgumentType]
 
-        def draw() -> Release:
+        def draw(key: jax.Array, records: Any) -> Release:
             # A NaN in a private value is not an error to stop at.
             with jax.debug_nans(False), jax.debug_infs(False):
                 return Release(_released(self, key, records), promised)
 
-        return told(draw, key, (self, records), guarantee=promised, what="objective perturbation")
+        return told(
+            lambda: draw(key, records),
+            key,
+            (self, records),
+            guarantee=promised,
+            what="objective perturbation",
+            name=name,
+            request=lambda name: request_of(name, draw, key, TreeSpec.of(records), self),
+        )
 
     def _records(self, database: Any) -> dict[str, jax.Array]:
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""

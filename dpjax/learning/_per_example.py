@@ -62,7 +62,11 @@ def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: 
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
 
     def total(factors: jax.Array) -> list[jax.Array]:
-        return [gradients[i].total(factors) for i in range(len(parameters))]
+        # Under x64 the factors are float64; a sum keeps the precision of its norm.
+        return [
+            gradients[i].total(factors.astype(compute_dtype(parameter.dtype)))
+            for i, parameter in enumerate(parameters)
+        ]
 
     squares = [g.squared_norms.astype(jnp.result_type(float)) for g in gradients.values()]
     return PerExample(
@@ -99,15 +103,13 @@ def _probed(program: Any, used: dict[int, Use], probes: Any, inputs: list[Any]) 
 
 def _of_layer(use: Use, parameter: jax.Array, x: jax.Array, g: jax.Array) -> Gradients:
     dtype = compute_dtype(parameter.dtype)
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        x = x.astype(dtype)
     gradients = use.layer.gradients(use.equation, use.operand, x, g.astype(dtype))
 
     def total(factors: jax.Array) -> jax.Array:
         back = jax.linear_transpose(
             lambda leaf: moved(use, leaf), jax.ShapeDtypeStruct(parameter.shape, dtype)
         )
-        return back(gradients.total(factors.astype(dtype)))[0]
+        return back(gradients.total(factors))[0]
 
     return gradients._replace(total=total)
 

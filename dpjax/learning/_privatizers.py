@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax.learning._gaussian_noise import averaged, check_clipped, transformation
+from dpjax.learning._trainings import Trainings
 
 if TYPE_CHECKING:
     import optax
@@ -46,7 +47,8 @@ def with_privatizer(
 
     Raises:
         TypeError: if a parameter is not a number, or an update is not a `ClippedSum`.
-        ValueError: if a parameter is out of range.
+        ValueError: if a parameter is out of range, or `init` is called twice, mapped or compiled:
+            a privatizer has one key, which is for one training.
 
     Formal guarantees:
         What the transformation promises for sums of vectors of norm 1, drawn as it draws: noise in
@@ -65,12 +67,18 @@ def with_privatizer(
         >>> clipped = learning.clipped_gradients(loss, clip_norm=0.5)
         >>> noise = learning.with_privatizer(optax.identity(), batch_size=10)
         >>> state = noise.init(jnp.zeros(2))
-        >>> noise.update(clipped(jnp.zeros(2), jnp.eye(2)), state)[0].round(3)
+        >>> noise.update(clipped(jnp.zeros(2), jnp.eye(2), True), state)[0].round(3)
         Array([0.05, 0.05], dtype=float32)
     """
     size = _checks.positive("batch_size", batch_size)
+    trainings = Trainings()
 
     def init(parameters: Any) -> PrivatizerState:
+        if trainings.number():
+            raise ValueError(
+                "init may be called once for each privatizer, whose key two trainings would share:"
+                " make another privatizer, of a key of its own"
+            )
         return PrivatizerState(privatizer.init(parameters), jnp.zeros((), jnp.result_type(float)))
 
     def update(

@@ -1,5 +1,6 @@
 """Which examples make a batch: pure functions of a key, with masks instead of sizes."""
 
+import bisect
 import dataclasses
 import functools
 from typing import Literal
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import scipy
 from jax import lax
 
-from dpjax import _checks
+from dpjax import _checks, _shards
 from dpjax.random._keys import check_key
 
 # Of a batch that is cut off, where the caller names no capacity.
@@ -51,8 +52,16 @@ class BatchSampling:
         Returns:
             Indices of shape (capacity,), int32, and a mask: where it is False the slot is empty,
             and its index is one of a record all the same.
+
+        Raises:
+            TypeError: if the key is not a typed key.
+            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw.
         """
         check_key(key)
+        # Under one key all shards would choose the same places, which the accounting rules out.
+        _shards.refuse_inside(
+            "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
+        )
         return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
 
 
@@ -98,7 +107,9 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
     rate = words / _WORD
     if capacity is None:
-        capacity = min(n, int(scipy.stats.binom.isf(_RARE, n, rate)) + 1)
+        # By search: SciPy's own inverse fails where the rate is small.
+        exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
+        capacity = min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= _RARE) + 1)
     capacity = _checks.integer("capacity", capacity, least=1, most=n)
     return BatchSampling("poisson", n, rate, capacity)
 
@@ -145,7 +156,7 @@ def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Ar
         words = jax.random.bits(key, (sampling.n,), jnp.uint32)
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
-    mask = jnp.arange(sampling.capacity) < jnp.sum(joins, dtype=jnp.int32)
+    mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     return indices.astype(jnp.int32), mask
 
 

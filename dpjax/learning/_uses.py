@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks, _walks
+from dpjax._lanes import refuse_touching
 from dpjax._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Layer
 
@@ -23,6 +24,7 @@ _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
 # Operations that put the numbers of a parameter in other places, each once.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
+_REAL = (np.floating, np.integer, np.bool_)
 
 
 class Use(NamedTuple):
@@ -79,7 +81,7 @@ def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> Tr
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
     jaxpr = program.jaxpr
-    equations = _live(jaxpr)
+    equations = _walks.live(jaxpr)
     uses = (_use(equations, leaf, jaxpr.outvars) for leaf in jaxpr.invars[: len(leaves)])
     return TracedLoss(program, tuple(uses))
 
@@ -107,7 +109,7 @@ def moved(use: Use, parameter: jax.Array) -> jax.Array:
 def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
-    equations, texts = _live(jaxpr), []
+    equations, texts = _walks.live(jaxpr), []
     for leaf, variable, use in zip(leaves, jaxpr.invars, program.uses, strict=False):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
@@ -142,11 +144,7 @@ def _check_scalar(avals: Sequence[Any]) -> None:
 
 def _check_operations(program: Any) -> None:
     refuse_outside_code("loss", program)
-    if "custom_vmap_call" in _walks.primitives(program.jaxpr):
-        raise ValueError(
-            "loss must not have a rule for vmap of its own, which might mix examples; leave out"
-            " jax.custom_batching.custom_vmap"
-        )
+    refuse_touching("loss", program)
 
 
 def _inline(equation: Any, operands: list[Any]) -> list[Any]:
@@ -162,16 +160,6 @@ def _inline(equation: Any, operands: list[Any]) -> list[Any]:
 def _bind(equation: Any, operands: list[Any]) -> list[Any]:
     parameters = equation.primitive.get_bind_params(equation.params)
     return _walks.bind(equation, parameters, operands)
-
-
-def _live(jaxpr: Any) -> list[Any]:
-    """The operations that the loss depends on: a program may compute what it needs the shape of."""
-    needed, found = {x for x in jaxpr.outvars if isinstance(x, jex.Var)}, []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(equation.outvars):
-            needed.update(atom for atom in equation.invars if isinstance(atom, jex.Var))
-            found.append(equation)
-    return found[::-1]
 
 
 def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use | None:
@@ -194,7 +182,7 @@ def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use
         moves.append(equation)
         (variable,) = equation.outvars
     for layer in LAYERS:
-        if layer.takes(equation, operand):
+        if layer.takes(equation, operand) and _is_real(equation):
             return Use(layer, equation, operand, tuple(moves))
     return None
 
@@ -205,6 +193,16 @@ def _is_move(equation: Any) -> bool:
         return _is_float(outputs[0].aval)
     (*_, source), same = equation.invars, len(equation.invars) == 1
     return name in _MOVES and same and source.aval.size == outputs[0].aval.size
+
+
+def _is_real(equation: Any) -> bool:
+    """Whether an operation takes and gives real numbers, as layers assume.
+
+    The gradient of a real parameter that meets complex numbers is the real part of a product.
+    """
+    dtypes = [atom.aval.dtype for atom in equation.invars]
+    operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
+    return operands and _is_float(equation.outvars[0].aval)
 
 
 def _is_float(aval: Any) -> bool:

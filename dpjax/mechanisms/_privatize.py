@@ -1,5 +1,6 @@
 """From a target and a mechanism to a private function of the database."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._origins import host_errors
 from dpjax._programs import Program, evaluate_alone
 from dpjax._pytree import TreeSpec
-from dpjax._records import record_arrays
-from dpjax.base import Mechanism, Release, Sensitivity, Target
+from dpjax._records import check_padded, record_arrays
+from dpjax.base import Mechanism, NeighboringRelation, Release, Sensitivity, Target
 from dpjax.mechanisms._mechanism import guarantee_under
 from dpjax.mechanisms._requests import request_of
 from dpjax.random._keys import check_key
@@ -19,8 +21,8 @@ from dpjax.random._open_ledgers import OpenLedger, Request, told
 
 def privatize(
     target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
-) -> Callable[[jax.Array, Any], Release]:
-    """A private version of a target: `private(key, database) -> Release`.
+) -> Callable[..., Release]:
+    """A private version of a target: `private(key, database, *, name=None) -> Release`.
 
     Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
 
@@ -32,15 +34,18 @@ def privatize(
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n, where a
-        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys.
+        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys. `name` is a
+        public name of these records, such as a column or a group: a `dpjax.Ledger` that has paid
+        for the same release under the same name returns it again, under any key, free of charge.
+        Without a name every release is drawn anew and paid for; without a ledger it means nothing.
 
     Raises:
         TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
-            if the key is not a typed key or the database does not hold arrays of the kinds that
-            were sampled.
+            if the key is not a typed key, the name not a text, or the database does not hold arrays
+            of the kinds that were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared); at a release, if the database has another size or structure,
-            or the ledger knows the key.
+            shows its number of records where that is private, or the ledger knows the key.
         BudgetExceededError: at a release, if the ledger has too little left.
         LedgerError: at a release, if the ledger cannot be trusted or not be written.
 
@@ -48,11 +53,12 @@ def privatize(
         Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
         sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
         the database holds decides whether a release happens; its structure, dtypes and size do, and
-        count as public, so read a file with dtypes that do not depend on what it holds. For an
+        count as public, so read a file with dtypes that do not depend on what it holds. Under
+        add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
+        unless the sensitivity says how many slots there are (its n). For an
         analytic sensitivity the claim that it bounds this target, on databases of this size, is
-        yours. What a `dpjax.Ledger` remembers having released is released again under any key, free
-        of charge, and its database is not looked at: so let the target choose a column, and not
-        its caller.
+        yours. That two releases under one name ask about the same records is yours too: a ledger
+        does not look at what they hold. Choose names without looking at them either.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -74,9 +80,9 @@ def privatize(
     sensitivity = _sensitivity_of(mechanism)
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    requests: dict[Any, Request] = {}
+    requests: dict[Any, Request | None] = {}
 
-    def private(key: jax.Array, database: Any) -> Release:
+    def private(key: jax.Array, database: Any, *, name: str | None = None) -> Release:
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
@@ -86,15 +92,18 @@ def privatize(
         def draw() -> Release:
             if not traced.is_concrete:
                 return mechanism(key, traced(records))
+            errors = host_errors() if traced.calls_host else contextlib.nullcontext()
             # A NaN in a private value is not an error to stop at.
-            with jax.debug_nans(False), jax.debug_infs(False):
+            with jax.debug_nans(False), jax.debug_infs(False), errors:
                 return mechanism(key, evaluate_alone(records, program=traced))
 
-        def request() -> Request:
-            known = traced.fingerprint, key.dtype, TreeSpec.of(records)
-            if known not in requests:
-                requests[known] = request_of(traced, mechanism, key, records)
-            return requests[known]
+        def request(name: str | None) -> Request | None:
+            asked = traced.fingerprint, TreeSpec.of(records)
+            if (name, key.dtype, asked) not in requests:
+                requests[name, key.dtype, asked] = request_of(
+                    name, mechanism, key, traced.outputs, *asked, mechanism
+                )
+            return requests[name, key.dtype, asked]
 
         return told(
             draw,
@@ -102,6 +111,7 @@ def privatize(
             (mechanism, records, traced.jaxpr.consts),
             guarantee=guarantee_under(key, mechanism),
             what=getattr(target, "__name__", type(target).__name__),
+            name=name,
             request=request,
             ledger=ledger,
         )
@@ -137,6 +147,8 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
 
 def _records(database: Any, sensitivity: Sensitivity) -> Any:
     """The database as the arrays that were sampled; refusals depend on its structure alone."""
+    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
+        check_padded(database)
     records, n = record_arrays("database", database)
     got, sampled = TreeSpec.of(records), sensitivity.records
     if sensitivity.n is not None and n != sensitivity.n:

@@ -1,41 +1,50 @@
-"""What a private function is asked for, as a name: a function of public facts alone."""
+"""Requests for releases: functions of public facts, and of a name that the user gives."""
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from dpjax._fingerprints import digest
-from dpjax._programs import Program
 from dpjax._pytree import TreeSpec
-from dpjax.base import Mechanism
+from dpjax.base import Release
 from dpjax.random._open_ledgers import Request
 
 
-def request_of(program: Program, mechanism: Mechanism, key: jax.Array, records: Any) -> Request:
-    """The request for a release of a program's value.
+def request_of(
+    name: str | None, draw: Callable[..., Release], key: jax.Array, value: TreeSpec, *asked: Any
+) -> Request | None:
+    """The request for what `draw(key, value)` releases, None without a name.
 
-    Its name is made of both traced programs, which say what is drawn, of all parameters of the
-    mechanism, and of the structure, shapes and dtypes of the records.
+    The fingerprint is made of the name, the traced program of `draw`, and what else is asked for.
+    Only the name says that two databases of one structure are the same: nobody looks at records.
+    Without a name, too, `draw` is traced: what it refuses must not be paid for.
 
     Args:
-        program: the target.
-        mechanism: that releases its value.
+        name: that the user gave to the records, or None.
+        draw: makes the release.
         key: of the kind that is used; its words do not matter.
-        records: the database; what it holds does not matter.
+        value: what `draw` is given besides the key.
+        *asked: fingerprints of programs, descriptions of records, and mechanisms, by their numbers.
     """
-    trace = jax.make_jaxpr(mechanism, return_shape=True)
-    drawn, release = trace(key, program.outputs.tree())
-    spec = TreeSpec.of(records)
-    kinds = [(leaf.shape, str(leaf.dtype)) for leaf in spec.leaves]
-    asked = (program.fingerprint, drawn, _parameters(mechanism), str(spec.structure), kinds)
-    return Request(digest(*asked), TreeSpec.of(release.value))
+    drawn, release = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
+    if name is None:
+        return None
+    name = str(name)  # NumPy has texts of its own.
+    fingerprint = digest(name, drawn, _parameters((value, *asked)))
+    return Request(name, fingerprint, TreeSpec.of(release.value))
 
 
 def _parameters(value: Any) -> Any:
     """The numbers and words in a mechanism and its sensitivity; functions are in the program."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, TreeSpec)):
+    if isinstance(value, tuple):
+        return tuple(map(_parameters, value))
+    if isinstance(value, TreeSpec):
+        kinds = [(leaf.shape, str(leaf.dtype)) for leaf in value.leaves]
+        return str(value.structure), kinds
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _parameters(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value).__module__, type(value).__qualname__, fields
     if isinstance(value, enum.Enum):

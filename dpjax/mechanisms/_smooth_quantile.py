@@ -95,7 +95,7 @@ class SmoothQuantile(SensitivityMechanism):
         noisy = _limbs.add(records.absolute(records.steps[rank]), noise)
         dtype = compute_dtype(value.dtype)
         released = steps_to_float(noisy, records.exponent, dtype)
-        return jnp.where(jnp.isnan(fit.scale), jnp.nan, released).astype(dtype)
+        return jnp.where(jnp.isnan(fit.scale), jnp.nan, released)
 
     def grids(self, value: Any) -> Any:
         """What the release is a multiple of, a power of two.

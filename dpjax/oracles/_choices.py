@@ -74,10 +74,7 @@ def weighted_choice(name: str, weights: Any, count: int) -> WeightedChoice:
     """A choice by public weights, which need not add up to 1; refuses what it could not draw."""
     if _checks.is_traced(weights):
         raise TypeError(f"{name} must be known when an oracle is made, got traced {weights.dtype}")
-    try:
-        array = np.asarray(weights, np.float64)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be numbers, got {_checks.shown(weights)}") from error
+    array = _checks.host_numbers(name, weights).astype(np.float64)
     if array.shape != (count,):
         raise ValueError(f"{name} must be {count} numbers, got shape {array.shape}")
     if not (np.isfinite(array).all() and (array > 0).all()):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._lanes import check_lanes
 from dpjax._pytree import frozen_pytree, static
 
 
@@ -56,7 +57,12 @@ class IndependentRecords(abc.ABC):
 
     def at(self, key: jax.Array, numbers: jax.Array) -> Any:
         """The records of these numbers, the same ones that any database of the key has there."""
-        return jax.vmap(lambda number: self.record(jax.random.fold_in(key, number)))(numbers)
+
+        def record(number: jax.Array) -> Any:
+            return self.record(jax.random.fold_in(key, number))
+
+        check_lanes("record", record, numbers)
+        return jax.vmap(record)(numbers)
 
 
 @frozen_pytree
@@ -95,6 +101,8 @@ def independent(
     Raises:
         TypeError: if an argument is not a function; later, where `oracle.log_prob` is called and
             none was given.
+        ValueError: later, where records are drawn, if one may depend on others under `vmap`: by a
+            rule for `vmap` of its own, keys of rbg, or operations that are not JAX's own.
 
     Formal guarantees:
         Records are independent and identically distributed, as far as keys are: what exchangeable

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _checks
+from dpjax._lanes import check_lanes
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._query import Query
@@ -20,6 +22,9 @@ LARGEST_TABLE = 2**31 - 2
 
 def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     """How many records satisfy a predicate.
+
+    It loops over the records, which a CPU does quickly and an accelerator does not;
+    `histogram_query` needs no loop.
 
     Args:
         predicate: takes one record, the database's pytree without the leading axis, to a boolean;
@@ -33,9 +38,10 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. Assumed is that what the predicate says of a record depends on that record
-        alone, as in every program that `vmap` makes. The release lies within ln(1 / beta) / epsilon
-        of the truth, and 1/2 for rounding, with probability 1 - beta: `error`.
+        attains it. The predicate runs on one record at a time, by one program. So it says the same
+        of a record in every slot, and no record changes what it says of another. The release lies
+        within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding, with probability 1 - beta:
+        `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -53,7 +59,10 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     def total(records: Any, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
-        holds = jax.vmap(predicate)(records)
+        # Under `vmap` XLA computes the last rows by other instructions: there a record may get
+        # another float, and one record that is removed would move all that follow.
+        check_lanes("predicate", predicate, records)
+        holds = lax.map(predicate, records)
         one_array = isinstance(holds, jax.Array)
         if not one_array or holds.shape != present.shape or holds.dtype != bool:
             raise TypeError(
@@ -77,14 +86,14 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
             increasing edges, public, of records that are numbers, where bucket j holds
             edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. What is in
             no bucket, as NaN, is not counted. Edges are rounded to the dtype of the records, and
-            records of integers to JAX's default float.
+            records of integers to JAX's default float. Floats may be codes too: one that is not
+            whole, or from 2^24 on in float32, is in no bucket.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
 
     Raises:
-        TypeError: if the buckets are no numbers; on a database, if records are no integers where
-            the buckets are.
+        TypeError: if the buckets are no numbers.
         ValueError: if the number is out of range or edges do not increase; on a database, if it
             does not have shape (n,).
 
@@ -117,8 +126,9 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         k = len(edges) - 1
 
         def codes_of(records: Any) -> jax.Array:
-            numbers = records.astype(compute_dtype(records.dtype))
-            found = jnp.searchsorted(jnp.asarray(edges, numbers.dtype), numbers, side="right")
+            numbers = comparable(records)
+            increasing = comparable(jnp.asarray(edges, numbers.dtype))
+            found = jnp.searchsorted(increasing, numbers, side="right")
             return found.astype(jnp.int32) - 1  # NaN comes last.
 
     def total(records: Any, present: jax.Array) -> jax.Array:
@@ -134,14 +144,15 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     Args:
         categories: of every attribute, by its name: attribute a is an integer from 0 to
-            categories[a] - 1. A record out of range is not counted.
+            categories[a] - 1. A record out of range is not counted. Floats are codes as in
+            `histogram_query`.
 
     Returns:
         A `Query` whose value has an axis for every attribute, in their order. Databases are dicts,
         or tables, that have these columns of integers, and others of numbers.
 
     Raises:
-        TypeError: if a number is not an integer; on a database, if a column does not hold integers.
+        TypeError: if a number is not an integer.
         ValueError: if there is no attribute, one has fewer than 2 categories, or the table would
             have 2^31 - 1 cells or more; on a database, if a column is missing.
 
@@ -225,10 +236,23 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
     return reach
 
 
+def comparable(numbers: jax.Array) -> jax.Array:
+    """As floats, but for subnormal ones: 0, which some threads and devices take them for."""
+    numbers = numbers.astype(compute_dtype(numbers.dtype))
+    return jnp.where(jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny, 0, numbers)
+
+
 def _as_codes(records: Any) -> jax.Array:
-    if jnp.issubdtype(records.dtype, jnp.floating):
-        raise TypeError(f"records must be integers, the codes of buckets, got {records.dtype}")
-    return _checks.saturating_cast(records, jnp.int32)
+    """Codes as int32, -1 for a float that is no whole number, or too large to be exact.
+
+    Floats are no error: one missing value, which is private, turns a column of integers into them.
+    """
+    if not jnp.issubdtype(records.dtype, jnp.floating):
+        return _checks.saturating_cast(records, jnp.int32)
+    numbers = records.astype(compute_dtype(records.dtype))
+    exact = jnp.abs(numbers) < min(2.0 ** (jnp.finfo(records.dtype).nmant + 1), 2.0**31)
+    whole = exact & (numbers == jnp.floor(numbers))
+    return jnp.where(whole, numbers, -1).astype(jnp.int32)
 
 
 def _increasing_edges(edges: Any) -> np.ndarray:

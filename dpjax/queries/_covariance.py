@@ -25,6 +25,7 @@ def private_variance(
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """The average and the variance of numbers that are clamped to public bounds.
 
@@ -36,6 +37,7 @@ def private_variance(
         epsilon: of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
@@ -92,6 +94,7 @@ def private_variance(
         delta=delta,
         relation=relation,
         what="variance",
+        name=name,
     )
 
 
@@ -104,6 +107,7 @@ def private_covariance(
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """The average and the covariance of records that are clipped to a public ball.
 
@@ -116,6 +120,7 @@ def private_covariance(
         epsilon: of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger where d is.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
@@ -166,6 +171,7 @@ def private_covariance(
         delta=delta,
         relation=relation,
         what="covariance",
+        name=name,
     )
 
 
@@ -179,6 +185,7 @@ def private_pca(
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """The directions in which records vary most: eigenvectors of their noisy covariance.
 
@@ -191,6 +198,7 @@ def private_pca(
         epsilon: of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"mean": ..., "components": ..., "variances": ...}: components are rows,
@@ -230,6 +238,7 @@ def private_pca(
         epsilon=epsilon,
         delta=delta,
         relation=relation,
+        name=name,
     )
 
     def directions(found: Any) -> Any:
@@ -254,13 +263,14 @@ def released_moments(
     delta: float | None,
     relation: NeighboringRelation,
     what: str,
+    name: str | None,
 ) -> Release:
     """What is made of the noisy moments of vectors in the unit ball."""
     capacity = slots_of(database, relation)
     query = second_moments_query(vectors, dimension=dimension, capacity=capacity)
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
     n = public_count(database, relation)
-    release = released(key, database, query, mechanism, what=what)
+    release = released(key, database, query, mechanism, what=what, name=name)
     return post_process(
         release, lambda triangle: finish(moments_of(query, triangle, n, mechanism.scale))
     )

@@ -112,7 +112,7 @@ def _counts_of(
     reports: Any, mechanism: RandomizedResponse | UnaryEncoding
 ) -> tuple[np.ndarray, int]:
     """How often each answer was reported, and how many reports there are."""
-    array, size = np.asarray(reports), mechanism.categories
+    array, size = _checks.host_numbers("reports", reports), mechanism.categories
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"reports must be integers, got dtype {array.dtype}")
     bits = isinstance(mechanism, UnaryEncoding)

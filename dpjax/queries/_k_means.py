@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _checks
+from dpjax._pytree import TreeSpec
 from dpjax.accounting._compose_at import compose_at
 from dpjax.base import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._mechanism import guarantee_under
+from dpjax.mechanisms._requests import request_of
 from dpjax.queries._covariance import dimension_of, public_ball
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._padded_records import present_records
@@ -40,6 +42,7 @@ def private_k_means(
     epsilon: float,
     delta: float,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
 
@@ -58,6 +61,7 @@ def private_k_means(
         epsilon: of all iterations together.
         delta: of all iterations together.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}: the last noisy counts, of
@@ -104,12 +108,14 @@ def private_k_means(
     sensitivity = analytic_sensitivity(reach, norm="l2", relation=NeighboringRelation(relation))
     mechanism, guarantee = _share_of(sensitivity, steps, epsilon, delta, k * (1 + dimension))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
-    start_key, *keys = jax.random.split(key, 1 + steps)
+    notes = guarantee_under(key, mechanism).notes
+    promised = dataclasses.replace(guarantee, notes=notes)
 
-    def draw() -> Release:
+    def draw(key: jax.Array, slots: Any) -> Release:
+        records, present = slots
+        start_key, *keys = jax.random.split(key, 1 + steps)
         # A NaN in a private value is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
-            records, present = present_records(database)
             inside = _placed(into_unit_ball(records), present)
             centers, counts = _points_of_ball(start_key, k, dimension), jnp.zeros(k)
             for step_key in keys:
@@ -118,9 +124,16 @@ def private_k_means(
                 centers, counts = _moved(centers, noisy, unit, mechanism.scale * unit)
         return Release({"centers": middle[None] + size * centers, "counts": counts}, promised)
 
-    notes = guarantee_under(key, mechanism).notes
-    promised = dataclasses.replace(guarantee, notes=notes)
-    return told(draw, key, database, guarantee=promised, what="k-means")
+    slots = present_records(database)
+    return told(
+        lambda: draw(key, slots),
+        key,
+        slots,
+        guarantee=promised,
+        what="k-means",
+        name=name,
+        request=lambda name: request_of(name, draw, key, TreeSpec.of(slots), mechanism, promised),
+    )
 
 
 def _share_of(

@@ -23,6 +23,7 @@ def private_linear_regression(
     delta: float | None = None,
     regularization: float = 0.0,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
@@ -39,6 +40,7 @@ def private_linear_regression(
         delta: for Gaussian noise; None for Laplace noise, which is larger where d is.
         regularization: what is added to the average of x x^T / x_radius^2: 0 or above.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -112,6 +114,7 @@ def private_linear_regression(
         delta=delta,
         relation=relation,
         what="linear regression",
+        name=name,
     )
 
 

@@ -14,7 +14,7 @@ from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
-from dpjax.queries._query import Query
+from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
 
@@ -28,6 +28,7 @@ def private_mean(
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    name: str | None = None,
 ) -> Release:
     """The average record, each clamped to public bounds.
 
@@ -43,6 +44,7 @@ def private_mean(
         epsilon: of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
+        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of floats of shape () or (d,), in [lower, upper].
@@ -86,12 +88,13 @@ def private_mean(
     n, middle, half = public_count(database, relation), low / 2 + high / 2, high / 2 - low / 2
 
     def average(totals: jax.Array) -> jax.Array:
-        weight, *sums = query.estimate(totals)
+        weight, *sums = rounded_estimate(query, totals)
         count = jnp.maximum(weight, query.unit) / half if n is None else n
         return jnp.clip(middle + jnp.stack(sums) / count, low, high).reshape(shape)
 
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
-    return post_process(released(key, database, query, mechanism, what="mean"), average)
+    release = released(key, database, query, mechanism, what="mean", name=name)
+    return post_process(release, average)
 
 
 def _centered_sums(low: float, high: float, capacity: int, coordinates: int) -> Query:

@@ -7,25 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._pytree import frozen_pytree
+from dpjax._records import PaddedRecords as PaddedRecords
 from dpjax._records import columns_of_a_table, record_arrays
-
-
-@frozen_pytree
-class PaddedRecords:
-    """Records in a public number of slots; an empty slot counts as no record in any query.
-
-    Attributes:
-        records: a pytree of arrays, whose leading axis is the slots; what an empty one holds does
-            not matter.
-        present: booleans of shape (slots,), which of them hold a record.
-
-    Formal guarantees:
-        Shapes, time and refusals depend on the number of slots, never on how many are taken.
-    """
-
-    records: Any
-    present: jax.Array
 
 
 def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
@@ -80,8 +63,7 @@ def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
 
 def present_records(database: Any) -> tuple[Any, jax.Array]:
     """The arrays of a database, padded or not, and which of its slots hold a record."""
-    if isinstance(database, PaddedRecords):
-        (records, present), _ = record_arrays("database", (database.records, database.present))
-        return records, present.astype(bool)
     records, n = record_arrays("database", database)
+    if isinstance(records, PaddedRecords):
+        return records.records, records.present.astype(bool)
     return records, jnp.ones(n, bool)

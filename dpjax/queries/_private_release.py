@@ -5,26 +5,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax._records import check_padded
 from dpjax.base import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._mechanism import guarantee_under
 from dpjax.mechanisms._privatize import privatize
-from dpjax.queries._padded_records import PaddedRecords, present_records
+from dpjax.queries._padded_records import present_records
 from dpjax.queries._query import Query
-from dpjax.random._keys import check_key
-from dpjax.random._open_ledgers import told
 
 
 def slots_of(database: Any, relation: NeighboringRelation) -> int:
     """The public number of slots of a database: its records, where their number is public."""
-    added = NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
-    if added and not isinstance(database, PaddedRecords):
-        raise ValueError(
-            "under add-or-remove-one the number of records is private, and an array shows it: pass"
-            " queries.padded_records(database, capacity=...)"
-        )
+    if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        check_padded(database)
     return len(present_records(database)[1])
 
 
@@ -46,14 +40,18 @@ def mechanism_for(
 
 
 def released(
-    key: jax.Array, database: Any, query: Query, mechanism: AdditiveMechanism, *, what: str
+    key: jax.Array,
+    database: Any,
+    query: Query,
+    mechanism: AdditiveMechanism,
+    *,
+    what: str,
+    name: str | None,
 ) -> Release:
-    """A release of a query that every open ledger counts anew.
+    """A release of a query, under another name in the history of ledgers."""
 
-    Which column is asked about is in the database alone: by its structure, that of another column
-    is the same request, and a ledger would answer it with the release of this one.
-    """
-    check_key(key)
-    private = privatize(query, mechanism)
-    promised = guarantee_under(key, mechanism)
-    return told(lambda: private(key, database), key, database, guarantee=promised, what=what)
+    def target(records: Any) -> jax.Array:
+        return query(records)
+
+    target.__name__ = what
+    return privatize(target, mechanism)(key, database, name=name)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _checks
-from dpjax._numerics import compute_dtype, round_up
+from dpjax._numerics import round_up
 from dpjax.base import NeighboringRelation, Sensitivity
+from dpjax.queries._counts import comparable
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._several_selections import SeveralSelections
 from dpjax.sensitivity._analytic import analytic_sensitivity
@@ -52,8 +53,11 @@ class QuantileScores:
         Raises:
             ValueError: if shapes are others, or there are too many slots for JAX's integers.
         """
-        if not jax.tree_util.all_leaves([records]) or records.ndim != 1:
-            raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
+        one_array = jax.tree_util.all_leaves([records]) and records.ndim == 1
+        if not one_array or present.shape != records.shape:
+            raise ValueError(
+                f"database must have shape (n,), got {_checks.described((records, present))}"
+            )
         scored = jnp.result_type(int)
         if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
@@ -190,9 +194,9 @@ def _counts_beside(
     records: jax.Array, present: jax.Array, grid: np.ndarray
 ) -> tuple[jax.Array, jax.Array]:
     """How many records are below, and how many above, every number of a grid."""
-    numbers = records.astype(compute_dtype(records.dtype))
+    numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    candidates = jnp.asarray(grid, numbers.dtype)
+    candidates = comparable(jnp.asarray(grid, numbers.dtype))
 
     def counts_up_to(side: str) -> jax.Array:
         # The first candidate that a record is below, or not above: so it is of all that follow.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _checks
 from dpjax.base import Mechanism, NeighboringRelation, Sensitivity
@@ -69,21 +70,24 @@ class Query:
             raise ValueError(f"the value is public: no record moves it under {relation}")
         return analytic_sensitivity(reach, norm=norm, relation=relation)
 
-    def estimate(self, value: Any) -> jax.Array:
-        """The value of a release in the units of the records, as floats, which may round it.
+    def estimate(self, value: Any) -> np.ndarray:
+        """The value of a release in the units of the records: exactly, on the host.
 
         Args:
-            value: integers, as they were released.
+            value: integers, as they were released; not traced, for JAX's floats may round them.
 
         Returns:
-            An array of the same shape; NaN where a traced parameter was bad.
+            float64, of the same shape; NaN where a traced parameter was bad.
+
+        Raises:
+            TypeError: if the value is traced.
         """
-        value = jnp.asarray(value)
-        floats = value.astype(jnp.result_type(float)) * self.unit
-        return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
+        _checks.host_only("estimate", value, "the value times query.unit, in floats that round it")
+        value = np.asarray(value)
+        return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
     def error(self, mechanism: Mechanism, *, beta: float) -> float:
-        """How far `estimate` may lie from the truth, in all coordinates at once.
+        """How far an `estimate` may lie from the truth, in all coordinates at once.
 
         Args:
             mechanism: with additive noise, as `dpjax.laplace(query.sensitivity(), epsilon)`.
@@ -102,6 +106,12 @@ class Query:
         # Noise is rounded to integers.
         noise = _noise_quantile(mechanism, 1 - beta, value) + 0.5
         return (float(noise) + self.rounding) * self.unit
+
+
+def rounded_estimate(query: Query, value: jax.Array) -> jax.Array:
+    """As `Query.estimate`, jit-able, in JAX's default float, which may round it."""
+    floats = value.astype(jnp.result_type(float)) * query.unit
+    return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
 
 
 def _noise_quantile(mechanism: Any, probability: float, value: Any) -> Any:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax import _limbs
 from dpjax._grid import power_of_two
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
-from dpjax.queries._query import Query
+from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
@@ -90,7 +91,9 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
 
     Whatever floats do, what is not in the ball, as integers, counts as its center; and so do
     vectors that are not finite, and empty slots. The margin keeps rounding from leaving the ball.
-    Squares are added up as integers: the length of a vector has the same bits wherever it stands.
+    A vector makes the same integers in every slot: squares are added up as integers, and floats
+    are only multiplied, divided and their roots taken, each rounded alone as by IEEE 754. A sum of
+    products could be fused in one slot and not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
     dimension, radius = x.shape[1], 2**bits
@@ -103,7 +106,8 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
     margin = (math.sqrt(dimension) + 2 * dimension + 16) / radius
-    longest = (1 - margin) * radius / jnp.sqrt(squared_length)
+    # Without the barrier XLA takes its approximate inverse root.
+    longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
     units = _in_units(direction * jnp.minimum(length, longest[:, None]), radius)
     inside = ~_limbs.less(_limbs.constant(radius**2), _squared_lengths(units))
@@ -124,7 +128,7 @@ def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: An
     """Averages, from a release of the triangle with noise of a scale, and n where it is public."""
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     upper = _upper(size)
-    sums = jnp.zeros((size, size)).at[upper].set(query.estimate(triangle))
+    sums = jnp.zeros((size, size)).at[upper].set(rounded_estimate(query, triangle))
     sums = jnp.where(jnp.arange(size)[:, None] <= jnp.arange(size)[None], sums, sums.T)
     count = jnp.maximum(sums[0, 0] if n is None else n, 1)
     return Moments(sums[0, 1:] / count, sums[1:, 1:] / count, scale * query.unit / count)

@@ -88,10 +88,11 @@ def linear_workload(matrix: Any) -> Workload:
 
     Returns:
         A `Workload` of a table of shape (cells,): databases are n integers from 0 to cells - 1, the
-        cells of the records. One that is out of range counts nowhere.
+        cells of the records. One that is out of range counts nowhere. Floats are codes as in
+        `histogram_query`.
 
     Raises:
-        TypeError: if the matrix does not hold integers; on a database, if it does not.
+        TypeError: if the matrix does not hold integers.
         ValueError: if the matrix has another shape, only zeros, or an entry that is out of range;
             on a database, if it does not have shape (n,).
 
@@ -154,8 +155,7 @@ def marginal_workload(
         one fastest, then those of the next. Its table has an axis for every attribute.
 
     Raises:
-        TypeError: if a number of categories is not an integer; on a database, if a column does not
-            hold integers.
+        TypeError: if a number of categories is not an integer.
         ValueError: if a number is out of range, there is no marginal, or one has attributes that
             are unknown or not distinct; on a database, if a column is missing.
 

@@ -7,8 +7,15 @@ transformation removes it as dead code.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
+
+from dpjax import _shards
+
+# Of what may be folded in: nobody numbers from here.
+_LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Any) -> jax.Array:
@@ -24,14 +31,32 @@ def key_for_each(key: jax.Array, value: Any) -> jax.Array:
     Raises:
         ValueError: under `vmap` over values alone, or `shard_map` that shards values alone.
     """
+    _shards.refuse_unchecked()
     # An empty draw uses the key up, for `jax.debug_key_reuse`: what is drawn later, from a key that
     # is wrapped anew, it would not see.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
-    alone = {axis for leaf in jax.tree.leaves(value) for axis in _axes(leaf)} - _axes(data)
-    if alone:
+    if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
         raise ValueError(_message(f"jax.shard_map shards values over {sorted(alone)}"))
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    return _other_than_on_earlier_shards(key)
+
+
+def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
+    """The same key, but a new one on a shard where an earlier one has the same.
+
+    `jax.lax.pcast` makes a key that varies over shards in type alone.
+    """
+    axes = tuple(sorted(_shards.varying_axes(key)))
+    if not axes:
+        return key
+    data = jax.random.key_data(key)
+    everywhere = lax.all_gather(data, axes)
+    same = jnp.all(everywhere == data[None], axis=1)
+    earlier = jnp.arange(len(everywhere)) < lax.axis_index(axes)
+    repeated = jnp.sum(same & earlier, dtype=jnp.uint32)
+    other = jax.random.fold_in(key, _LAST - repeated)
+    return jnp.where(repeated == 0, key, other)
 
 
 @jax.custom_jvp
@@ -62,11 +87,6 @@ def _(
     if any(jax.tree.leaves(value_is_mapped)) and not key_is_mapped:
         raise ValueError(_message("jax.vmap maps over values"))
     return _mapped_alike(key_data, used, value), key_is_mapped
-
-
-def _axes(array: Any) -> frozenset[Any]:
-    """The mesh axes that an array differs over, where `shard_map` keeps account of them."""
-    return getattr(getattr(jax.typeof(array), "manual_axis_type", None), "varying", frozenset())
 
 
 def _message(cause: str) -> str:

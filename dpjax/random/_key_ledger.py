@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from dpjax._durable import database_file
 from dpjax.base import Guarantee
 from dpjax.random._keys import check_key
 from dpjax.random._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
@@ -38,7 +39,13 @@ class KeyLedger(OpenLedger):
 
         Args:
             path: of an SQLite file; None keeps the ledger in memory.
+
+        Raises:
+            TypeError: if the path is of another type.
+            ValueError: if the path is not that of a file, as ":memory:", "" and URIs.
         """
+        if path is not None:
+            path = database_file(path, instead="pass None to keep the ledger in memory")
         self.path = path
         self._lock = threading.Lock()  # A refusal would roll back what another thread inserts.
         self._connection = sqlite3.connect(

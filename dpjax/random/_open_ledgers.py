@@ -32,11 +32,13 @@ class Request(NamedTuple):
     """What is asked for, in public terms.
 
     Attributes:
-        name: equal for equal requests only.
-        outputs: what the value of its release is like.
+        name: that the user gave to the records it is about.
+        fingerprint: equal for equal requests only.
+        outputs: structure, shapes and dtypes of the value of its release.
     """
 
     name: str
+    fingerprint: str
     outputs: TreeSpec
 
 
@@ -80,7 +82,8 @@ def told(
     *,
     guarantee: Guarantee,
     what: str,
-    request: Callable[[], Request] | None = None,
+    name: str | None = None,
+    request: Callable[[str | None], Request | None] | None = None,
     ledger: OpenLedger | None = None,
 ) -> Release:
     """Draws a release of which every open ledger was told; inside none is open: it counts once.
@@ -91,9 +94,15 @@ def told(
         used: what else the release is made of; where it is traced the key may serve many times.
         guarantee: of the release.
         what: describes it in the history.
-        request: names what is asked for; None where that is not known.
+        name: that the user gave to the records; without one nothing is released again.
+        request: makes the request under a name, or refuses it; None where there is none.
         ledger: another one to tell.
     """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(
+            "name must be a text that is not empty, such as that of a column or a group, got"
+            f" {_checks.shown(name)}"
+        )
     ledgers = dict.fromkeys(_OPEN.get() if ledger is None else (*_OPEN.get(), ledger))
     if not ledgers:
         return draw()
@@ -102,8 +111,8 @@ def told(
     asked = None
     if account is not None and request is not None:
         with _open(()):
-            asked = request()
-        if (before := account.released(asked)) is not None:
+            asked = request(name)
+        if asked is not None and (before := account.released(asked)) is not None:
             return before
     for one in sorted(ledgers, key=lambda one: one is account):  # A refused key costs nothing.
         one.record(key, guarantee, what, asked)

@@ -86,7 +86,11 @@ def exponential_index(
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
     """Scores of which those that are taken are no better than any other."""
-    return scores if taken is None else jnp.where(taken, jnp.min(scores), scores)
+    if taken is None:
+        return scores
+    # Before the minimum: in a large batch, XLA's CPU backend may find another one than NaN.
+    scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
+    return jnp.where(taken, jnp.min(scores), scores)
 
 
 def float_index(

@@ -1,9 +1,11 @@
 """Steps that run while the host prepares the next ones."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from dpjax._interruptions import stopping
 from dpjax.sensitivity._waiting import NoAnswerError
 
 Step = TypeVar("Step")
@@ -14,11 +16,16 @@ _STEPS_IN_FLIGHT = 2
 
 
 def run_in_flight(
-    steps: Iterable[Step], start: Callable[[Step], Started], finish: Callable[[Started], None]
+    steps: Iterable[Step],
+    start: Callable[[Step], Started],
+    finish: Callable[[Started], None],
+    *,
+    calls_host: bool,
 ) -> None:
     """Starts one step after the other, and finishes them in order, while later ones run.
 
-    Also where Ctrl-C or an error ends it: what was started is finished, unless it never will be.
+    Also where Ctrl-C or an error ends it: devices finish what was started, unless they never will.
+    Ctrl-C stops code on the host, which may take long.
     """
     in_flight: deque[Started] = deque()
     try:
@@ -26,9 +33,15 @@ def run_in_flight(
             in_flight.append(start(step))
             if len(in_flight) > _STEPS_IN_FLIGHT:
                 finish(in_flight.popleft())
-    except NoAnswerError:
-        in_flight.clear()
-        raise
-    finally:
         while in_flight:
             finish(in_flight.popleft())
+    except NoAnswerError:
+        raise
+    except BaseException as error:
+        interrupted = calls_host and not isinstance(error, Exception)
+        with stopping() if interrupted else contextlib.nullcontext():
+            # Later steps fail with an earlier one, which is the one to tell.
+            while in_flight:
+                with contextlib.suppress(Exception):
+                    finish(in_flight.popleft())
+        raise

@@ -8,22 +8,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpjax._origins import failures_in_short
+from dpjax._origins import host_errors
 from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._in_flight import run_in_flight
 from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._processes import Team
 from dpjax.sensitivity._progress import counting
 from dpjax.sensitivity._waiting import wait_for
 
 
-@failures_in_short()
+@host_errors()
 def sample_block(
     key: jax.Array,
     pair: RandomPair,
     layout: Layout,
     *,
+    team: Team,
     position: int = 0,
     checkpoint: Checkpoint | None = None,
     progress: bool = False,
@@ -35,10 +37,11 @@ def sample_block(
     missing = sum(layout.pairs_in(chunk) for chunks in steps for chunk in chunks)
     with counting("pairs", total, done=total - missing, shown=progress) as count:
         block = empty_block(layout, found, pair.distance_dtype)
-        wait = partial(wait_for, programs=pair.programs, device=layout.devices[0])
+        wait = partial(wait_for, programs=pair.programs, device=layout.devices[0], look=team.look)
 
         def start(chunks: list[int | None]) -> _Step:
             nonlocal block
+            team.look()
             block, distances, resolutions = compute_chunks(
                 block, key, position, chunks, layout=layout, pair=pair
             )
@@ -46,7 +49,8 @@ def sample_block(
             return _Step(position, chunks, pairs, distances, resolutions)
 
         try:
-            run_in_flight(steps, start, partial(_finish, wait, checkpoint, count))
+            finish = partial(_finish, wait, checkpoint, count)
+            run_in_flight(steps, start, finish, calls_host=pair.calls_host)
             return block
         finally:
             if checkpoint is not None:

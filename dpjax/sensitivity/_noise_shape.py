@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax._fingerprints import digest
-from dpjax._origins import failures_in_short
+from dpjax._origins import host_errors
 from dpjax._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
 from dpjax.base import Oracle, Target
 from dpjax.norms import difference
@@ -112,7 +112,7 @@ def noise_shape(
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
     """W, of the differences that are finite, and the largest coordinate of a value."""
     total, count, largest = np.zeros(()), 0, 0.0
-    with failures_in_short(), np.errstate(over="ignore"):
+    with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):
             indices = np.minimum(start + np.arange(size), m - 1).astype(np.uint32)
             moved, values = _compiled_differences(key, indices, pair=pair)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from dpjax import _checks
 from dpjax._fingerprints import digest
+from dpjax._lanes import refuse_touching, touching
 from dpjax._numerics import compute_dtype
 from dpjax._origins import Role, sampled
 from dpjax._programs import Program
@@ -25,7 +26,7 @@ from dpjax.sensitivity._sums import SumOfRecords
 # Pair i uses fold_in(key, i); the last index derives the random positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
-_POSITION_DOMAIN = 2**32 - 1
+_POSITION_DOMAIN, _ROTATION = 2**32 - 1, 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +88,12 @@ class RandomPair:
         value = target_program.outputs.tree()
         norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
         _check_norm(norm_program)
-        # What runs on the host has to be told of every database: no shortcut for it.
+        # What runs on the host has to be told of every database: no shortcut for it. Nor where what
+        # a record adds may depend on others.
         sums = None
         if isinstance(target, Summable) and not target_program.calls_host:
-            sums = SumOfRecords.trace(target, database)
+            traced = SumOfRecords.trace(target, database)
+            sums = None if touching(traced.statistic.jaxpr) else traced
         two_records = None
         only_two = sums is not None and sums.affine and not oracle_program.calls_host
         if only_two and isinstance(oracle, IndependentRecords):
@@ -187,7 +190,7 @@ class RandomPair:
     def _changed(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array | int:
         return {
             "last": lambda: self.n - 1,
-            "average": lambda: self._random_position(key, index),
+            "average": lambda: self.random_position(key, index),
             "each": lambda: position,
         }[self.positions]()
 
@@ -205,14 +208,23 @@ class RandomPair:
         """The n + 1 records of a pair."""
         return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
-    def distance_by_sums(self, key: jax.Array, index: jax.Array) -> jax.Array:
-        """The distance where the last record of pair `index` is replaced, by the shortcut."""
+    def distance_by_sums(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array:
+        """The distance where this record of pair `index` is replaced, by the shortcut."""
         assert self.sums is not None
-        return self._distance_of_sums(self.sums, key, index, self.n - 1)[0]
+        return self._distance_of_sums(self.sums, key, index, position)[0]
 
-    def _random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
-        position_key = jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
-        return jax.random.randint(position_key, (), 0, self.n)
+    def random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        """A position for pair `index`, drawn uniformly."""
+        return jax.random.randint(_position_key(key, index), (), 0, self.n)
+
+    def random_rotation(self, key: jax.Array, index: jax.Array) -> jax.Array:
+        """By how many places to move the records of pair `index`: uniform, and never by none."""
+        rotation_key = jax.random.fold_in(_position_key(key, index), _ROTATION)
+        return jax.random.randint(rotation_key, (), 1, max(self.n, 2))
+
+
+def _position_key(key: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 
 def _trace_oracle(oracle: Oracle, key: jax.ShapeDtypeStruct, n: int) -> Program:
@@ -256,17 +268,8 @@ def _check_shape(shape: NoiseShape, key: jax.Array, target: Program) -> None:
         )
 
 
-def _refuse_a_rule(name: str, program: Program) -> None:
-    """Refuses what would be sampled and never released: there is nothing to compare it with."""
-    if "custom_vmap_call" in program.primitives():
-        raise ValueError(
-            f"{name} must not have a rule for jax.vmap of its own (custom_vmap): the sampler would"
-            " run the rule, and nothing the function itself; leave the rule to JAX"
-        )
-
-
 def _check_norm(norm: Program) -> None:
-    _refuse_a_rule("norm", norm)
+    refuse_touching("norm", norm.jaxpr)
     if norm.calls_host:
         raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
     if [leaf.shape for leaf in norm.outputs.leaves] != [()]:
@@ -274,7 +277,7 @@ def _check_norm(norm: Program) -> None:
 
 
 def _check_oracle(oracle: Program, n: int) -> None:
-    _refuse_a_rule("oracle", oracle)
+    refuse_touching("oracle", oracle.jaxpr)
     for leaf in oracle.outputs.leaves:
         if leaf.shape[:1] != (n + 1,):
             raise ValueError(

@@ -5,8 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from dpjax._fingerprints import digest
@@ -16,6 +14,7 @@ from dpjax.sensitivity._chunks import chunk_size
 from dpjax.sensitivity._compiler import compilation
 from dpjax.sensitivity._layout import Layout, devices_of, placed
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+from dpjax.sensitivity._processes import Team
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
 _PAIRS_OVER_LEAST = 10
@@ -31,6 +30,7 @@ class Plan:
         point: how many pairs of each position, and which order statistic of their distances.
         confidence: what is stated, of all positions at once; None for the marginal statement.
         layout: which device computes which pairs.
+        team: the processes that sample together.
     """
 
     key: jax.Array
@@ -38,6 +38,7 @@ class Plan:
     point: OperatingPoint
     confidence: float | None
     layout: Layout
+    team: Team
 
     @classmethod
     def make(
@@ -55,6 +56,7 @@ class Plan:
         confidence: Any,
         batch_size: int | None,
         mesh: Mesh | None,
+        team: Team,
     ) -> "Plan":
         """Traces the programs, and refuses what cannot be run, on any host of the run."""
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
@@ -71,26 +73,15 @@ class Plan:
             point.m,
             chunk_size(pair, point.m, batch_size),
         )
-        plan = cls(placed(key, layout), pair, point, stated, layout)
+        plan = cls(placed(key, layout), pair, point, stated, layout, team)
         if layout.spans_hosts:
-            _check_same_on_all_hosts(digest(plan.run))
+            check_same_call(team, plan.run)
         return plan
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
         """Everything that decides the bits of the distances: what a checkpoint must agree on."""
-        return {
-            "key": digest(jax.random.key_data(self.key)),
-            "target": self.pair.target.fingerprint,
-            "oracle": self.pair.oracle.fingerprint,
-            "norm": self.pair.norm.fingerprint,
-            "positions": self.pair.positions,
-            "shortcut": self.pair.shortcut,
-            "n": self.pair.n,
-            "m": self.layout.m,
-            "chunk size": self.layout.size,
-            **compilation(self.layout.devices),
-        }
+        return run_of(self.key, self.pair, self.layout)
 
     @functools.cached_property
     def identity(self) -> str:
@@ -117,11 +108,25 @@ def _sampled_point(
     return point
 
 
-def _check_same_on_all_hosts(fingerprint: str) -> None:
+def run_of(key: jax.Array, pair: RandomPair, layout: Layout) -> dict[str, str | int]:
+    """Everything that decides the bits of the distances."""
+    return {
+        "key": digest(jax.random.key_data(key)),
+        "target": pair.target.fingerprint,
+        "oracle": pair.oracle.fingerprint,
+        "norm": pair.norm.fingerprint,
+        "positions": pair.positions,
+        "shortcut": pair.shortcut,
+        "n": pair.n,
+        "m": layout.m,
+        "chunk size": layout.size,
+        **compilation(layout.devices),
+    }
+
+
+def check_same_call(team: Team, run: dict[str, str | int]) -> None:
     """Refuses where the processes of a run were not called alike, for none would notice."""
-    mine = np.frombuffer(bytes.fromhex(fingerprint), np.uint8)
-    theirs = np.asarray(multihost_utils.process_allgather(mine))
-    if (theirs != mine).any():
+    if len(team.meet(digest(run))) > 1:
         raise ValueError(
             "processes must make the same call, with one key, target, oracle and size, and compile"
             " it alike, for one model of processor or device, with one XLA_FLAGS and one version of"

@@ -9,11 +9,13 @@ import os
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax import _checks
 from dpjax._numerics import sum_up
 from dpjax.base import Method, Norm, Oracle, Positions, Sensitivity, Target
+from dpjax.norms import NORMS, is_float
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._key import sampling_key
@@ -21,6 +23,7 @@ from dpjax.sensitivity._layout import outside_any_mesh
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._processes import together
 from dpjax.sensitivity._progress import saying_what_is_kept
 
 # A distance of fewer units in the last place than this is mostly rounding error.
@@ -69,10 +72,12 @@ def sample_sensitivity(
         method: "exact" or "dkw", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
         positions: which record changes. "last", as in the paper, for targets that ignore the order
-            of records; a target that does not is refused, if it shows on one of 5 / gamma random
-            databases. "average": one drawn uniformly, and the
-            guarantee is averaged over positions. "each": every position is sampled separately and
-            the worst one counts; n times the work.
+            of records: those are refused that one of 5 / gamma random databases changes when its
+            records move along by a random number of places, the last ones to the front. What such
+            rotations do not change treats all positions alike, and passes; reversals and exchanges
+            of two records may change it. "average": one drawn uniformly, and the guarantee is
+            averaged over positions. "each": every position is sampled separately and the worst one
+            counts; n times the work.
         batch_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
             on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
@@ -95,21 +100,28 @@ def sample_sensitivity(
         ValueError: if a parameter is out of range or infeasible; if the key is the one that a
             `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
             or the number of records that it is asked for; if the target depends on the order of the
-            records, or has another value in a batch than alone; if oracle or norm has a rule for
-            `vmap` of its own; if the estimate is infinite, 0, or lost in rounding error; if the
-            checkpoint is of another run, truncated or corrupted; if processes make different calls.
+            records, or has another value in a batch than alone; if a function is made of operations
+            or keys that are not JAX's own; if databases under `vmap` may touch each other in oracle
+            or norm, as with a rule for `vmap` of its own or keys of rbg; if the estimate is
+            infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
+            or corrupted; if processes make different calls.
+        RuntimeError: if a host target fails; if another process of the call fails, is interrupted,
+            or ends, which all processes are told within seconds.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. In plain words: at gamma = .05 and n = 1000, on average over databases, up to
-        50 people, typically the outliers, may be less protected than epsilon says. Assumes that the
-        private database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong
-        oracle costs), and that m, gamma, confidence and the key were fixed before the samples were
-        looked at. Oracle, n, target and tuning must come from public knowledge; then the estimate
-        may be published.
+        1 - (1 - C)/n. For positions="last" it holds at a position drawn uniformly with gamma + 2 g,
+        if a random rotation moves the target on a share g of databases by more than what is added
+        for rounding; a g of gamma or more is refused, but for 1 time in 150.
+        In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
+        typically the outliers, may be less protected than epsilon says. Assumes that the private
+        database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
+        costs), and that m, gamma, confidence and the key were fixed before the samples were looked
+        at. Oracle, n, target and tuning must come from public knowledge; then the estimate may be
+        published.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -129,31 +141,34 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
-    key = sampling_key(key)
-    _checks.host_only(
-        "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
-    )
-    plan = Plan.make(
-        key,
-        target,
-        oracle,
-        n=n,
-        norm=norm,
-        positions=positions,
-        m=m,
-        gamma=gamma,
-        method=method,
-        confidence=confidence,
-        batch_size=batch_size,
-        mesh=mesh,
-    )
-    store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
-    with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
-        rounding = rounding_of_releases(plan, progress=progress)
-        estimate, resolution = _worst_of_all_positions(plan, store, progress)
+    with together(mesh) as team:
+        key = sampling_key(key)
+        _checks.host_only(
+            "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
+        )
+        plan = Plan.make(
+            key,
+            target,
+            oracle,
+            n=n,
+            norm=norm,
+            positions=positions,
+            m=m,
+            gamma=gamma,
+            method=method,
+            confidence=confidence,
+            batch_size=batch_size,
+            mesh=mesh,
+            team=team,
+        )
+        store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
+        with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
+            rounding = rounding_of_releases(plan, progress=progress)
+            estimate, resolution = _worst_of_all_positions(plan, store, progress)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
+    hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
     return Sensitivity(
-        value=sum_up((estimate, max(resolution, rounding))) if estimate > 0 else 0.0,
+        value=sum_up((estimate, *hidden)) if estimate > 0 else 0.0,
         gamma=plan.point.gamma,
         confidence=plan.confidence,
         norm=norm,
@@ -192,10 +207,30 @@ def _worst_of_all_positions(
             position=position,
             checkpoint=store,
             progress=progress,
+            team=plan.team,
         )
+        plan.team.meet()
         selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
         estimate, resolution = max(estimate, selected), max(resolution, coarsest)
     return estimate, resolution
+
+
+def _rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
+    """How far the norm of a difference of integers may be rounded down in floats.
+
+    Whole numbers that the dtype holds are exact. Else at most as many coordinates are rounded as
+    are not 0, when they are cast and when they are added; l2 adds a few roundings.
+    """
+    outputs = plan.pair.released.outputs.leaves
+    floats = [is_float(leaf) for leaf in outputs]
+    epsilon = float(jnp.finfo(plan.pair.distance_dtype).eps)
+    exact = norm != "l2" and not any(floats) and estimate < 1 / epsilon
+    if all(floats) or exact or norm not in tuple(NORMS):
+        return 0.0
+    coordinates = sum(math.prod(leaf.shape) for leaf in outputs)
+    if not any(floats):
+        coordinates = min(coordinates, 2 * estimate ** (2 if norm == "l2" else 1))
+    return estimate * epsilon * (coordinates + 4)
 
 
 def _refuse_unusable(

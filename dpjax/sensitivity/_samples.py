@@ -13,6 +13,8 @@ from dpjax.sensitivity._key import sampling_key
 from dpjax.sensitivity._layout import Layout, devices_of, outside_any_mesh, placed
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+from dpjax.sensitivity._plan import check_same_call, run_of
+from dpjax.sensitivity._processes import Team, together
 
 
 @outside_any_mesh
@@ -55,7 +57,8 @@ def sensitivity_samples(
             does not return real arrays.
         ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
             the number of records that it is asked for, or oracle or norm has a rule for `vmap` of
-            its own.
+            its own; if processes make different calls.
+        RuntimeError: if a host target fails, or another process of the call.
 
     Formal guarantees:
         The m pairs are independent draws, so an order statistic of the distances is what
@@ -83,23 +86,27 @@ def sensitivity_samples(
         >>> distances.shape, bool(jnp.max(distances) <= 0.01)
         ((500,), True)
     """
-    key = sampling_key(key)
-    m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
-    pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    layout = Layout(
-        devices_of(mesh, calls_host=pair.calls_host), m, chunk_size(pair, m, batch_size)
-    )
-    if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
-        return _on_the_host(key, pair, layout)
-    return _in_a_program(key, pair, layout)
+    with together(None if _checks.is_staging() else mesh) as team:
+        key = sampling_key(key)
+        m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
+        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+        layout = Layout(
+            devices_of(mesh, calls_host=pair.calls_host), m, chunk_size(pair, m, batch_size)
+        )
+        if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
+            return _on_the_host(key, pair, layout, team)
+        return _in_a_program(key, pair, layout)
 
 
-def _on_the_host(key: jax.Array, pair: RandomPair, layout: Layout) -> jax.Array:
+def _on_the_host(key: jax.Array, pair: RandomPair, layout: Layout, team: Team) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
     here = placed(key, layout)
+    if layout.spans_hosts:
+        check_same_call(team, run_of(here, pair, layout))
 
     def at(position: int) -> jax.Array:
-        block = sample_block(here, pair, layout, position=position)
+        block = sample_block(here, pair, layout, position=position, team=team)
+        team.meet()
         return all_distances(block, layout=layout)
 
     if pair.positions == "each":

@@ -1,11 +1,14 @@
 """Waiting for a device, and noticing that it will never be done."""
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from dpjax import _lapack
+from dpjax._interruptions import stopping
 from dpjax._programs import Program
 
 # Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
@@ -20,29 +23,40 @@ class NoAnswerError(RuntimeError):
     """A program will never be done."""
 
 
-def wait_for(array: Any, programs: tuple[Program, ...], device: Any) -> None:
+def wait_for(
+    array: Any,
+    programs: tuple[Program, ...],
+    device: Any,
+    look: Callable[[], Any] = lambda: None,
+) -> None:
     """Waits for an array that programs compute, or gives up where a CPU has come to rest.
 
     The last line of defense: nothing is known to hang, see `dpjax._lapack`. Code on the host may
     rest, and an accelerator computes while the host does; both are waited for without limit. The
-    device is None where it is the default one.
+    device is None where it is the default one. An interruption stops code on the host. `look` is
+    called every now and then, and ends the wait by raising.
 
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.
     """
     platform = jax.default_backend() if device is None else device.platform
-    if platform != "cpu" or any(program.calls_host for program in programs):
-        array.block_until_ready()
-        return
+    calls_host = any(program.calls_host for program in programs)
     nap, naps, spent = _SHORTEST_NAP, 0, time.process_time()
-    while not array.is_ready():
-        time.sleep(nap)
-        nap = min(_LONGER * nap, _LONGEST_NAP)
-        naps += 1
-        if naps % _PATIENCE == 0:
-            before, spent = spent, time.process_time()
-            if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                raise NoAnswerError(_message(programs))
+    try:
+        while not array.is_ready():
+            time.sleep(nap)
+            nap = min(_LONGER * nap, _LONGEST_NAP)
+            naps += 1
+            look()
+            if platform == "cpu" and not calls_host and naps % _PATIENCE == 0:
+                before, spent = spent, time.process_time()
+                if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
+                    raise NoAnswerError(_message(programs))
+    except BaseException as error:
+        if calls_host and not isinstance(error, Exception):
+            with stopping(), contextlib.suppress(Exception):
+                array.block_until_ready()
+        raise
     array.block_until_ready()  # Raises what the computation raised.
 
 

@@ -70,12 +70,18 @@ def _traced(name: str, values: Any) -> Axis:
             f" {_checks.described(values)}"
         )
     (size,) = sizes
-    seen = jax.tree.unflatten(structure, [as_seen(name, leaf) for leaf in leaves])
+    seen = jax.tree.unflatten(structure, [_without_a_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(lambda x, i=i: x[i], seen)) for i in range(size)
     ]
     _refuse_equals(name, fingerprints, list(range(size)))
     return Axis(name, seen, _coordinates(name, values, size), fingerprints)
+
+
+def _without_a_sign_of_zero(name: str, leaf: Any) -> np.ndarray:
+    """As JAX holds it; -0.0 becomes 0.0, which it counts as: a folder may hold either."""
+    seen = as_seen(name, leaf)
+    return seen + seen.dtype.type(0) if seen.ndim == 1 else seen
 
 
 def _is_list_of_numbers(values: Any) -> bool:

@@ -29,10 +29,8 @@ def as_seen(name: str, value: Any) -> np.ndarray:
         raise TypeError(
             f"{name} must be numbers, got keys: make them of the key that the function is given"
         )
-    array = np.asarray(value)
+    array = _checks.host_numbers(name, value)
     floats = jnp.issubdtype(array.dtype, jnp.floating)
-    if not (floats or array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise TypeError(f"{name} must be real numbers, got {_checks.shown(value)}")
     with np.errstate(all="ignore"):
         seen = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     overflow = np.isfinite(array) != np.isfinite(seen) if floats else seen != array

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from dpjax._origins import host_errors
 from dpjax._programs import Program
 from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
 from dpjax.sensitivity._in_flight import run_in_flight
@@ -74,7 +75,8 @@ def compute(
             if len(of_chunk):
                 keep(of_chunk, [array[i, : len(of_chunk)] for array in values])
 
-    run_in_flight(layout.steps(), start, finish)
+    with host_errors():
+        run_in_flight(layout.steps(), start, finish, calls_host=part.program.calls_host)
 
 
 def _cells_of(chunk: int | None, cells: np.ndarray, size: int) -> np.ndarray:

@@ -123,7 +123,7 @@ def sensitivity_grid(
 
 
 def _patterns(distances: Any) -> np.ndarray:
-    array = np.asarray(distances)
+    array = _checks.host_numbers("distances", distances)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
     if array.dtype.kind != "f":

@@ -17,6 +17,7 @@ import numpy as np
 
 from dpjax import _checks
 from dpjax._host_code import HostCode
+from dpjax._interruptions import ended_when_stopped
 from dpjax.targets._host import host_target
 
 
@@ -58,10 +59,10 @@ def command_line(
     Formal guarantees:
         Those of `host`; to fail is to exit with a status other than 0, to print something else than
         the numbers, or to take longer than the timeout. A crash or hang of the program is a failure
-        like any other. The database is written to no file. `privatize` compares the arguments, the
-        program and the files that are among the arguments. Assumes that nothing else that the
-        program depends on changes (what it loads, its environment), that workers on other machines
-        have the same, and that it leaves nothing behind.
+        like any other; Ctrl-C is none, and kills the program. The database is written to no file.
+        `privatize` compares the arguments, the program and the files among the arguments. Assumes
+        that nothing else that the program depends on changes (what it loads, its environment), that
+        workers on other machines have the same, and that it leaves nothing behind.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
@@ -106,20 +107,30 @@ class _Program:
 
     def _run(self, table: str) -> str:
         pipe = subprocess.PIPE
-        with subprocess.Popen(
-            self.arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        ) as process:
+        start = functools.partial(
+            subprocess.Popen,
+            self.arguments,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        )
+        # Also after success: a program may have left others behind.
+        with ended_when_stopped(start, _kill) as process:
             try:
                 printed, complaint = process.communicate(table, timeout=self.timeout)
             except subprocess.TimeoutExpired:
                 raise TimeoutError(f"it took longer than {self.timeout:g} s") from None
-            finally:
-                # Also after success: a program may have left others behind.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
         if process.returncode != 0:
             raise RuntimeError(f"it ended with status {process.returncode}: {complaint[-500:]}")
         return printed
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kills a program and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _files(arguments: tuple[str, ...]) -> dict[str, str]:

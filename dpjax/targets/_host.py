@@ -1,9 +1,10 @@
 """Targets that are no JAX code: functions of NumPy arrays, evaluated on the host."""
 
+import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from dpjax import _checks, _origins
 from dpjax._host_code import HostCall, HostCode
+from dpjax._interruptions import StoppedError, aside
 
 
 def host(
@@ -55,16 +57,20 @@ def host(
 
     Formal guarantees:
         While sampling, a failure (an exception, an exit, a result unlike the output) is an error
-        that names the pair. On the private database it is released as `failure`, without a message,
-        with the noise and the guarantee of any other value: pairs on which the function fails are
-        among those that gamma leaves uncovered. Outside of the sampler every database counts as
-        private. What is sampled is what is released: `privatize` refuses a function of which
-        anything has changed. Assumes that it returns the same for equal databases (fixed seeds,
-        solvers run to convergence), and does not depend on what no copy holds: files, the
-        environment, settings of installed packages, modules looked up by name at run time; with a
-        version, that this names all of the function, in every process that runs it. Not hidden are
-        the time it takes, what it prints, and the crash or hang of its process: a program that may
-        do so belongs in `command_line`.
+        that names the pair, and ends the sampling. On the private database it is released as
+        `failure`, without a message, with the noise and the guarantee of any other value: pairs on
+        which the function fails are among those that gamma leaves uncovered. Outside of the sampler
+        every database counts as private. What is sampled is what is released: `privatize` refuses a
+        function of which anything has changed. Assumes that it returns the same for equal databases
+        (fixed seeds, solvers run to convergence), and does not depend on what no copy holds: files,
+        the environment, settings of installed packages, modules looked up by name at run time; with
+        a version, that this names all of the function, in every process that runs it. Not hidden
+        are the time it takes, what it prints, and the crash or hang of its process: a program that
+        may do so belongs in `command_line`.
+
+        An interruption of the caller (Ctrl-C, a handler of signals that exits) is no failure:
+        nothing is released, and a debit stands. The function is left to itself, in a thread of its
+        own; it always runs in one, so it can install no handler of signals.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
@@ -104,13 +110,14 @@ def host_target(
         tracing.settings.append(workers)
         specs = jax.tree.map(_canonical, declared)
         fallback = [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in public]
-        return jax.pure_callback(
-            _Evaluation(freeze(), specs, fallback, workers),
-            specs,
-            tracing.origin,
-            jax.tree.map(jnp.asarray, database),
-            vmap_method="broadcast_all",
-        )
+        with _origins.host_errors():
+            return jax.pure_callback(
+                _Evaluation(freeze(), specs, fallback, workers),
+                specs,
+                tracing.origin,
+                jax.tree.map(jnp.asarray, database),
+                vmap_method="broadcast_all",
+            )
 
     return target
 
@@ -130,19 +137,17 @@ class _Workers:
     def __repr__(self) -> str:
         return "workers"
 
-    def map(self, function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
-        """Applies a function that does not raise; what the workers raise is a failure of all."""
-        if len(items) == 1:
-            return [function(items[0])]
+    def map(self, function: Callable[..., Any], tasks: Iterable[Any]) -> list[Any]:
+        """The values of a function."""
         joblib = _checks.extra("joblib", "host")
-        try:
-            with _ONE_AT_A_TIME, joblib.parallel_config(**self._configuration):
-                return joblib.Parallel()(joblib.delayed(function)(item) for item in items)
-        except BaseException as error:
-            return [_Failure.of(error)] * len(items)
+        with joblib.parallel_config(**self._configuration):
+            parallel = joblib.Parallel()
+            # A loop that an interruption has left behind must not keep others waiting.
+            with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
+                return parallel(joblib.delayed(function)(*task) for task in tasks)
 
 
-# Several devices may call back at once, and a backend serves one call at a time.
+# Several devices may call back at once, and a backend of processes serves one call at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -161,7 +166,7 @@ class _Failure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Evaluation(HostCall):
-    """What JAX calls back, on databases that share leading axes; never raises on private ones."""
+    """What JAX calls back, on databases that share leading axes."""
 
     code: HostCode
     output: Any
@@ -169,37 +174,61 @@ class _Evaluation(HostCall):
     workers: _Workers
 
     def __call__(self, origin: Any, database: Any) -> list[np.ndarray]:
-        """The leaves of the values."""
-        # NumPy arrays first of all: to wait for JAX in here may be to wait for ourselves.
-        origin = np.asarray(origin)
-        batch = origin.shape[:-1]
-        origins = origin.reshape(-1, *_origins.SPEC.shape)
-        leaves, structure = jax.tree.flatten(database)
-        stacked = [np.asarray(x).reshape(len(origins), *x.shape[len(batch) :]) for x in leaves]
-        databases = [jax.tree.unflatten(structure, row) for row in zip(*stacked, strict=True)]
-        attempt = functools.partial(_attempt, self.code.run, self.output)
-        values = self.workers.map(attempt, databases)
-        public = list(map(self._or_public, origins, values))
-        return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*public, strict=True)]
+        """The leaves of the values; on private databases, only an interruption raises."""
+        try:
+            # NumPy arrays first of all: to wait for JAX in here may be to wait for ourselves.
+            origin = np.asarray(origin)
+            batch = origin.shape[:-1]
+            origins = origin.reshape(-1, *_origins.SPEC.shape)
+            leaves, structure = jax.tree.flatten(database)
+            stacked = [np.asarray(x).reshape(len(origins), *x.shape[len(batch) :]) for x in leaves]
+            databases = [jax.tree.unflatten(structure, row) for row in zip(*stacked, strict=True)]
+            found = aside(functools.partial(self._values, origins, databases))
+            values = [self.failure if isinstance(x, _Failure) else x for x in found]
+            return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*values, strict=True)]
+        except StoppedError as error:
+            raise _origins.HostError(str(error)) from None
+        except Exception:
+            raise
+        except BaseException as error:
+            _origins.interrupted(error)
 
-    def _or_public(
-        self, origin: np.ndarray, value: list[np.ndarray] | _Failure
-    ) -> list[np.ndarray]:
-        if not isinstance(value, _Failure):
-            return value
-        if _origins.is_private(origin):
-            return self.failure
-        _origins.fail(origin, value.reason)
+    def _values(
+        self, origins: np.ndarray, databases: list[Any], wanted: Callable[[], bool]
+    ) -> list[list[np.ndarray] | _Failure]:
+        attempt = functools.partial(_attempt, self.code.run, self.output)
+        tasks = zip(origins, databases, strict=True)
+        if len(databases) == 1:
+            return [attempt(*task) for task in tasks]
+        try:
+            return self.workers.map(attempt, (task for task in tasks if wanted()))
+        except _origins.HostError:
+            raise
+        except Exception as error:  # Of the workers: a process was killed, say.
+            failure = _Failure.of(error)
+            if all(map(_origins.is_private, origins)):
+                return [failure] * len(origins)
+            _origins.fail(origins, failure.reason)
 
 
 def _attempt(
-    function: Callable[[Any], Any], output: Any, database: Any
+    function: Callable[[Any], Any], output: Any, origin: np.ndarray, database: Any
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, as declared."""
+    """The leaves of the value, as declared; a failure on a sampled database ends all."""
+    # The main thread of a worker: elsewhere there are no signals.
+    if threading.current_thread() is threading.main_thread():
+        return aside(lambda _: _attempt(function, output, origin, database))
     try:
-        return jax.tree.leaves(jax.tree.map(_as_declared, output, function(database)))
+        return _leaves(output, function(database))
     except BaseException as error:  # A program may exit, too.
-        return _Failure.of(error)
+        failure = _Failure.of(error)
+    if _origins.is_private(origin):
+        return failure
+    _origins.fail(origin[None], failure.reason)
+
+
+def _leaves(output: Any, value: Any) -> list[np.ndarray]:
+    return jax.tree.leaves(jax.tree.map(_as_declared, output, value))
 
 
 def _as_declared(spec: Any, value: Any) -> np.ndarray:
@@ -228,8 +257,11 @@ def _public_value(failure: Any, output: Any) -> list[np.ndarray]:
     """The leaves of the value for failures."""
     if failure is None:
         return [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)]
-    value = _attempt(lambda _: failure, output, None)
-    if isinstance(value, _Failure) or not all(np.all(np.isfinite(leaf)) for leaf in value):
+    try:
+        value = _leaves(output, failure)
+    except Exception:
+        value = None
+    if value is None or not all(np.all(np.isfinite(leaf)) for leaf in value):
         raise ValueError(
             f"failure must be finite and like the output, {output}, got {_checks.shown(failure)}"
         )

@@ -262,7 +262,7 @@ def test_what_cannot_be_composed_is_refused(method):
         return compose_at(*releases, delta=delta, method=method, **more)
 
     one, other = Guarantee(0.1), Guarantee(0.1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for bad in ((), (one, other), (Guarantee(math.nan),), (Guarantee(np.ones(2)),)):
+    for bad in ((), (one, other), (Guarantee(np.array(math.nan)),), (Guarantee(np.ones(2)),)):
         with pytest.raises(ValueError, match=r"at least one|relation|NaN|one number"):
             at(*bad)
     for bad in (1.0, None, "a"):

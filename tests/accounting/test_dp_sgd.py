@@ -4,6 +4,7 @@ import math
 import types
 
 import jax
+import numpy as np
 import pytest
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
@@ -111,8 +112,21 @@ def test_a_capacity_is_paid_for():
     left = 1e-5 - (1 + math.exp(found)) * bad
     assert bad > 1e-9
     assert found == pytest.approx(epsilon(free, 1.0, 100, delta=left), rel=1e-5)
-    with pytest.raises(ValueError, match=r"delta=1e-05 is used up.*capacity of 110"):
+    with pytest.raises(ValueError, match=r"delta=1e-05 is used up.*of 110 .*a larger capacity"):
         epsilon(learning.poisson_sampling(n, batch_size=100, capacity=110), 1.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("batches", "relation"),
+    [(sampling(0.5), ADD), (sampling(1.0), ADD), (sampling(0.5, "fixed"), REPLACE)],
+)
+def test_nobody_is_told_to_enlarge_what_is_large_enough(batches, relation):
+    """Where no batch is cut off, too little noise is the cause, or a delta that is too small."""
+    with pytest.raises(ValueError, match="take more noise or a larger delta"):
+        epsilon(batches, 1e-2, 100, relation=relation, method="renyi")
+    free = learning.poisson_sampling(1000, batch_size=10, capacity=1000)
+    with pytest.raises(ValueError, match="take more noise or a larger delta"):
+        epsilon(free, 0.1, 100, delta=1e-30, coordinates=10**9, method="renyi")
 
 
 def test_the_tables_of_the_noise_are_paid_for():
@@ -190,6 +204,40 @@ def test_little_noise_and_many_steps_have_an_answer(batches, z, steps):
 def test_noise_that_is_too_little_is_refused(method, z):
     with pytest.raises(ValueError, match=r"too large|is used up"):
         epsilon(sampling(0.5), z, 10, relation=REPLACE, method=method)
+
+
+@pytest.mark.parametrize("z", [2.0, 5.0, 20.0])
+def test_divergences_of_replacing_are_those_of_their_closed_forms(z):
+    """At a rate near 1 those of normals 2 / z apart; at one near 0, q^2 times a chi-square."""
+    for order in (1.1, 2.0, 10.0):
+        certain = 2 * order / z**2
+        nearly = _renyi_of_replacing(order, 1 - 1e-12, z)
+        assert certain * (1 - 1e-9) <= nearly <= certain * (1 + 1e-6)
+    rare = 2 * 2.0 * 1e-8 * math.sinh(z**-2)
+    assert rare < _renyi_of_replacing(2.0, 1e-4, z) < rare * (1 + 1e-3) + 2e-12
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.9, 0.9999, 1 - 2**-32])
+@pytest.mark.parametrize("z", [0.15, _LEAST_INTEGRATED * (1 - 1e-9), _LEAST_INTEGRATED, 0.5, 2.0])
+def test_divergences_of_replacing_are_not_below_the_truth_at_any_rate(rate, z):
+    """By Gauss's rule on 400 pieces. Half of the bound for little noise would do at most rates.
+
+    What else reaches it: every rate below 1 under replace-one, by the method "renyi" alone.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    piece = 60 / z / 400
+    x = ((np.arange(400) + 0.5) * piece - 30 / z)[:, None] + nodes * piece / 2
+    log_p, log_q = (
+        np.logaddexp(math.log1p(-rate) - x**2 / 2, math.log(rate) - (x - shift) ** 2 / 2)
+        for shift in (1 / z, -1 / z)
+    )
+    for order in (1.1, 1.5, 4.0):
+        powers = order * log_p + (1 - order) * log_q
+        integral = np.sum(np.exp(powers - np.max(powers)) @ weights) * piece / 2
+        moment = np.max(powers) + math.log(integral / math.sqrt(2 * math.pi))
+        truth, found = moment / (order - 1), _renyi_of_replacing(order, rate, z)
+        assert truth * (1 - 1e-9) <= found
+        assert z < _LEAST_INTEGRATED or found <= truth * (1 + 1e-6) + 1e-9
 
 
 def test_divergences_of_little_noise_are_not_below_those_that_are_integrated():

@@ -58,8 +58,34 @@ def test_costs_are_rounded_up(epsilon, delta, ledger):
     assert 0 <= Fraction(row["epsilon"]) - Fraction(repr(epsilon)) < Fraction("1e-12")
     assert 0 <= Fraction(row["delta"]) - Fraction(repr(delta)) < Fraction("1e-24")
     spent = ledger.spent
-    assert Fraction(spent.epsilon) >= Fraction(row["epsilon"])
-    assert Fraction(spent.delta) >= Fraction(row["delta"])
+    assert 0 <= Fraction(repr(spent.epsilon)) - Fraction(row["epsilon"]) <= epsilon * 2**-51
+    assert 0 <= Fraction(repr(spent.delta)) - Fraction(row["delta"]) <= delta * 2**-51 + 1e-39
+
+
+@pytest.mark.parametrize("epsilon", ["0.3", "0.7", "1.2", "123.456789012345"])
+def test_what_is_spent_is_the_decimal_that_was_paid(epsilon, path):
+    """Neither in print nor as a float64 is it above the budget."""
+    ledger = dpjax.Ledger(path, epsilon=epsilon, delta="1e-6")
+    ledger.charge(Guarantee(float(epsilon), 1e-6))
+    assert (ledger.spent.epsilon, ledger.spent.delta) == (float(epsilon), 1e-6)
+    assert ledger.remaining == (0, 0)
+
+
+@pytest.mark.parametrize("parts", [(1234567.0, 0.123456789012), (2.0**53, 1.0), (1e9, 3e-12)])
+def test_what_is_spent_is_never_below_what_was_paid(parts, path):
+    """A decimal of more digits than a float64 has is rounded up."""
+    ledger = dpjax.Ledger(path, epsilon="1e18")
+    for part in parts:
+        ledger.charge(Guarantee(part))
+    paid_for = sum(Fraction(row["epsilon"]) for row in ledger.history())
+    assert paid_for <= Fraction(repr(ledger.spent.epsilon)) <= paid_for * (1 + Fraction(1, 2**51))
+
+
+def test_what_is_spent_prints_as_it_was_paid(path):
+    ledger = dpjax.Ledger(path, epsilon="0.3", delta="1e-6")
+    for _ in range(3):
+        ledger.charge(Guarantee(0.1, 1e-7))
+    assert repr(ledger.spent) == "(epsilon=0.3, delta=3e-07)-DP"
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 3.3])
@@ -80,6 +106,9 @@ def test_noise_covers_the_decimal_that_is_charged(epsilon):
         ("3", Decimal("0.5"), ("3", "0.5")),
         (1, 0, ("1", "0")),
         ("12345678901234567890.123456789012", 0, ("12345678901234567890.123456789012", "0")),
+        # Rounded down: a budget never grows.
+        ("1.0000000000009", "1.9e-24", ("1", "1e-24")),
+        (1 / 3, Decimal(1) - Decimal("1e-25"), ("0.333333333333", "0." + "9" * 24)),
     ],
 )
 def test_budgets_are_decimals(epsilon, delta, expected, path):
@@ -92,6 +121,7 @@ def test_budgets_are_decimals(epsilon, delta, expected, path):
     ("budget", "error"),
     [
         ({"epsilon": 0}, ValueError),
+        ({"epsilon": "0.9e-12"}, ValueError),
         ({"epsilon": -1.0}, ValueError),
         ({"epsilon": float("nan")}, ValueError),
         ({"epsilon": float("inf")}, ValueError),
@@ -138,7 +168,7 @@ def test_guarantees_that_do_not_add_up_are_refused(ledger):
     for bad in (other, dpjax.accounting.group(Guarantee(0.1), 2)):
         with pytest.raises(ValueError, match="do not add up"):
             ledger.charge(bad)
-    for bad in (Guarantee(float("nan")), Guarantee(np.ones(2))):
+    for bad in (Guarantee(jnp.float32("nan")), Guarantee(np.ones(2))):
         with pytest.raises(ValueError, match=r"NaN|one number"):
             ledger.charge(bad)
     assert paid(ledger) == 1
@@ -182,7 +212,7 @@ def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkey
         return draw(self, key, value)
 
     monkeypatch.setattr(_prepared.Prepared, "draw", observed)
-    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS)
+    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS, name="ages")
     with ledger:
         LAPLACE(keys(1), 0.5)
     # The third entry is the second debit: between them what the first has released.
@@ -203,6 +233,7 @@ def test_what_is_refused_before_a_release_costs_nothing(ledger, keys):
     private = dpjax.privatize(jnp.mean, dpjax.randomized_response(0.1), ledger=ledger)
     with pytest.raises(TypeError, match="integer categories"):
         private(keys(0), RECORDS)
+    assert paid(ledger) == 0
     bound = dpjax.analytic_sensitivity(1.0, norm="l1", n=3)
     with pytest.raises(ValueError, match="n=3"):
         dpjax.privatize(jnp.mean, dpjax.laplace(bound, 0.1), ledger=ledger)(keys(0), RECORDS)
@@ -215,19 +246,19 @@ def test_what_is_refused_before_a_release_costs_nothing(ledger, keys):
 
 def test_the_same_request_has_the_same_release(ledger, path, keys):
     private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
-    first = private(keys(0), RECORDS)
+    first = private(keys(0), RECORDS, name="ages")
     again = dpjax.Ledger(path, epsilon=1.0, delta="1e-6")
     with again:
         # Another key, other functions, another mechanism of the same numbers, other records.
         twin = dpjax.privatize(lambda x: jnp.mean(x), dpjax.laplace(1.0, 0.1))
-        second = twin(keys(1), RECORDS + 1)
-        third = twin(keys(0), RECORDS)
+        second = twin(keys(1), RECORDS + 1, name=np.str_("ages"))
+        third = twin(keys(0), RECORDS, name="ages")
     for release in (second, third):
         assert release.value == first.value
         assert release.value.dtype == first.value.dtype
         assert repr(release.guarantee) == repr(first.guarantee)
     (row,) = again.history()
-    assert row["kept"]
+    assert (row["kept"], row["what"], row["name"]) == (True, "mean", "ages")
     with again:
         LAPLACE(keys(1), 0.5)  # Its key was not used.
 
@@ -235,10 +266,15 @@ def test_the_same_request_has_the_same_release(ledger, path, keys):
 def test_what_was_released_stays_free_when_nothing_is_left(path, keys):
     ledger = dpjax.Ledger(path, epsilon=0.1)
     private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
-    first = private(keys(0), RECORDS)
-    assert private(keys(1), RECORDS).value == first.value
-    with pytest.raises(dpjax.BudgetExceededError):
-        dpjax.privatize(jnp.sum, LAPLACE, ledger=ledger)(keys(1), RECORDS)
+    first = private(keys(0), RECORDS, name="ages")
+    assert private(keys(1), RECORDS, name="ages").value == first.value
+    for other in (
+        lambda: dpjax.privatize(jnp.sum, LAPLACE, ledger=ledger)(keys(1), RECORDS, name="ages"),
+        lambda: private(keys(1), RECORDS, name="heights"),
+        lambda: private(keys(1), RECORDS),
+    ):
+        with pytest.raises(dpjax.BudgetExceededError):
+            other()
 
 
 def scaled(factor):
@@ -269,10 +305,10 @@ def test_requests_that_differ_in_anything_pay(path, keys):
     ]
     made = [(dpjax.privatize(f, mechanism, ledger=one), x) for f, mechanism, x, one in asked]
     for i, (private, records) in enumerate(made):
-        private(keys(i), records)
+        private(keys(i), records, name="ages")
         assert paid(ledger) == i + 1
     for i, (private, records) in enumerate(made):
-        private(keys(i), records)
+        private(keys(i), records, name="ages")
     assert paid(ledger) == len(asked)
     assert len({row["request"] for row in ledger.history()}) == len(asked)
 
@@ -287,7 +323,7 @@ def test_releases_of_every_kind_are_read_back(ledger, path):
     ]
     again = dpjax.Ledger(path, epsilon=1, delta="1e-6")
     for i, value in enumerate(kinds):
-        request = Request(str(i), TreeSpec.of(value))
+        request = Request("name", str(i), TreeSpec.of(value))
         assert again.released(request) is None
         ledger.keep(request, Release(value, promise))
         # Of several the first counts.
@@ -309,7 +345,8 @@ def test_refusals_do_not_depend_on_the_database(tmp_path, keys):
         errors = []
         for target, key in ((jnp.mean, 0), (jnp.mean, 1), (jnp.sum, 0), (jnp.sum, 1), (jnp.max, 2)):
             try:
-                dpjax.privatize(target, LAPLACE, ledger=ledger)(keys(key), records)
+                private = dpjax.privatize(target, LAPLACE, ledger=ledger)
+                private(keys(key), records, name="ages")
                 errors.append(None)
             except (ValueError, dpjax.BudgetExceededError) as error:
                 errors.append(str(error))
@@ -403,13 +440,14 @@ def test_a_file_that_cannot_be_trusted_releases_nothing(ledger, path, keys, monk
 
 def test_history_is_a_table(ledger, keys):
     pandas = pytest.importorskip("pandas")
-    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS)
+    dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS, name="ages")
     with ledger:
         dpjax.gaussian(1.0, 0.25, 1e-7)(keys(1), 0.5)
     table = pandas.DataFrame(ledger.history())
     assert list(table["what"]) == ["mean", "AdditiveMechanism"]
     assert list(table["spent_epsilon"]) == [Decimal("0.1"), Decimal("0.35")]
     assert list(table["spent_delta"]) == [0, Decimal("1e-7")]
+    assert list(table["name"]) == ["ages", ""]
     assert list(table["kept"]) == [True, False]
     assert list(table["notes"]) == ["seeded key"] * 2
     assert table["time"].is_monotonic_increasing
@@ -437,7 +475,7 @@ import jax.numpy as jnp, numpy as np, dpjax
 ledger = dpjax.Ledger({str(path)!r}, epsilon=1, delta="1e-6")
 weights = np.linspace(0, 1, 5)
 private = dpjax.privatize(lambda x: jnp.dot(x, weights), dpjax.laplace(1.0, 0.1), ledger=ledger)
-print(float(private(dpjax.random.secure_key(), np.ones(5)).value))
+print(float(private(dpjax.random.secure_key(), np.ones(5), name="ones").value))
 """
     assert run_python(code) == run_python(code)
     assert paid(ledger) == 1

@@ -35,6 +35,18 @@ def expected_unique(people, zips):
     return np.sum(zips * days[:, None] * cells * (1 - cells) ** (people - 1))
 
 
+def test_a_register_is_that_of_its_key(register):
+    """The same people under the same key, others under another."""
+
+    def drawn(key):
+        return synthetic_register(jax.random.key(key), PEOPLE, zips=5, diagnoses=DIAGNOSES)
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    for name in register:
+        np.testing.assert_array_equal(first[name], again[name])
+        assert np.mean(first[name] == other[name]) < 0.6  # Sex agrees in half of the rows.
+
+
 def test_matches_are_those_of_a_search():
     rng = np.random.default_rng(1)
     table = {"a": rng.integers(12, size=30), "b": rng.choice(["x", "y"], 30)}

@@ -84,6 +84,32 @@ def test_limits_at_one_rate_hold_as_often_as_they_say(steps):
     assert np.sum(failed) > RUNS * len(GRID) / 100
 
 
+@pytest.mark.parametrize(
+    ("n", "rate", "confidence"),
+    [(1000, 0.05, 0.95), (300, 0.1, 0.8), (50, 0.4, 0.99), (10, 1 - 1e-10, 0.9)],
+)
+def test_limits_at_one_rate_are_those_of_their_definition(n, rate, confidence):
+    """Of ranks that a sum of probabilities finds, among scores with many ties.
+
+    Four events share the error: each of two thresholds, and the members above each.
+    """
+    random, error = np.random.default_rng(4), (1 - confidence) / 4
+    members, non_members = (np.sort(random.integers(0, n, size=n)) for _ in range(2))
+    found = curve_of(members, non_members, confidence).true_positive_rate(rate)
+    mass = scipy.stats.binom.pmf(np.arange(n + 1), n, rate)
+    # Fewer than k false positives: then the k-th highest score has a rate above this one.
+    below = max(k for k in range(n + 1) if mass[:k].sum() < error)
+    above = min(k for k in range(n + 2) if mass[k:].sum() <= error)
+    lower, upper = 0.0, 1.0
+    if below > 0:
+        hits = np.sum(members > non_members[n - below])
+        lower = scipy.stats.beta.ppf(error, hits, n - hits + 1)
+    if above <= n:
+        hits = np.sum(members >= non_members[n - above])
+        upper = scipy.stats.beta.isf(error, hits + 1, n - hits)
+    assert (found.lower, found.upper) == pytest.approx((lower, upper), rel=1e-6)
+
+
 def test_limits_close_in_on_the_truth():
     """With 10^5 scores of each kind, at 99% confidence for all rates, and at one in a thousand."""
     curve = gaussian_curve(np.random.default_rng(2), 100_000, 0.99)

@@ -187,7 +187,7 @@ def check_model(name, tolerance):
     clip_norm = float(jnp.median(norms))
     expected, norms = jax.jit(by_hand, static_argnums=0)(loss, parameters, examples, clip_norm)
     clipped = learning.clipped_gradients(loss, clip_norm=clip_norm)
-    found = clipped(parameters, examples)
+    found = clipped(parameters, examples, True)
     assert largest_difference(found.value, expected) <= tolerance * clip_norm
     assert int(found.within) == 0
     assert jax.tree.structure(found.value) == jax.tree.structure(parameters)
@@ -238,10 +238,12 @@ def same_bits(one, other):
 
 @pytest.mark.parametrize(
     ("field", "bad"),
-    [("x", np.nan), ("x", np.inf), ("y", np.nan), ("y", -np.inf), ("y", 1e30)],
+    [("x", np.nan), ("x", np.inf), ("y", np.nan), ("y", -np.inf), ("y", "large")],
 )
 def test_an_example_that_is_not_finite_counts_as_zero(field, bad, perceptron_batch):
     clipped, parameters, examples = perceptron_batch
+    if bad == "large":  # Its square is infinite.
+        bad = jnp.finfo(examples[field].dtype).max / 4
     without = clipped(parameters, examples, jnp.arange(BATCH) != 2)
     neighbor = {**examples, field: examples[field].at[2, 1].set(bad)}
     assert same_bits(clipped(parameters, neighbor, jnp.ones(BATCH, bool)), without)
@@ -258,11 +260,11 @@ def test_nothing_times_infinity_is_zero_too():
     parameters = {"w": normal(1, 2, 3), "table": normal(2, 7, 3).at[6].set(jnp.inf)}
     examples = {
         "x": normal(3, BATCH, 2).at[0].set(jnp.inf),
-        "tokens": tokens(0, 2).at[:, 0].set(jnp.arange(BATCH) + 1),
+        "tokens": tokens(0, 2).at[:, 0].set(jnp.arange(BATCH, dtype=jnp.int32) + 1),
         "keep": jnp.arange(BATCH) > 0,
     }
     clipped = learning.clipped_gradients(loss, clip_norm=1.0)
-    found = clipped(parameters, examples)
+    found = clipped(parameters, examples, True)
     # The last one reads a row that is infinite.
     without = clipped(parameters, examples, (jnp.arange(BATCH) > 0) & (jnp.arange(BATCH) < 5))
     assert same_bits(found, without)
@@ -297,7 +299,7 @@ def outer_product(p, example):
 
 
 def repeated_rows(p, example):
-    signs = jnp.array([[1.0], [-1.0], [1.0], [1.0]])
+    signs = jnp.array([[1.0], [-1.0], [1.0], [1.0]], jnp.float32)
     return jnp.sum(signs * p[example["tokens"]] * example["g"][None])
 
 
@@ -326,9 +328,15 @@ def test_no_example_of_any_magnitude_is_beyond_the_bound(loss, shape, clip_norm)
     examples = {"x": drawn(9), "g": drawn(5)}
     examples["tokens"] = jnp.asarray(rng.integers(0, 7, (count, 1, 4)), jnp.int32)
     clipped = learning.clipped_gradients(loss, clip_norm=clip_norm)
-    sums = jax.jit(jax.vmap(lambda example: clipped(jnp.zeros(shape), example)))(examples)
-    lengths = np.linalg.norm(np.asarray(sums.value, float).reshape(count, -1), axis=1)
-    assert np.all(lengths <= sums.norm_bound)
+    start = jnp.zeros(shape, jnp.float32)
+
+    def of_one(example):
+        found = clipped(start, example, True)
+        return found.value, found.norm_bound
+
+    sums, norm_bounds = jax.jit(jax.vmap(of_one))(examples)
+    lengths = np.linalg.norm(np.asarray(sums, float).reshape(count, -1), axis=1)
+    assert np.all(lengths <= norm_bounds)
     # Some are clipped, some are not, and some are not finite.
     assert 30 < np.sum(lengths > 0.99 * clip_norm) < np.sum(lengths > 0) < count - 300
 
@@ -368,7 +376,8 @@ def test_microbatches_add_up_to_the_batch_in_any_order(perceptron_batch):
     one = parts(parameters, examples, mask)
     assert largest_difference(one.value, whole(parameters, examples, mask).value) < 1e-6
     assert int(one.within) == int(whole(parameters, examples, mask).within)
-    order = jnp.array([4, 5, 0, 1, 2, 3])
+    # The microbatches are {0, 3}, {1, 4} and {2, 5}: each of them has a slot in every third.
+    order = jnp.array([1, 2, 0, 4, 5, 3])
     other = parts(parameters, jax.tree.map(lambda x: x[order], examples), mask[order])
     assert same_bits(one, other)
 
@@ -376,7 +385,7 @@ def test_microbatches_add_up_to_the_batch_in_any_order(perceptron_batch):
 def test_microbatches_that_do_not_divide_a_batch(perceptron_batch):
     whole, parameters, examples = perceptron_batch
     parts = learning.clipped_gradients(perceptron, clip_norm=1.5, microbatch_size=4)
-    one, other = parts(parameters, examples), whole(parameters, examples)
+    one, other = parts(parameters, examples, True), whole(parameters, examples, True)
     assert largest_difference(one.value, other.value) < 1e-6
     assert int(one.within) == int(other.within)
 
@@ -385,7 +394,7 @@ def test_batches_share_a_program_whatever_their_masks(perceptron_batch, compilat
     clipped, parameters, examples = perceptron_batch
     masks = [jnp.arange(BATCH) != i for i in range(3)]
     clipped(parameters, examples, masks[0])
-    assert compilations(lambda: [clipped(parameters, examples, mask) for mask in masks]) == []
+    assert compilations(lambda: [clipped(parameters, examples, mask).value for mask in masks]) == []
 
 
 def test_linear_algebra_of_every_example():
@@ -397,7 +406,7 @@ def test_linear_algebra_of_every_example():
     parameters, examples = {"w": normal(0, 2)}, normal(1, BATCH, 2)
     clipped = learning.clipped_gradients(loss, clip_norm=0.1, microbatch_size=3)
     expected, _ = by_hand(loss, parameters, examples, 0.1)
-    assert largest_difference(clipped(parameters, examples).value, expected) < 1e-6
+    assert largest_difference(clipped(parameters, examples, True).value, expected) < 1e-6
 
 
 def test_examples_may_hold_keys_and_numpy_arrays():
@@ -414,7 +423,7 @@ def test_examples_may_hold_keys_and_numpy_arrays():
     }
     clipped = learning.clipped_gradients(loss, clip_norm=1.0)
     expected, _ = by_hand(loss, parameters, {**examples, "x": jnp.asarray(examples["x"])}, 1.0)
-    assert largest_difference(clipped(parameters, examples).value, expected) < 1e-6
+    assert largest_difference(clipped(parameters, examples, True).value, expected) < 1e-6
     example = {"x": examples["x"][0], "key": examples["key"][0]}
     assert clipped.explain(parameters, example)["w"].startswith("dense")
 
@@ -460,8 +469,9 @@ def with_a_rule(rule):
     ],
 )
 def test_losses_that_show_or_mix_examples_are_refused(loss, error, message):
+    clipped = learning.clipped_gradients(loss, clip_norm=1.0)
     with pytest.raises(error, match=message):
-        learning.clipped_gradients(loss, clip_norm=1.0)(jnp.float32(1), jnp.ones(3))
+        clipped(jnp.float32(1), jnp.ones(3, jnp.float32), True)
 
 
 def test_half_precision_is_summed_in_float32():
@@ -471,7 +481,7 @@ def test_half_precision_is_summed_in_float32():
     parameters = {"w": normal(0, 3, 2).astype(jnp.bfloat16)}
     examples = normal(1, BATCH, 3).astype(jnp.bfloat16)
     clipped = learning.clipped_gradients(loss, clip_norm=0.1)
-    value = clipped(parameters, examples).value["w"]
+    value = clipped(parameters, examples, True).value["w"]
     expected, _ = by_hand(loss, parameters, examples, 0.1)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, expected["w"], atol=0.02)
@@ -479,21 +489,24 @@ def test_half_precision_is_summed_in_float32():
 
 def test_a_bad_traced_clip_norm_gives_nan(perceptron_batch):
     clipped, parameters, examples = perceptron_batch
-    sums = jax.jit(lambda norm: clipped(parameters, examples, clip_norm=norm))
+
+    @jax.jit
+    def parts(norm):
+        found = clipped(parameters, examples, True, clip_norm=norm)
+        return found.value, found.norm_bound
+
     for bad in (-1.0, 1e-11, 1e11):
-        found = sums(bad)
-        assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found.value))
-        assert np.isnan(found.norm_bound)
+        assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(parts(bad)))
     with pytest.raises(ValueError, match="clip_norm must be a number from 1e-10"):
-        clipped(parameters, examples, clip_norm=1e-11)
+        clipped(parameters, examples, True, clip_norm=1e-11)
 
 
 def test_a_narrow_clip_norm_does_not_round_the_bound(x64):
     """In float32 the little that rounding adds in float64 would be nothing."""
     clipped = learning.clipped_gradients(linear, clip_norm=1.0)
     examples = jnp.ones(3, "float64")
-    sums = jax.jit(lambda norm: clipped(jnp.float64(1), examples, clip_norm=norm))
-    assert 1 + 1e-16 < float(sums(jnp.float32(1)).norm_bound) < 1 + 1e-12
+    bound = jax.jit(lambda norm: clipped(jnp.float64(1), examples, True, clip_norm=norm).norm_bound)
+    assert 1 + 1e-16 < float(bound(jnp.float32(1))) < 1 + 1e-12
 
 
 def test_integers_that_do_not_hold_the_number_of_rows():
@@ -502,7 +515,7 @@ def test_integers_that_do_not_hold_the_number_of_rows():
 
     table, examples = normal(1, 300, 2), jnp.array([-1, 5, 127, -128, 5, 0], jnp.int8)
     expected, _ = by_hand(loss, table, examples, 0.1)
-    found = learning.clipped_gradients(loss, clip_norm=0.1)(table, examples)
+    found = learning.clipped_gradients(loss, clip_norm=0.1)(table, examples, True)
     assert largest_difference(found.value, expected) < 1e-6
 
 
@@ -523,11 +536,13 @@ def test_bad_parameters_are_refused(arguments, error, message):
 @pytest.mark.parametrize(
     ("loss", "parameters", "examples", "mask", "error", "message"),
     [
-        (linear, 1, jnp.ones(3), None, TypeError, "parameters must be float arrays"),
-        (linear, jnp.int32(1), jnp.ones(3), None, TypeError, "parameters must be float arrays"),
-        (linear, jnp.ones(2), jnp.ones(3), None, ValueError, "loss must return the loss of one"),
-        (linear, jnp.ones(()), jnp.ones(()), None, ValueError, "examples must be arrays with a"),
-        (linear, jnp.ones(()), jnp.ones(3), jnp.ones(3), ValueError, "mask must be booleans"),
+        (linear, 1, jnp.ones(3), True, TypeError, "parameters must be float arrays"),
+        (linear, jnp.int32(1), jnp.ones(3), True, TypeError, "parameters must be float arrays"),
+        (linear, jnp.ones(2), jnp.ones(3), True, ValueError, "loss must return the loss of one"),
+        (linear, jnp.ones(()), jnp.ones(()), True, ValueError, "examples must be arrays with a"),
+        (linear, jnp.ones(()), jnp.ones(3), jnp.ones(3), ValueError, "mask must be the sampling's"),
+        (linear, jnp.ones(()), jnp.ones(3), None, ValueError, "or True if no slot is empty, got"),
+        (linear, jnp.ones(()), jnp.ones(3), False, ValueError, "mask must be the sampling's"),
     ],
 )
 def test_bad_batches_are_refused(loss, parameters, examples, mask, error, message):

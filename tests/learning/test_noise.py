@@ -1,6 +1,8 @@
 """Noise of the steps of a training."""
 
+import copy
 import dataclasses
+import os
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 import dpjax
 from dpjax import learning
 from dpjax.learning._adaptive_clipping import gradient_noise_multiplier
+from dpjax.learning._clipped_sum import sealed
 
 SIZE = 4096
 
@@ -24,7 +27,7 @@ PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 def nothing(norm_bound=1.0):
     """A sum of no gradients."""
-    return learning.ClippedSum(PARAMETERS, norm_bound, jnp.int32(0))
+    return sealed(PARAMETERS, norm_bound, jnp.int32(0))
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,9 @@ def steps(keys):
     """Two steps of noise on nothing, and the states around them."""
     noise = learning.gaussian_noise(keys(1), noise_multiplier=2.0, batch_size=8)
     states, drawn = [noise.init(PARAMETERS)], []
-    update = jax.jit(noise.update)
+    update = jax.jit(lambda state: noise.update(nothing(3.0), state))
     for _ in range(2):
-        gradient, state = update(nothing(3.0), states[-1])
+        gradient, state = update(states[-1])
         drawn.append(np.concatenate([gradient["a"], gradient["b"][None]]))
         states.append(state)
     return drawn, states
@@ -105,21 +108,26 @@ def test_it_is_the_first_of_a_chain_and_compiles_once(keys, compilations):
 
 
 def test_ledgers_claim_the_key_of_a_training(tmp_path):
-    noise = learning.gaussian_noise(dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=4)
-    with dpjax.random.KeyLedger(tmp_path / "keys"):
-        noise.init(PARAMETERS)
-        with pytest.raises(ValueError, match="key"):
-            noise.init(PARAMETERS)
+    """All of its trainings have keys of their own; another optimizer of the key has the same."""
+    key = dpjax.random.secure_key()
+    one, other = (
+        learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=4) for _ in range(2)
+    )
+    with dpjax.random.KeyLedger(tmp_path / "keys") as ledger:
+        keys_of_trainings = [one.init(PARAMETERS).key for _ in range(2)]
+        assert all(key in ledger for key in keys_of_trainings)
+        assert len(ledger) == 2
+        with pytest.raises(ValueError, match="was used for a release before"):
+            other.init(PARAMETERS)
 
 
 def test_no_step_goes_unpaid_while_a_budget_is_open(tmp_path, keys):
     """Compiled before or not: what all steps promise is charged at once, before them."""
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
-    state, update = noise.init(PARAMETERS), jax.jit(noise.update)
-    clipped = learning.ClippedSum(PARAMETERS, jnp.float32(1.0), jnp.int32(0))
-    update(clipped, state)
+    state, update = noise.init(PARAMETERS), jax.jit(lambda state: noise.update(nothing(), state))
+    update(state)
     with dpjax.Ledger(tmp_path / "budget", epsilon=1.0, delta=0.1) as ledger:
-        for unpaid in (lambda: noise.init(PARAMETERS), lambda: update(clipped, state)):
+        for unpaid in (lambda: noise.init(PARAMETERS), lambda: update(state)):
             with pytest.raises(ValueError, match="pays for all of its steps at once"):
                 unpaid()
         assert ledger.spent.epsilon == 0
@@ -132,48 +140,90 @@ def test_what_has_no_norm_bound_gets_no_noise(keys):
             transformation.update(PARAMETERS, transformation.init(PARAMETERS))
 
 
+def cast(updates):
+    return jax.tree.map(lambda x: x.astype("bfloat16"), updates)
+
+
+def added(updates):
+    return jax.tree.map(jnp.add, updates, updates)
+
+
 @pytest.mark.parametrize(
     "before",
     [
         optax.clip(0.01),
-        optax.normalize_by_update_norm(),
+        optax.clip(1),
         optax.scale(0.5),
-        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x.astype("bfloat16"), updates)),
+        optax.scale(2),
+        optax.scale_by_sign(),
+        optax.normalize_by_update_norm(),
+        optax.zero_nans(),
+        optax.keep_params_nonnegative(),
+        optax.masked(optax.clip(1), {"a": True}),
+        optax.stateless(lambda updates, _: cast(updates)),
+        optax.stateless(lambda updates, _: added(updates)),
+        optax.stateless(lambda updates, _: dataclasses.replace(updates, norm_bound=0.1)),
+        optax.stateless(lambda updates, _: learning.ClippedSum(updates.value, 0.1, jnp.int32(0))),
+        optax.stateless(lambda updates, _: jax.jit(lambda x: x)(updates)),
     ],
-    ids=["clip", "normalize", "scale", "cast"],
+    ids=[
+        *("clip", "clip_integer", "scale", "scale_integer", "sign", "normalize", "nans"),
+        *("nonnegative", "masked", "cast", "add", "replace", "make", "jit"),
+    ],
 )
 def test_what_was_transformed_has_no_norm_bound(before, keys):
-    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01."""
-    sums = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    """Clipped to .01, d coordinates of a sum are within .01 sqrt(d), and the bound would be .01.
+
+    Everything that reaches the noise has the parts that left `clipped`: a sum cannot be taken
+    apart, made anew, or be written to, so no dtype and no function of a transformation matters.
+    """
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     chained = optax.chain(before, noise)
     with (
         jax.numpy_dtype_promotion("standard"),
-        pytest.raises(TypeError, match="something has transformed them"),
+        pytest.raises((TypeError, ValueError), match="ClippedSum"),
     ):
         chained.update(sums, chained.init(sums.value), sums.value)
 
 
-def test_sums_may_be_added_up(keys):
-    """Such as those of several devices: the bounds add up as well."""
-    one = learning.ClippedSum({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
-    both = jax.tree.map(jnp.add, one, one)
-    assert float(both.norm_bound) == 2
-    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
-    state = noise.init(one.value)
-    doubled = dataclasses.replace(both, value=one.value, norm_bound=jnp.float32(2))
-    drawn, other = (noise.update(x, state)[0]["a"] for x in (both, doubled))
-    np.testing.assert_allclose(drawn - other, 0.25, rtol=1e-5)
+def test_what_passes_a_sum_on_is_allowed(keys):
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    noise, same = (
+        learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4) for _ in range(2)
+    )
+    chained = optax.chain(optax.identity(), noise)
+    found, _ = chained.update(sums, chained.init(sums.value))
+    np.testing.assert_array_equal(found["a"], same.update(sums, same.init(sums.value))[0]["a"])
+
+
+def test_the_parts_of_a_sum_cannot_be_written_to():
+    """A dictionary can, so `value` is another one each time."""
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums.value["a"] = jnp.zeros(3)
+    assert sums.value["a"].tolist() == [1, 1, 1]
+    for name in ("norm_bound", "within", "_leaves"):
+        with pytest.raises(AttributeError):
+            setattr(sums, name, 0)
+
+
+@pytest.mark.parametrize("kind", [learning.gaussian_noise, learning.adaptive_noise])
+def test_steps_of_noise_are_accumulated_after_it(kind, keys):
+    """Sums are of one batch each: two batches that were added up would need an account of both."""
+    settings = {"initial_clip_norm": 1.0} if kind is learning.adaptive_noise else {}
+    noise = kind(keys(3), noise_multiplier=1.0, batch_size=4, **settings)
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    before = optax.MultiSteps(noise, 2)
+    with pytest.raises(TypeError, match="a ClippedSum cannot be transformed"):
+        before.update(sums, before.init(sums.value), sums.value)
 
 
 @pytest.mark.parametrize("norm_bound", [0.0, -1.0, np.nan, np.inf])
 def test_a_bound_that_is_none_gives_nan(norm_bound, keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     small = {"a": jnp.zeros(3)}
-    update = jax.jit(noise.update)
-    gradient, _ = update(
-        learning.ClippedSum(small, jnp.float32(norm_bound), jnp.int32(0)), noise.init(small)
-    )
+    sums = sealed(small, jnp.float32(norm_bound), jnp.int32(0))
+    gradient, _ = jax.jit(lambda state: noise.update(sums, state))(noise.init(small))
     assert np.all(np.isnan(gradient["a"]))
 
 
@@ -192,12 +242,16 @@ def test_keys_and_parameters_are_checked(keys):
 def test_trainings_at_once_need_a_key_each(keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     state = noise.init({"a": jnp.zeros(3)})
-    sums = learning.ClippedSum({"a": jnp.zeros((2, 3))}, jnp.ones(2), jnp.zeros(2, jnp.int32))
+
+    def update(x, state):
+        return noise.update(sealed({"a": x}, jnp.float32(1), jnp.int32(0)), state)
+
+    values = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match="key must be one for each value"):
-        jax.vmap(noise.update, (0, None))(sums, state)
+        jax.vmap(update, (0, None))(values, state)
     each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
     mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None)
-    drawn, _ = jax.jit(jax.vmap(noise.update, (0, mapped)))(sums, each)
+    drawn, _ = jax.jit(jax.vmap(update, (0, mapped)))(values, each)
     assert len(np.unique(drawn["a"])) == 6
 
 
@@ -208,7 +262,7 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     def drawn(key, multiplier):
         noise = learning.gaussian_noise(key, noise_multiplier=multiplier, batch_size=4, noise=kind)
         values = {"a": jnp.zeros(400)}
-        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0))
         return noise.update(sums, noise.init(values))[0]["a"]
 
     swept = jax.jit(jax.vmap(drawn))(jax.random.split(keys(7), 3), jnp.array([1.0, 100.0, -1.0]))
@@ -227,7 +281,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
             keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
         )
         values = {"a": jnp.zeros(400)}
-        sums = learning.ClippedSum(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0))
         return noise.update(sums, noise.init(values))[0]["a"]
 
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -236,7 +290,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
 
 def test_a_guarantee_is_that_of_the_least_noise(keys):
     """Whatever a state is told afterwards, and if other noise goes on with it."""
-    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
     little, much = (
         learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
     )
@@ -244,14 +298,15 @@ def test_a_guarantee_is_that_of_the_least_noise(keys):
     _, state = much.update(sums, state)
     assert float(state.noise_multiplier) == pytest.approx(1.1, rel=1e-6)
     assert float(state.noise_multiplier) <= 1.1
-    told = dataclasses.replace(much.init(sums.value), noise_multiplier=9.0)
+    start = much.init(sums.value)
+    told = dataclasses.replace(start, noise_multiplier=9.0)
     drawn, state = much.update(sums, told)
     assert float(state.noise_multiplier) == 2.0
-    assert np.array_equal(drawn["a"], much.update(sums, much.init(sums.value))[0]["a"])
+    assert np.array_equal(drawn["a"], much.update(sums, start)[0]["a"])
 
 
 def test_a_state_of_another_training_is_refused(keys):
-    sums = learning.ClippedSum({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
     settings = {"noise_multiplier": 1.0, "batch_size": 4}
     exact, floats = (
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
@@ -279,8 +334,12 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         sampling, noise_multiplier=1.1, steps=7, delta=1e-5, coordinates=SIZE + 1, method="renyi"
     )
     assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-6)
-    with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
-        learning.guarantee(noise.init(PARAMETERS), sampling, delta=1e-5)
+    adaptive = learning.adaptive_noise(
+        keys(0), noise_multiplier=1.1, batch_size=4, initial_clip_norm=1.0
+    )
+    for untaken in (noise.init(PARAMETERS), adaptive.init(PARAMETERS)):
+        with pytest.raises(ValueError, match=r"that after the last step.*got that of init"):
+            learning.guarantee(untaken, sampling, delta=1e-5)
     with pytest.raises(ValueError, match="state must be that of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
@@ -309,7 +368,7 @@ def test_the_count_gets_noise_of_its_scale(keys):
 
     def norm(key):
         state = dataclasses.replace(start, noise=dataclasses.replace(start.noise, key=key))
-        batch = learning.ClippedSum({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
+        batch = sealed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
         return noise.update(batch, state)[1].clip_norm
 
     norms = jax.jit(jax.vmap(norm))(jax.random.split(keys(6), 600))
@@ -334,11 +393,11 @@ def test_a_clip_norm_moves_to_the_quantile(keys):
         learning_rate=0.3,
         count_noise=3.0,
     )
-    parameters, examples = jnp.float32(0), jnp.arange(1.0, 201.0)
+    parameters, examples = jnp.float32(0), jnp.arange(1.0, 201.0, dtype=jnp.float32)
 
     @jax.jit
     def step(state, _):
-        batch = clipped(parameters, examples, clip_norm=state.clip_norm)
+        batch = clipped(parameters, examples, True, clip_norm=state.clip_norm)
         return noise.update(batch, state)[1], state.clip_norm
 
     state, norms = jax.lax.scan(step, noise.init(parameters), length=200)
@@ -361,11 +420,114 @@ def test_noise_of_others_is_for_vectors_of_norm_one():
     noise = learning.with_privatizer(other, batch_size=2)
     values = {"a": jnp.array([2.0, 4.0])}
     state = noise.init(values)
-    clipped = learning.ClippedSum(values, jnp.float32(4), jnp.int32(0))
+    clipped = sealed(values, jnp.float32(4), jnp.int32(0))
     gradient, state = noise.update(clipped, state)
     assert seen[0].tolist() == [0.5, 1.0]
     assert gradient["a"].tolist() == [3.0, 4.0]
     assert state.inner == 1
     # Correlated noise is for one norm bound.
-    gradient, _ = noise.update(dataclasses.replace(clipped, norm_bound=jnp.float32(5)), state)
+    gradient, _ = noise.update(sealed(values, jnp.float32(5), jnp.int32(0)), state)
     assert np.all(np.isnan(gradient["a"]))
+
+
+def two_bits(state):
+    return np.asarray(jax.random.bits(state.key, (2,))).tolist()
+
+
+def test_one_key_is_for_one_training(keys):
+    """Folds and restarts: every `init` has a key, and the first the one that was given.
+
+    What else calls it: the two halves of a `multi_transform`, and a copy of the optimizer, which
+    share its count. Two optimizers that were given one key are the caller's: a `KeyLedger` and
+    `jax.debug_key_reuse` see them. A state that is put back goes on with its key (security.md).
+    """
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    copied = copy.deepcopy(optax.chain(noise, optax.sgd(1.0)))
+    both = optax.multi_transform({"x": noise, "y": noise}, {"a": "x", "b": "y"})
+    inner = both.init(PARAMETERS).inner_states
+    states = [
+        *(inner[name].inner_state for name in "xy"),
+        noise.init(PARAMETERS),
+        copied.init(PARAMETERS)[0],
+    ]
+    assert len({tuple(two_bits(state)) for state in states}) == 4
+    assert np.array_equal(jax.random.key_data(states[0].key), jax.random.key_data(keys(3)))
+    again = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    assert [two_bits(again.init(PARAMETERS)) for _ in range(4)] == [two_bits(x) for x in states]
+
+
+def test_the_adaptive_noise_of_two_trainings_differs(keys):
+    noise = learning.adaptive_noise(
+        keys(3), noise_multiplier=1.0, batch_size=4, initial_clip_norm=1.0
+    )
+    one, other = (noise.init(PARAMETERS).noise for _ in range(2))
+    assert two_bits(one) != two_bits(other)
+
+
+MAPS = {
+    "vmap": lambda init: jax.vmap(init)(jnp.zeros((2, 3))),
+    "vmap over nothing of it": lambda init: jax.vmap(lambda _: init(jnp.zeros(3)))(jnp.zeros(2)),
+    "jit": lambda init: jax.jit(init)(jnp.zeros(3)),
+    "vmap of jit": lambda init: jax.vmap(jax.jit(init))(jnp.zeros((2, 3))),
+    "scan": lambda init: jax.lax.scan(lambda c, _: (c, init(c)), jnp.zeros(3), length=2),
+    "scan in jit": lambda init: jax.jit(lambda: MAPS["scan"](init))(),
+    "map": lambda init: jax.lax.map(init, jnp.zeros((2, 3))),
+    "eval_shape": lambda init: jax.eval_shape(init, jnp.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("mapped", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("made", ["gaussian", "adaptive", "chained", "other"])
+def test_init_runs_where_the_optimizer_was_made(mapped, made, keys):
+    """One call would serve many trainings; `eval_shape` looks like a program to be run twice."""
+    settings = {"noise_multiplier": 1.0, "batch_size": 4}
+    noise = learning.gaussian_noise(keys(3), **settings)
+    optimizer = {
+        "gaussian": noise,
+        "adaptive": learning.adaptive_noise(keys(3), initial_clip_norm=1.0, **settings),
+        "chained": optax.chain(noise, optax.adam(0.1)),
+        "other": learning.with_privatizer(optax.identity(), batch_size=4),
+    }[made]
+    with pytest.raises(ValueError, match="init must run where the optimizer was made"):
+        mapped(optimizer.init)
+
+
+def test_a_key_from_outside_of_a_vmap_is_refused(keys):
+    """An optimizer that is made inside, of a key that is one for all."""
+
+    def init(parameters):
+        noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+        return noise.init(parameters)
+
+    with pytest.raises(ValueError, match="key must be one for each value"):
+        jax.vmap(init)(jnp.zeros((2, 3)))
+
+
+def test_optimizers_that_are_made_inside_of_a_program_have_its_keys(keys):
+    def first_noise(key):
+        noise = learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=4)
+        both = [noise.init(jnp.zeros(())) for _ in range(2)]
+        clipped = learning.clipped_gradients(jnp.multiply, clip_norm=1.0)
+        sums = clipped(jnp.zeros(()), jnp.zeros(2), True)
+        return [noise.update(sums, state)[0] for state in both]
+
+    drawn = jax.jit(jax.vmap(first_noise))(jax.random.split(keys(3), 3))
+    assert len(np.unique(drawn)) == 6
+
+
+def test_an_optimizer_with_noise_stays_in_its_process(keys, monkeypatch):
+    """Pickled or forked it would draw the same noise in each, whatever is counted here."""
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pytest.importorskip("cloudpickle").dumps(noise)
+    forked = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: forked)
+    with pytest.raises(ValueError, match="got another process"):
+        noise.init(PARAMETERS)
+
+
+def test_a_privatizer_of_others_is_for_one_training():
+    noise = learning.with_privatizer(optax.identity(), batch_size=4)
+    noise.init(PARAMETERS)
+    with pytest.raises(ValueError, match="init may be called once for each privatizer"):
+        noise.init(PARAMETERS)

@@ -194,6 +194,58 @@ def test_solutions_are_as_exact_as_is_charged_whatever_newtons_steps_find(
         assert charged < 0.01 * plan.radius
 
 
+@pytest.mark.parametrize("eps", [2.0**-23, 2.0**-52])
+@pytest.mark.parametrize("strength", [2.0**20, 2.0, 0.1, 1e-3])
+def test_a_point_with_a_gradient_that_is_short_enough_is_within_the_error(strength, eps):
+    """Its gradient is off by a quarter of that at most: by convexity it is 5 e / lambda away.
+
+    What else ends the solver: its last step, after which 2 e and the rounding of a step are left.
+    """
+    for d, pull in ((1, 0.0), (3, 2.0), (50, 0.1)):
+        plan = solver.solver_plan(strength, pull=pull, d=d, eps=eps)
+        charged = solver.solver_error(strength, plan, pull=pull, d=d, eps=eps)
+        error = solver._gradient_error(float(plan.radius), pull=pull, d=d, eps=eps)
+        assert plan.enough == 4 * error
+        assert charged >= (plan.enough + error) / strength
+        # The rounding of a step.
+        step = eps * float(plan.radius) * (d / 2 + 8) + eps * (1 + pull) / strength
+        assert charged >= (2 * error + (strength + 0.25) * step) / strength
+        assert charged <= (5 * error + (strength + 0.25) * step) / strength + step
+
+
+def test_the_solver_may_stop_where_its_gradient_is_short_enough(monkeypatch):
+    """At once, at 0, from which the minimizer is nearly 4 e / lambda away."""
+    monkeypatch.setattr(solver, "_NEWTON_STEPS", 0)
+    eps, strength = float(np.finfo(np.float32).eps), 64.0
+    plan = solver.solver_plan(strength, pull=1e-3, d=D, eps=eps)
+    linear = np.array([0.999 * plan.enough, 0, 0], np.float32)
+    rows = np.zeros((N, D), np.float32)
+    find = jax.jit(lambda *problem: solver.perturbed_minimizer(*problem))
+    assert np.all(np.asarray(find(rows, linear, strength, plan)) == 0)
+    away = np.linalg.norm(exact_minimizer(rows, linear, strength))
+    assert away == pytest.approx(0.999 * plan.enough / strength, rel=1e-6)
+    assert away <= solver.solver_error(strength, plan, pull=1e-3, d=D, eps=eps)
+
+
+@pytest.mark.parametrize("d", [1, 10**3, 10**9])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-5), (8.0, 0.2), (20.0, 1e-16)]
+)
+def test_the_tables_of_both_noises_are_charged(epsilon, delta, d):
+    """Ratios of densities within e^loss but for a mass: twice the loss, and its share of delta.
+
+    What else is charged there: noise that is longer than B, with probability delta / 10^6.
+    """
+    certificate = GAUSSIAN.lattice.certificate
+    loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
+    left_epsilon, left_delta = plans._left_by_tables(epsilon, delta, d)
+    assert np.isclose(left_epsilon + 2 * loss, epsilon, rtol=1e-15, atol=0)
+    spent = np.exp(loss) * left_delta + (1 + np.exp(left_epsilon + loss)) * missed
+    assert delta * (1 - 2e-6) < spent + 1e-6 * delta <= delta
+    if d == 10**9:
+        assert epsilon - left_epsilon > 1e-5
+
+
 def test_newtons_steps_end_however_far_noise_pulls():
     """Where they did not, as many steps as the plan allows followed: hours, for a small lambda."""
     eps, find = float(np.finfo(np.float32).eps), jax.jit(solver.perturbed_minimizer)
@@ -302,10 +354,11 @@ def test_what_is_refused(keys):
     with jax.enable_x64(True):
         wide = training(dtype="float64")
     assert wide.plan.error < 0.1 * made.plan.error
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        wide(keys(0), NOTHING)
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        training(dtype="float64")
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            wide(keys(0), NOTHING)
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            training(dtype="float64")
 
 
 def test_the_largest_lambda_is_carried():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from dpjax import learning
 
@@ -41,13 +42,74 @@ def test_a_batch_is_cut_off_at_its_capacity(keys):
     assert len(set(indices.tolist())) == 100
 
 
-def test_slots_that_are_empty_are_masked(keys):
-    sampling = learning.poisson_sampling(1000, batch_size=5)
+@pytest.mark.parametrize(
+    ("batch_size", "capacity"), [(5, None), (5, 4), (0.001, None), (500, 1000), (999.9, 1000)]
+)
+def test_a_batch_has_the_records_of_its_draw_and_nobody_else(batch_size, capacity, keys):
+    """By words and comparisons of its own; in the third batch nobody is, in two some are cut off.
+
+    What else the count reaches: no record fills two slots, and an empty slot is masked.
+    """
+    n = 1000
+    sampling = learning.poisson_sampling(n, batch_size=batch_size, capacity=capacity)
+    for seed in range(5):
+        words = np.asarray(jax.random.bits(keys(seed), (n,), "uint32")).astype(np.float64)
+        joins = np.flatnonzero(words < np.floor(batch_size / n * 2**32))[: sampling.capacity]
+        indices, mask = map(np.asarray, sampling(keys(seed)))
+        assert np.array_equal(indices[mask], joins)
+        assert np.array_equal(mask, np.arange(sampling.capacity) < len(joins))
+        assert np.all((indices >= 0) & (indices < n))
+
+
+def test_a_word_at_the_rate_does_not_join(keys):
+    """A rate of w / 2^32 is the probability of a word below w."""
+    words = np.asarray(jax.random.bits(keys(0), (100,), "uint32"))
+    sampling = learning.BatchSampling("poisson", 100, int(words[7]) / 2**32, 100)
+    indices, mask = map(np.asarray, sampling(keys(0)))
+    assert np.array_equal(indices[mask], np.flatnonzero(words < words[7]))
+
+
+@pytest.mark.parametrize(("n", "rate"), [(7, 1.0), (1000, 2**-32), (2**31 - 1, 0.01 - 1e-17)])
+def test_rates_are_multiples_that_are_not_above(n, rate):
+    sampling = learning.poisson_sampling(n, batch_size=n * rate)
+    assert 0 <= rate - sampling.rate < 2**-32
+    assert (sampling.rate * 2**32).is_integer()
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(10**4, 100), (10**6, 1), (50, 49), (1000, 3e-7)])
+def test_a_batch_exceeds_its_capacity_rarely_and_no_smaller_one_does(n, batch_size):
+    sampling = learning.poisson_sampling(n, batch_size=batch_size)
+    exceeds = [stats.binom.sf(sampling.capacity - less, n, sampling.rate) for less in (0, 2)]
+    assert exceeds[0] < 1e-15
+    assert exceeds[1] > 1e-15 or sampling.capacity == n
+
+
+def test_words_are_compared_as_a_whole(keys):
+    """Of 300,000 words ten pairs or so agree in their first 32 bits: the others decide."""
+    n = 300_000
+    words = np.asarray(jax.random.bits(keys(0), (4, n), "uint32"))
+    assert len(np.unique(words[0])) < n - 3
+    order = np.lexsort(words[::-1])
+    indices, mask = learning.fixed_size_sampling(n, batch_size=n)(keys(0))
+    assert np.array_equal(indices, order)
+    assert np.all(mask)
+
+
+def test_a_batch_needs_its_mask(keys):
+    """Without one, every empty slot would count record 0 once more: 35 times in this batch."""
+
+    def loss(w, x):
+        return jnp.dot(w, x)
+
+    sampling = learning.poisson_sampling(1000, batch_size=20)
     indices, mask = sampling(keys(0))
-    count = int(jnp.sum(mask))
-    assert 0 < count < sampling.capacity
-    assert np.array_equal(mask, np.arange(sampling.capacity) < count)
-    assert np.all((indices >= 0) & (indices < 1000))
+    clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+    nobody, someone = jnp.zeros((1000, 2)), jnp.zeros((1000, 2)).at[0].set(1)
+    for forgotten in ((), (None,)):
+        with pytest.raises(ValueError, match=r"mask must be .* or True if no slot is empty"):
+            clipped(jnp.zeros(2), someone[indices], *forgotten)
+    sums = [clipped(jnp.zeros(2), database[indices], mask) for database in (nobody, someone)]
+    assert jnp.linalg.norm(sums[1].value - sums[0].value) <= sums[0].norm_bound
 
 
 def test_everyone_joins_at_rate_one(keys):

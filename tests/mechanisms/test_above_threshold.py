@@ -98,6 +98,13 @@ def test_both_noises_share_a_grid_and_cover_rounding(mechanism):
         assert scale * rounding <= fit.scale <= scale * rounding * (1 + 1e-3)
 
 
+def test_the_tables_of_all_charged_noise_are_paid_for(mechanism):
+    """That of the threshold and of two positive answers, however many queries there are."""
+    for answers in (jnp.zeros(1), jnp.zeros(5, int)):
+        assert mechanism._calibration(answers).coordinates == 3
+        assert mechanism._threshold_calibration(answers).coordinates == 3
+
+
 def test_every_query_has_noise_of_its_own(mechanism, draws):
     """Of equal queries at the threshold, any may be above and any below."""
     counts = frequencies(draws(mechanism, np.full(K, 0.5, "float32"), DRAWS))

@@ -1,171 +1,54 @@
 """The conformance table: a new mechanism is one row."""
 
 import dataclasses
+import inspect
+import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import dpjax
 from dpjax import _limbs
 from dpjax._limbs import Limbs
-from dpjax._pytree import TreeSpec, frozen_pytree
-from dpjax._shaped_norm import shape_of
+from dpjax._pytree import frozen_pytree
 from dpjax.auditing import check_conformance
-from dpjax.mechanisms import additive
+from dpjax.mechanisms import SensitivityMechanism, additive
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.random import LAPLACE, seeded_key
+from mechanism_table import FAST, SCALAR, TABLE
 
-
-def own(sensitivity, epsilon):
-    """Laplace noise for three coordinates that may all move by the sensitivity."""
-    return additive(sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e)
-
-
-def shaped(sensitivity, epsilon):
-    """Gaussian noise of a shape; a number is a bound in its norm."""
-    if not isinstance(sensitivity, dpjax.Sensitivity):
-        sensitivity = dpjax.analytic_sensitivity(sensitivity, norm=SHAPE)
-    return dpjax.shaped_gaussian(sensitivity, epsilon, 1e-2)
-
-
-MATRIX = np.array([[1.0, 0.3], [0.3, 0.5]])
-SHAPE = shape_of(MATRIX, TreeSpec.of(jnp.zeros(2)), 2.0**-20, None)
-SCALAR = {"value": jnp.asarray(0.0), "neighbor": jnp.asarray(1.0)}
-VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.4])}
-L2_VECTOR = {"value": jnp.zeros(3), "neighbor": jnp.asarray([0.6, 0.0, -0.8])}
-TREE = {
-    "value": {"a": jnp.zeros(2), "b": jnp.asarray(0.0)},
-    "neighbor": {"a": jnp.asarray([0.25, 0.25]), "b": jnp.asarray(0.5)},
-}
-COUNTS = {"value": jnp.asarray([3, 0]), "neighbor": jnp.asarray([4, 0])}
-SCORES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([1.0, 2.0, 1.0])}
-INTEGER_SCORES = {"value": jnp.asarray([2, 1, 0]), "neighbor": jnp.asarray([1, 2, 1])}
-LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
-# At distance 1, but for a margin that covers the grid before the map.
-SHAPED = {"value": jnp.zeros(2), "neighbor": jnp.asarray(0.9999 * SHAPE.matrix @ [0.6, -0.8])}
-ANSWERS = {"value": jnp.asarray([2]), "neighbor": jnp.asarray([0])}
-LOSSES = {
-    "value": jnp.asarray([[1.0, 0.0], [0.5, 1.0], [0.0, 0.0]]),
-    "neighbor": jnp.asarray([[0.0, 1.0], [0.5, 1.0], [0.0, 0.0]]),
-}
-WORKLOAD = dpjax.queries.linear_workload([[1, 1, 0], [0, 1, 1], [1, 0, 0]])
-ANSWERED = {"value": jnp.asarray([5, 7, 3]), "neighbor": jnp.asarray([5, 6, 4])}
-ROWS_OF_SCORES = {
-    "value": jnp.asarray([[2, 1, 0], [0, 0, 1]]),
-    "neighbor": jnp.asarray([[1, 2, 1], [1, 0, 0]]),
-}
-NAMES = {
-    "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
-    "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
-}
-RECORDS = {
-    "value": jnp.linspace(0.3, 0.7, 25),
-    "neighbor": jnp.linspace(0.3, 0.7, 25).at[3].set(1.0),
-    "sensitivity": None,
-}
-
-TABLE = {
-    "laplace": (dpjax.laplace, SCALAR),
-    "laplace, vector": (dpjax.laplace, VECTOR),
-    "laplace, pytree": (dpjax.laplace, TREE),
-    "laplace, integers": (dpjax.laplace, COUNTS),
-    "laplace, epsilon 5": (dpjax.laplace, SCALAR | {"epsilon": 5.0, "sensitivity": 2.0}),
-    "gaussian": (lambda s, e: dpjax.gaussian(s, e, 1e-2), SCALAR),
-    "gaussian, vector": (lambda s, e: dpjax.gaussian(s, e, 1e-5), L2_VECTOR),
-    "gaussian, integers": (lambda s, e: dpjax.gaussian(s, e, 1e-2), COUNTS),
-    "gaussian, classical": (
-        lambda s, e: dpjax.gaussian(s, e, 1e-3, calibration="classical"),
-        SCALAR,
-    ),
-    "shaped gaussian": (shaped, SHAPED),
-    "exponential": (dpjax.exponential, SCORES),
-    "permute-and-flip": (dpjax.permute_and_flip, SCORES),
-    "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2), LATTICE),
-    "bernstein, order 3": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2, order=3), LATTICE),
-    "randomized response": (
-        lambda e: dpjax.randomized_response(e, categories=3),
-        ANSWERS | {"sensitivity": None},
-    ),
-    "weighted majority": (
-        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3),
-        LOSSES | {"sensitivity": None},
-    ),
-    "weighted majority, advanced composition": (
-        lambda e: dpjax.learning.private_weighted_majority(e, 1e-2, steps=3, method="drv"),
-        LOSSES | {"sensitivity": None},
-    ),
-    "mwem": (
-        lambda e: dpjax.queries.mwem(WORKLOAD, e, rounds=2, records=10),
-        ANSWERED | {"sensitivity": None},
-    ),
-    "unary encoding": (
-        lambda e: dpjax.unary_encoding(e, categories=3),
-        ANSWERS | {"sensitivity": None},
-    ),
-    "unary encoding, symmetric": (
-        lambda e: dpjax.unary_encoding(e, categories=3, flips="symmetric"),
-        ANSWERS | {"sensitivity": None},
-    ),
-    "top-k": (lambda s, e: dpjax.queries.top_k(s, e, k=2), SCORES),
-    "top-k, integers": (lambda s, e: dpjax.queries.top_k(s, e, k=2), INTEGER_SCORES),
-    "selection in each row": (
-        lambda s, e: dpjax.queries.select_each(s, e, count=2),
-        ROWS_OF_SCORES,
-    ),
-    "name search": (
-        lambda e: dpjax.queries.name_search(e, width=2, threshold=1, capacity=2),
-        NAMES | {"sensitivity": None},
-    ),
-    "above threshold": (
-        lambda s, e: dpjax.above_threshold(s, e, threshold=0.5, positives=2),
-        SCORES,
-    ),
-    "smooth quantile": (
-        lambda e: dpjax.smooth_quantile(e, 1e-2, lower=0.0, upper=1.0),
-        RECORDS,
-    ),
-    "propose-test-release": (
-        lambda e: dpjax.propose_test_release(e, 1e-2, bound=0.05, lower=0.0, upper=1.0),
-        RECORDS,
-    ),
-    "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
-}
-
-
-# Rows that differ from one above in a detail take their time.
-SLOW = {
-    "laplace, pytree",
-    "laplace, vector",
-    "laplace, epsilon 5",
-    "gaussian, vector",
-    "gaussian, integers",
-    "gaussian, classical",
-    "shaped gaussian",
-    "bernstein, order 3",
-    "laplace, integers",
-    "mwem",
-    "weighted majority",
-    "weighted majority, advanced composition",
-    "unary encoding",
-    "unary encoding, symmetric",
-    "top-k",
-    "top-k, integers",
-    "selection in each row",
-    "name search",
-    "above threshold",
-    "smooth quantile",
-    "propose-test-release",
-    "one's own",
-}
-ROWS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TABLE]
+ROWS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_mechanism_conforms(name):
     factory, arguments = TABLE[name]
     check_conformance(seeded_key(1), factory, **arguments)
+
+
+def factories():
+    """Public functions that say that they return a mechanism."""
+    rooms = [value for value in vars(dpjax).values() if inspect.ismodule(value)]
+    for room in (dpjax, *rooms):
+        for name, function in vars(room).items():
+            if inspect.isfunction(function) and not name.startswith("_"):
+                returned = inspect.signature(function).return_annotation
+                returned = getattr(inspect.getmodule(function), str(returned), returned)
+                if inspect.isclass(returned) and issubclass(returned, SensitivityMechanism):
+                    yield name
+
+
+def test_every_factory_has_a_row():
+    """`two_coins` takes no epsilon: it is randomized response at one."""
+    named = set(factories())
+    assert {"laplace", "mwem", "two_coins", "private_weighted_majority"} <= named
+    rows = [function for function, _ in TABLE.values()]
+    called = {name for row in rows for name in (row.__name__, *row.__code__.co_names)}
+    assert named - called == {"two_coins"}
+    coins, response = dpjax.two_coins(3), dpjax.randomized_response(math.log(4), 3)
+    assert type(coins) is type(response)
+    assert coins.report_weights == response.report_weights
 
 
 # The checks must be able to fail: each of these mechanisms is broken in one way.

@@ -9,6 +9,7 @@ import pytest
 
 import dpjax
 from dpjax._programs import Program
+from dpjax._pytree import TreeSpec
 from dpjax.mechanisms._requests import request_of
 
 
@@ -32,10 +33,11 @@ MAKE = {
 RECORDS = np.linspace(0, 1, 3, dtype="float32")
 
 
-def name(mechanism, key, target=jnp.sort, records=RECORDS):
-    records = jnp.asarray(records)
-    program = Program.trace("target", target, records)
-    return request_of(program, mechanism, key, records).name
+def name(mechanism, key, target=jnp.sort, records=RECORDS, given="ages"):
+    spec = TreeSpec.of(jnp.asarray(records))
+    program = Program.trace("target", target, spec.tree())
+    asked = program.fingerprint, spec, mechanism
+    return request_of(given, mechanism, key, program.outputs, *asked).fingerprint
 
 
 def test_a_request_is_named_by_what_is_asked_for(key, keys):
@@ -46,6 +48,21 @@ def test_a_request_is_named_by_what_is_asked_for(key, keys):
         assert name(make(0.5), keys(1), records=RECORDS + 1) == first
         names |= {first, name(make(np.nextafter(0.5, 1)), key)}
     assert len(names) == 2 * len(MAKE)
+
+
+def test_the_name_counts(key):
+    """Also one that looks like the end of another, or like one of NumPy's."""
+    names = ["ages", "ages ", "age", "AGES", "ages/2027", "'ages'"]
+    assert len({name(MAKE["laplace"](0.5), key, given=one) for one in names}) == len(names)
+    found = name(MAKE["laplace"](0.5), key, given=np.str_("ages"))
+    assert found == name(MAKE["laplace"](0.5), key)
+
+
+def test_without_a_name_there_is_no_request(key):
+    value = TreeSpec.of(jnp.zeros(3))
+    assert request_of(None, MAKE["laplace"](0.5), key, value) is None
+    with pytest.raises(TypeError, match="integer categories"):
+        request_of(None, dpjax.randomized_response(0.5), key, value)
 
 
 def test_answers_of_people_have_a_name_too(key):

@@ -1,5 +1,6 @@
 """Noise of a private scale: what the proof asks of it, in numbers, and what it is good for."""
 
+import dataclasses
 import itertools
 import math
 
@@ -201,6 +202,14 @@ def test_bad_parameters_are_refused(arguments, message):
     arguments = {"epsilon": 1.0, "delta": 1e-6} | arguments
     with pytest.raises(ValueError, match=message):
         dpjax.smooth_quantile(arguments.pop("epsilon"), arguments.pop("delta"), **arguments)
+
+
+def test_what_has_no_scale_is_not_released(mechanism, key):
+    """By one program for both. A bad traced parameter is what leads here."""
+    bad = dataclasses.replace(mechanism, shift=math.nan)
+    records = jnp.linspace(49.0, 51.0, COUNT)
+    assert jnp.isnan(bad(key, records).value)
+    assert abs(float(mechanism(key, records).value) - 50.0) < 50.0
 
 
 @pytest.mark.slow

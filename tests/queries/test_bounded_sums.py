@@ -144,10 +144,32 @@ def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
     np.testing.assert_array_equal(python_integers(found), expected)
 
 
+def test_digits_of_a_block_of_rows_do_not_wrap():
+    """A high digit of -1024 is the largest, and 2^21 of them are the end of int32."""
+    assert -(2**20) >> 10 == -(2**10)
+    assert _integer_sums._ROWS * 2**10 < 2**31
+
+
+def test_estimates_are_exact():
+    """Beyond 2^24, where a float32 rounds, too: an error at a large epsilon has no room for it."""
+    query = queries.sum_query(lower=0, upper=1, capacity=2**20)
+    values = np.random.default_rng(0).integers(-(2**31) + 1, 2**31, 1000).astype(np.int32)
+    for value, estimate in zip(values, query.estimate(jnp.asarray(values)), strict=True):
+        assert Fraction(float(estimate)) == int(value) * Fraction(query.unit)
+    records = np.full(10**5, np.float32(0.7))
+    off = abs(float(query.estimate(query(records))) - records.sum(dtype=float))
+    assert off <= query.rounding * query.unit
+    nearly_without_noise = dpjax.laplace(query.sensitivity(), epsilon=1e4)
+    assert off < query.error(nearly_without_noise, beta=0.5) < np.spacing(np.float32(7e4))
+    assert np.isnan(query.estimate(np.int32(-(2**31))))
+    with pytest.raises(TypeError, match="host"):
+        jax.jit(query.estimate)(values)
+
+
 @pytest.mark.slow
 def test_a_release_of_a_sum_has_the_noise_it_says(key):
     query = queries.sum_query(lower=-5, upper=100, capacity=1000, coordinates=500)
-    records = jnp.ones((8, 500)) * 20
+    records = queries.padded_records(np.full((8, 500), 20.0), capacity=8)
     for relation, moved in ((REPLACE, 105), (ADD, 100)):
         mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon=50.0)
         release = dpjax.privatize(query, mechanism)(key, records)

@@ -33,6 +33,8 @@ CASES = {
     ),
     "contingency": (queries.contingency_query(ATTRIBUTES), COLUMNS, (2, 2), (1, 1)),
     "matrix": (queries.linear_workload(MATRIX), INTEGERS, (6, 20), (4, 10)),
+    # A record that leaves the range has no column: it moves by all of one.
+    "all columns alike": (queries.linear_workload([[2, 2], [1, 1]]), INTEGERS, (3, 5), (3, 5)),
     "marginals": (
         queries.marginal_workload(ATTRIBUTES, [("a", "b"), ("c",), ("b", "c", "a")]),
         COLUMNS,
@@ -96,15 +98,42 @@ def test_empty_slots_count_nowhere(name):
 
 
 def test_buckets_are_those_of_numpy():
+    """A number on an edge is in the bucket above it, and one on the last edge in none."""
+    edges = np.linspace(-2, 2, 42, dtype="float32")  # None is 0: next to it are subnormal numbers.
+    beside = [np.nextafter(edges, np.float32(end)) for end in (-np.inf, np.inf)]
     x = np.random.default_rng(0).normal(size=1000).astype("float32")
-    edges = np.linspace(-2, 2, 41, dtype="float32")
+    x = np.concatenate([x, edges[:-1], *beside])
     counts = queries.histogram_query(edges)(jnp.asarray(x))
     np.testing.assert_array_equal(counts, np.histogram(x, edges)[0])
+    assert queries.histogram_query(edges)(jnp.asarray(edges)).tolist() == [1] * 41
     codes = np.random.default_rng(1).integers(0, 10**6, 2000)
     np.testing.assert_array_equal(
         queries.histogram_query(10**6)(jnp.asarray(codes, "int32")),
         np.bincount(codes, minlength=10**6),
     )
+
+
+def test_floats_that_are_whole_numbers_are_codes(x64):
+    """One missing value makes floats of a column of integers: that must not be refused."""
+    strange = [np.nan, np.inf, -np.inf, 0.5, -1, 3, 6e4]
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        column = jnp.asarray([0, 1, 2, 2, *strange], dtype)
+        assert queries.histogram_query(3)(column).tolist() == [1, 1, 2]
+        assert queries.linear_workload([[1, 1, 1]])(column).tolist() == [4]
+        people = {"a": column, "b": jnp.zeros(11, int)}
+        both = {"a": 3, "b": 2}
+        assert queries.contingency_query(both)(people).tolist() == [[1, 0], [1, 0], [2, 0]]
+        assert queries.marginal_workload(both, [("a",)])(people).tolist() == [1, 1, 2]
+    # From here on a float32 stands for several integers.
+    last = jnp.asarray([2**24 - 1, 2**24], "float32")
+    assert queries.histogram_query(2**24 + 1)(last)[-2:].tolist() == [1, 0]
+
+
+def test_a_column_with_a_missing_value_is_a_column_of_codes():
+    pandas = pytest.importorskip("pandas")
+    counted = queries.contingency_query({"a": 2, "b": 2})
+    table = pandas.DataFrame({"a": [0, 1, None, 1], "b": [1, 0, 1, 1]})
+    assert counted(table).tolist() == [[0, 1], [1, 1]]
 
 
 def test_a_column_of_any_integers_counts(x64):
@@ -147,7 +176,7 @@ def test_answers_beyond_the_integers_stop_at_their_end():
 
 def test_all_buckets_cost_one_epsilon(key):
     query = queries.histogram_query(1000)
-    records = jnp.arange(5000) % 1000
+    records = queries.padded_records(np.arange(5000) % 1000, capacity=5000)
     for relation, scale in ((REPLACE, 4), (ADD, 2)):
         mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon=0.5)
         assert mechanism.scale == scale
@@ -172,6 +201,11 @@ def test_an_error_holds_for_all_buckets_at_once():
     assert error == pytest.approx(4 * -np.log(1 - 0.9 ** (1 / 1000)), rel=0.02)
 
 
+def present(booleans):
+    """How many of 4 slots are taken, by booleans of any shape."""
+    return queries.counting_query()(queries.PaddedRecords(jnp.zeros(4), booleans))
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -181,7 +215,6 @@ def test_an_error_holds_for_all_buckets_at_once():
         (lambda: queries.histogram_query([1, 1]), ValueError, "increasing edges"),
         (lambda: queries.histogram_query([1, np.nan]), ValueError, "increasing edges"),
         (lambda: queries.histogram_query(["a", "b"]), TypeError, "increasing edges"),
-        (lambda: queries.histogram_query(3)(jnp.ones(3)), TypeError, "codes"),
         (lambda: queries.histogram_query(3)(jnp.ones((3, 1), int)), ValueError, "numbers"),
         (lambda: queries.counting_query().sensitivity(), ValueError, "public"),
         (lambda: queries.counting_query(3), TypeError, "predicate"),
@@ -200,6 +233,10 @@ def test_an_error_holds_for_all_buckets_at_once():
         (lambda: queries.marginal_workload(ATTRIBUTES, ["a"]), ValueError, "distinct"),
         (lambda: queries.marginal_workload(ATTRIBUTES, [("a", "a")]), ValueError, "distinct"),
         (lambda: queries.marginal_workload(ATTRIBUTES, [("z",)]), ValueError, "distinct"),
+        (lambda: present(jnp.ones((4, 3), bool)), ValueError, "one boolean for each of 4 slots"),
+        (lambda: present(jnp.ones((4, 1), bool)), ValueError, "one boolean for each of 4 slots"),
+        (lambda: present(jnp.ones(3, bool)), ValueError, "common leading axis"),
+        (lambda: present(jnp.ones((), bool)), ValueError, "common leading axis"),
         (lambda: queries.padded_records(np.ones(3), capacity=2), ValueError, "capacity"),
         (lambda: queries.padded_records(np.float32(1), capacity=2), ValueError, "leading axis"),
     ],
@@ -237,6 +274,25 @@ def test_a_database_without_records_is_padded():
     nobody = queries.padded_records(np.zeros((0, 2)), capacity=3)
     assert nobody.records.shape == (3, 2)
     assert not nobody.present.any()
+
+
+def test_a_release_shows_no_private_number_of_records(key):
+    """Whatever the target is: one of the caller's too, unless the slots are public by name."""
+    counted, scores = queries.counting_query(), queries.quantile_scores(0.5, grid=[0, 1])
+    bound = dpjax.analytic_sensitivity(1.0, norm="l1", relation=ADD)
+    records = np.ones(4, "float32")
+    for target, mechanism in (
+        (counted, dpjax.laplace(counted.sensitivity(relation=ADD), 1.0)),
+        (scores, queries.select_each(scores.sensitivity(relation=ADD), 1.0, count=1)),
+        (lambda x: jnp.float32(len(x)), dpjax.laplace(bound, 1.0)),
+    ):
+        private = dpjax.privatize(target, mechanism)
+        for plain in (records, {"x": records}, [queries.padded_records(records, capacity=4)]):
+            with pytest.raises(ValueError, match="padded_records"):
+                private(key, plain)
+    slots = dpjax.analytic_sensitivity(1.0, norm="l1", relation=ADD, n=4)
+    private = dpjax.privatize(jnp.sum, dpjax.laplace(slots, 1.0))
+    assert private(key, records).guarantee.relation is ADD
 
 
 def test_the_number_of_records_is_in_no_shape(compilations):

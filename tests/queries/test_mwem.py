@@ -130,6 +130,19 @@ def test_what_was_asked_for_is_public():
         queries.mwem(WORKLOAD, 1.0, rounds=2**16, records=1, replays=2**10)
 
 
+def test_an_error_is_that_of_all_rounds_at_once():
+    """2 T parts may miss, each with a 2 T-th of the probability."""
+    mechanism = mechanism_at(1.0, rounds=5)
+    missed = 0.1 / (2 * 5)
+    # Laplace noise of one answer, and the gap of the exponential mechanism.
+    part, reach = 1.0 / (2 * 5), mechanism.sensitivity.value
+    off = reach / part * np.log(1 / missed)
+    worse = 2 * reach / part * np.log(len(MATRIX) / missed)
+    learned = 4 * (RECORDS * 2) ** 2 * np.log(4) / 5
+    bound = (learned + (off + 0.5) ** 2 * (1 + (5 + 1) / 2)) ** 0.5 + worse + 1
+    assert float(mechanism.error_quantile(0.9)) == pytest.approx(bound, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_the_average_keeps_its_bound():
     """Where that says something: the uniform table is worse. Each draw may fail once in ten."""

@@ -9,6 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
+from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.queries import _k_means, _means
 from dpjax.queries._second_moments import (
     in_ball,
@@ -388,6 +389,30 @@ def test_the_nearest_center_is_that_of_numpy(points):
     found = jax.jit(_k_means._nearest)(units, jnp.asarray(centers))
     apart = np.linalg.norm(x[:, None] - centers, axis=2)
     np.testing.assert_array_equal(found, apart.argmin(axis=1))
+
+
+def test_every_iteration_has_noise_of_its_own(points, monkeypatch):
+    """One key in all of them: their differences would be without noise."""
+    seen = []
+
+    def recorded(mechanism, key, total):
+        seen.append(jax.random.key_data(key).tobytes())
+        return dpjax.Release(total, mechanism.guarantee)
+
+    monkeypatch.setattr(AdditiveMechanism, "__call__", recorded)
+    started = _k_means._points_of_ball
+
+    def start(key, *sizes):
+        seen.append(jax.random.key_data(key).tobytes())
+        return started(key, *sizes)
+
+    monkeypatch.setattr(_k_means, "_points_of_ball", start)
+    _, x = points
+    key = dpjax.random.seeded_key(5)
+    queries.private_k_means(
+        key, x[:20], clusters=2, radius=1.0, iterations=3, epsilon=1.0, delta=1e-6
+    )
+    assert len(seen) == len({*seen, jax.random.key_data(key).tobytes()}) - 1 == 4
 
 
 @pytest.mark.slow

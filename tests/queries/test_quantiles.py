@@ -141,6 +141,14 @@ def test_quantiles_are_drawn_independently():
     assert np.sum(drawn[:, 0] == drawn[:, 1]) <= 6
 
 
+def test_each_selection_is_calibrated_as_one_at_its_part_of_epsilon():
+    """Its loss is charged to that part too, not to all of epsilon."""
+    together = select_each(2.5, epsilon=1.2, count=3)._calibration(jnp.zeros((3, 7)))
+    alone = dpjax.exponential(2.5, 1.2 / 3)._calibration(jnp.zeros(7))
+    for name in ("scale", "sensitivity", "epsilon", "rounding", "coordinates"):
+        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12), name
+
+
 def test_each_selection_gets_its_part_of_epsilon():
     scores = np.array([[0, 1], [1, 0]])
     mechanism = select_each(1.0, epsilon=2.0, count=2)

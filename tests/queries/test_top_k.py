@@ -14,6 +14,7 @@ from scipy import stats
 
 import dpjax
 from dpjax.queries import top_k
+from dpjax.random._selected_index import remaining_scores
 
 FALSE_ALARM = 1e-6
 DRAWS = 2**15
@@ -150,3 +151,16 @@ def test_what_cannot_be_selected_is_refused():
         top_k(1.0, 1.0, k=0)
     with pytest.raises(ValueError, match="norm linf"):
         top_k(dpjax.analytic_sensitivity(1.0, norm="l1"), 1.0, k=1)
+
+
+def test_scores_of_nan_end_in_a_large_batch():
+    """What is taken is never better than what is left: else no option is ever kept.
+
+    In batches of 2048, XLA's minimum of scores with NaN was another number, and `vmap` never ended.
+    """
+    scores = jnp.tile(jnp.asarray([[jnp.nan] * 3, [jnp.nan, 1, 0], [2, jnp.nan, 0]]), (2048, 1))
+    for place in range(3):
+        taken = jnp.zeros(scores.shape, bool).at[:, place].set(True)
+        left = np.asarray(jax.jit(jax.vmap(remaining_scores))(scores, taken))
+        assert np.isfinite(left).all()
+        assert np.all(left[:, place] <= np.delete(left, place, axis=1).max(axis=1))

@@ -67,6 +67,15 @@ def test_a_finished_run_is_not_done_again(sample, computed, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("name", ["run.0-of-2", "run.3-of-11"])
+def test_what_any_number_of_processes_has_left_is_not_done_again(sample, computed, tmp_path, name):
+    first = sample()
+    (tmp_path / "run").rename(tmp_path / name)
+    computed.clear()
+    assert sample().value == first.value
+    assert computed == []
+
+
 def test_every_position_is_kept(sample, computed):
     first = sample(positions="each")
     assert len(computed) == 16

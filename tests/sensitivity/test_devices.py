@@ -171,17 +171,15 @@ def test_the_same_bits_on_many_hosts(count, devices, tmp_path, on_hosts):
     (together, alone) = printed.pop().split()[1:]
     assert together == alone
     assert not printed  # All processes return the same.
-    assert len(list(tmp_path.iterdir())) == count  # Each has a file, and any number goes on.
+    assert len(list(tmp_path.iterdir())) == count  # Each has a file.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
         "key = jax.random.key(process)",
-        pytest.param(
-            "os.environ['XLA_FLAGS'] = f'--xla_backend_optimization_level={process}'",
-            marks=pytest.mark.slow,
-        ),
+        "os.environ['XLA_FLAGS'] = f'--xla_backend_optimization_level={process}'",
     ],
     ids=["key", "compiler"],
 )
@@ -189,6 +187,84 @@ def test_processes_that_differ_are_told(code, on_hosts):
     codes, finished = on_hosts(f"{code}; sample(mesh)", 2)
     assert 0 not in codes
     assert all("processes must make the same call" in err for _, err in finished)
+
+
+FAILURES = """
+bad = process == 1
+def untraceable(database):
+    if bad:
+        raise KeyboardInterrupt
+    return jnp.mean(database)
+def no_oracle(key, n):
+    if bad:
+        raise KeyError("no oracle here")
+    return oracle(key, n)
+def broken(database):
+    if bad:
+        raise ValueError("only here")
+    return float(np.mean(database))
+host = dpjax.targets.host(broken, output=jnp.zeros(()), version="1")
+settings = {"n": 50, "norm": "l1", "m": 100}
+calls = {
+    "size": lambda: sample(mesh, n=-1 if bad else 50),
+    "mesh": lambda: distances(8 if bad else mesh),
+    "checkpoint": lambda: sample(mesh, checkpoint="/nowhere/run" if bad else None),
+    "interruption": lambda: dpjax.sample_sensitivity(
+        key, untraceable, oracle, mesh=mesh, **settings),
+    "oracle": lambda: dpjax.sensitivity_samples(key, jnp.mean, no_oracle, mesh=mesh, **settings),
+    "host": lambda: dpjax.sensitivity_samples(key, host, oracle, mesh=mesh, **settings),
+    "key": lambda: dpjax.sensitivity_samples(
+        jax.random.key(process), jnp.mean, oracle, mesh=mesh, **settings),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except BaseException as error:
+        print("FAILED", name, type(error).__name__, error, sep="|")
+print("VALUE", sample(mesh))
+if bad:
+    sys.exit()
+try:
+    sample(mesh)
+except RuntimeError as error:
+    print("ENDED", error)
+"""
+
+
+def _failures(printed):
+    rows = [line.split("|", 3) for line in printed.splitlines() if line.startswith("FAILED")]
+    return {name: (kind, text) for _, name, kind, text in rows}
+
+
+def test_an_error_in_one_process_is_told_to_all(on_hosts):
+    """A collective would wait for it for minutes, and then abort the process.
+
+    Whatever ends a call on one process only: a check of its arguments, a file, what it is given as
+    a mesh, an interruption, an oracle, code on the host; or no call at all. Collectives run after
+    the probes and the pairs, so nothing but a kill comes between them and the last meeting.
+    """
+    codes, ((there, _), (here, _)) = on_hosts(FAILURES, 2)
+    assert codes == [0, 0]
+    said, told = map(_failures, (here, there))
+    assert list(said) == list(told)
+    assert {name: kind for name, (kind, _) in said.items()} == {
+        "size": "ValueError",
+        "mesh": "TypeError",
+        "checkpoint": "ValueError",
+        "interruption": "KeyboardInterrupt",
+        "oracle": "KeyError",
+        "host": "RuntimeError",
+        "key": "ValueError",
+    }
+    for name, (_, text) in told.items():
+        if name == "key":
+            assert "processes must make the same call" in text
+        else:
+            own = f"{said[name][0]}: {said[name][1]}".rstrip(": ")
+            assert text == f"process 1 of the call failed: {own}"
+    values = {line for out in (here, there) for line in out.splitlines() if "VALUE" in line}
+    assert len(values) == 1  # Nobody is out of step.
+    assert "ENDED process 1 has ended without making this call" in there
 
 
 @pytest.mark.slow

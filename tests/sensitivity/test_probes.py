@@ -1,5 +1,7 @@
 """What probes refuse, and what they add to the estimate."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,10 +61,10 @@ def test_a_rule_is_run_on_as_many_databases_as_in_a_chunk(key, uniform):
 def test_rules_that_nothing_is_compared_with_are_refused(key, uniform):
     """A norm and an oracle are run by the sampler alone, in batches."""
     norm = with_rule(lambda x: jnp.sum(jnp.abs(x)), lambda x: jnp.sum(jnp.abs(x)) / 10)
-    with pytest.raises(ValueError, match="norm must not have a rule for jax"):
+    with pytest.raises(ValueError, match="norm must not have a rule for vmap"):
         dpjax.sample_sensitivity(key, jnp.sum, uniform, **SETTINGS | {"norm": norm})
     oracle = with_rule(lambda key: uniform(key, 21), lambda key: uniform(key, 21) / 10)
-    with pytest.raises(ValueError, match="oracle must not have a rule for jax"):
+    with pytest.raises(ValueError, match="oracle must not have a rule for vmap"):
         dpjax.sample_sensitivity(key, jnp.sum, lambda key, n: oracle(key), **SETTINGS)
 
 
@@ -73,10 +75,19 @@ def test_a_rule_that_agrees_is_accepted(key, uniform):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_alone_and_in_a_batch_agrees(key, uniform, bad):
-    """NaN agrees with NaN: whether it is private is for the distances to say."""
-    target = lambda d: jnp.where(jnp.max(d) > 0.9999, bad, jnp.sum(d))  # noqa: E731
-    assert dpjax.sample_sensitivity(key, target, uniform, **SETTINGS).value < 2
+def test_what_is_not_finite_alone_and_in_a_batch_agrees(key, uniform, bad, monkeypatch):
+    """NaN agrees with NaN: whether it is private is for the distances to say.
+
+    A third of the databases has one, and the test sees that probes are among them.
+    """
+    seen, compared = [], _probes._equal
+    monkeypatch.setattr(_probes, "_equal", lambda x, y: seen.append((x, y)) or compared(x, y))
+    target = lambda d: jnp.where(jnp.max(d) > 0.98, bad, jnp.sum(d))  # noqa: E731
+    settings = SETTINGS | {"gamma": 0.6}
+    assert dpjax.sample_sensitivity(key, target, uniform, **settings).value < 2
+    ((batched, alone),) = seen
+    assert 0 < np.sum(~np.isfinite(alone)) < alone.size
+    np.testing.assert_array_equal(np.isfinite(batched), np.isfinite(alone))
 
 
 def test_a_value_that_only_a_batch_has_is_refused(key, uniform):
@@ -135,6 +146,99 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
 
     _waiting.wait_for(Slow(), sampler.programs, None)
     assert max(naps) <= _waiting._LONGEST_NAP
+
+
+def rotations(n, count):
+    """What probes rotate databases of n records by."""
+    pair = RandomPair.trace(
+        jax.random.key(0), jnp.max, lambda key, n: jax.random.uniform(key, (n,)),
+        n=n, norm="l1", positions="last",
+    )  # fmt: skip
+    return np.asarray(
+        jax.vmap(pair.random_rotation, (None, 0))(jax.random.key(5), np.arange(count))
+    )
+
+
+def test_rotations_are_drawn_uniformly_and_move_every_record():
+    """By chance in 10^-9 for n = 7; for n = 2 half of the rotations would be by none."""
+    assert set(rotations(2, 500)) == {1}
+    found = np.bincount(rotations(7, 6000), minlength=7)
+    assert found[0] == 0
+    assert len(found) == 7
+    assert np.sum((found[1:] - 1000) ** 2 / 1000) < 55  # 5 degrees of freedom
+    # Long ones are as likely as short ones, whatever the number of probes.
+    assert np.median(rotations(10**6, 32)) > 10**5
+
+
+def test_what_fails_for_few_rotations_fails_for_each_on_few_databases():
+    """The docstring of the probes, for every function of up to five rotated databases.
+
+    What it is for one orbit it is for all, since both shares are averages over orbits.
+    """
+    for n in (2, 3, 4, 5):
+        for values in itertools.product(range(3), repeat=n):
+            fails = np.array(
+                [[values[i] != values[(i + r) % n] for r in range(1, n)] for i in range(n)]
+            )
+            assert fails.mean(axis=0).max() <= 4 * fails.mean()
+
+
+def test_an_order_that_long_rotations_show_is_refused(key):
+    """Short rotations leave it as it is, on nearly all databases.
+
+    Places are counted from the largest record; the last half from there has small weights, or the
+    first half where the last place would be in it.
+    """
+    n = 20_000
+
+    def oracle(key, n):
+        first, second = jax.random.split(key)
+        u = jax.random.uniform(first, (n,))
+        return {"u": u, "v": jax.random.randint(second, (n,), 0, 100)}
+
+    def target(database):
+        first = jnp.argmax(database["u"])
+        place = (jnp.arange(n) - first) % n
+        near = jnp.where(first < n // 2, place >= n // 2, place < n // 2)
+        return jnp.sum(database["v"] * jnp.where(near, 1, 100))
+
+    with pytest.raises(ValueError, match="target depends on the order of the records"):
+        dpjax.sample_sensitivity(key, target, oracle, n=n, norm="l1", gamma=0.2)
+
+
+def in_a_ring(database):
+    """Ignores rotations; a reversal changes it, and nearly every exchange of two records."""
+    return jnp.sum(database * jnp.roll(database, 1) ** 2)
+
+
+def parity(database):
+    """Ignores even permutations: whether records are sorted by an even number of exchanges."""
+    larger = database[:, None] > database[None, :]
+    return jnp.float32(jnp.sum(jnp.triu(larger)) % 2) + jnp.max(database)
+
+
+@pytest.mark.parametrize("target", [in_a_ring, parity])
+def test_what_rotations_do_not_change_treats_all_positions_alike(key, uniform, target):
+    """It passes, and at each position at most a share gamma lies beyond the estimate.
+
+    It does with confidence .99 for each; among 400 pairs, twice as many by chance in 10^-7.
+    """
+    n, gamma, pairs = 7, 0.1, 400
+    found = dpjax.sample_sensitivity(key, target, uniform, n=n, norm="l1", gamma=gamma)
+    records = jax.vmap(lambda i: uniform(jax.random.fold_in(jax.random.key(1), i), n + 1))(
+        np.arange(pairs)
+    )
+    for position in range(n):
+        neighbors = records[:, :n].at[:, position].set(records[:, n])
+        moved = np.abs(jax.vmap(target)(records[:, :n]) - jax.vmap(target)(neighbors))
+        assert np.mean(moved > found.value) <= 2 * gamma
+
+
+@pytest.mark.parametrize("target", [parity, lambda d: jnp.sum(d * jnp.arange(1.0, len(d) + 1))])
+def test_what_a_rotation_changes_is_refused(key, uniform, target):
+    """Rotations of an even number of records may be odd permutations."""
+    with pytest.raises(ValueError, match="target depends on the order of the records"):
+        dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
 
 
 def test_probes_look_at_five_over_gamma_databases(uniform):

@@ -337,6 +337,34 @@ def test_large_float_counts_are_refused_and_integers_are_exact(sample_quickly):
     assert sample_quickly(lambda x: 10**7 + jnp.sum(x > 0.5)).value == 1.0
 
 
+COUNTS = {
+    "l2 of counts": (lambda x: jnp.zeros(4, "int32").at[x].add(1), 3, "l2", 2**0.5),
+    "a large sum": (jnp.sum, 2**24 + 1, "l1", 2**24 + 1),
+    "a large one and many small ones": (
+        lambda x: jnp.sum(x) * jnp.array([2**24] + [1] * 99, "int32"),
+        1,
+        "l1",
+        2**24 + 99,
+    ),
+    "a float beside": (lambda x: (jnp.sum(x), jnp.zeros(())), 2**24 + 1, "l1", 2**24 + 1),
+    "counts": (lambda x: jnp.zeros(4, "int32").at[x].add(1), 3, "l1", 2.0),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_the_norm_of_integers_is_rounded_up(key, what):
+    """It is found in floats: casts, sums and roots of it are rounded to nearest."""
+    target, large, norm, true = COUNTS[what]
+
+    def oracle(key, n):
+        return large * jax.random.bernoulli(key, 0.5, (n,)).astype("int32")
+
+    found = dpjax.sample_sensitivity(key, target, oracle, n=3, norm=norm, m=40)
+    assert true <= found.value <= true * (1 + 2e-5)
+    if true == 2:
+        assert found.value == 2
+
+
 def test_eight_times_the_resolution_is_enough(sample_quickly):
     # Whole steps next to 2^20, where the resolution is 1/8 of the value over 2^20.
     def count(base):

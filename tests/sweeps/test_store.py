@@ -54,6 +54,21 @@ def computed(monkeypatch):
     return cells
 
 
+def test_zero_has_no_sign(key, tmp_path):
+    """Both are one value of a grid, so a folder may hold what was computed at the other.
+
+    In arrays of a cell they are two, by their fingerprints; a static one is part of a program.
+    """
+
+    def sweep(zero, path=None):
+        return dpjax.sweep(key, lambda key, x: 1 / x, traced={"x": [zero, 2.0]}, path=path)
+
+    alone, folder = sweep(-0.0), tmp_path / "sweep"
+    sweep(0.0, folder)
+    xarray.testing.assert_equal(alone, sweep(-0.0, folder))
+    xarray.testing.assert_equal(alone, sweep(0.0))
+
+
 def test_what_is_there_is_not_done_again(swept, computed, tmp_path):
     first = swept()
     assert len(computed) == 24

@@ -1,0 +1,99 @@
+"""What `jax.shard_map` says of arrays: over which axes of devices they vary."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from dpjax import _walks
+
+
+def varying_axes(tree: Any) -> frozenset[Any]:
+    """The axes of devices over which some array of a tree may vary.
+
+    Empty outside of `jax.shard_map`, and inside of one that does not check.
+    """
+    return frozenset[Any]().union(*map(_axes, jax.tree.leaves(tree)))
+
+
+def refuse_unchecked() -> None:
+    """Refuses to go on where devices may hold different numbers and JAX does not say which."""
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    if manual and _axes(lax.axis_index(manual)) != frozenset(manual):
+        raise ValueError(
+            f"noise and clipped sums cannot be checked on the devices of {sorted(manual)}: use"
+            " jax.shard_map with check_vma=True, its default, and not jax.pmap"
+        )
+
+
+def refuse_inside(what: str, instead: str) -> None:
+    """Refuses what cannot know whether it runs once or once on every shard."""
+    if manual := jax.sharding.get_abstract_mesh().manual_axes:
+        raise ValueError(
+            f"{what} must be outside of jax.shard_map and jax.pmap, got shards over"
+            f" {sorted(manual)}: {instead}"
+        )
+
+
+def on_each(axes: frozenset[Any], function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives on each shard, of the numbers that are there.
+
+    Inside `jax.shard_map` the gradient with respect to what all shards share is a sum over them. So
+    the function is traced on plain shapes, where nothing is shared, into one call, and the call is
+    given the numbers.
+    """
+    if not axes:
+        return function(*arguments)
+    plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    traced, outputs = jax.make_jaxpr(jax.jit(function), return_shape=True)(*plain)
+
+    def call(equation: Any, operands: list[Any]) -> list[Any]:
+        parameters = equation.primitive.get_bind_params(equation.params)
+        return _walks.bind(equation, parameters, [_varying(x, axes) for x in operands])
+
+    found = _walks.run(traced, jax.tree.leaves(arguments), call)
+    return jax.tree.unflatten(jax.tree.structure(outputs), [_varying(x, axes) for x in found])
+
+
+def _varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
+    missing = tuple(sorted(axes - _axes(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def placed_by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, where axes of a mesh that are typed `Explicit` count as `Auto`.
+
+    What comes out is the same on all devices.
+    """
+
+    def placed(*arguments: Any) -> Any:
+        meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arguments)]
+        typed = [mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types]
+        if not typed:
+            return function(*arguments)
+        types = zip(typed[0].axis_names, typed[0].axis_types, strict=True)
+        axes = tuple(name for name, kind in types if kind is AxisType.Explicit)
+        with jax.sharding.use_abstract_mesh(typed[0]):
+            automatic = jax.sharding.auto_axes(function, axes=axes, out_sharding=PartitionSpec())
+            return automatic(*arguments)
+
+    return placed
+
+
+def summed_over_shards(tree: Any, axes: frozenset[Any]) -> Any:
+    """The sum over all shards, which is the same on each of them."""
+    return lax.psum(tree, tuple(sorted(axes))) if axes else tree
+
+
+def shard_count(axes: frozenset[Any]) -> int:
+    """The number of shards."""
+    return lax.axis_size(tuple(sorted(axes))) if axes else 1
+
+
+def _axes(array: Any) -> frozenset[Any]:
+    kind = getattr(jax.typeof(array), "manual_axis_type", None)
+    if kind is None:
+        return frozenset()
+    return frozenset(kind.varying | kind.unreduced | kind.reduced)

@@ -1,0 +1,120 @@
+"""The clipped sum of one batch, whose examples are held one part after the other."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _checks
+from dpjax.base import Scalar
+from dpjax.learning._clipped_sum import ClippedSum, sealed
+from dpjax.learning._clipping import ClippedGradients
+from dpjax.learning._rounding import from_digits, slack, to_digits
+from dpjax.learning._sampling import BatchSampling
+
+
+def clipped_in_parts(
+    key: jax.Array,
+    clipped: ClippedGradients,
+    parameters: Any,
+    *,
+    sampling: BatchSampling,
+    examples: Callable[[jax.Array], Any],
+    parts: int,
+    clip_norm: Scalar | None = None,
+) -> ClippedSum:
+    """The clipped sum of a batch that is too large to be held at once.
+
+    Draws one batch, and cuts its slots into parts. Batches that were drawn one by one are not the
+    parts of one: a record may be in several, which the accounting does not know.
+
+    Args:
+        key: as for `sampling`, another one for each step.
+        clipped: of the loss.
+        parameters: a pytree of float arrays.
+        sampling: draws the batch.
+        examples: `examples(indices)` loads the records at these indices; a pytree of arrays with
+            one row for each index, whatever the other indices are.
+        parts: how many, from 1 to the number of slots; all have one size and share a program.
+        clip_norm: as for `clipped`.
+
+    Returns:
+        A `ClippedSum` of the whole batch.
+
+    Raises:
+        TypeError: if an argument is of another type.
+        ValueError: if an argument is out of range.
+
+    Formal guarantees:
+        Those of `clipped_gradients`, for the batch: a record is in one slot of one part. Parts are
+        added up as integers, and what that rounds is charged to the norm bound.
+
+    Source:
+        That of `clipped_gradients`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> database = jnp.ones((1000, 2))
+        >>> total = learning.clipped_in_parts(
+        ...     dpjax.random.secure_key(),
+        ...     learning.clipped_gradients(loss, clip_norm=1.0),
+        ...     jnp.zeros(2),
+        ...     sampling=learning.poisson_sampling(1000, batch_size=100),
+        ...     examples=lambda indices: database[indices],
+        ...     parts=4,
+        ... )
+        >>> bool(total.norm_bound < 1.01)
+        True
+    """
+    if not isinstance(clipped, ClippedGradients) or not isinstance(sampling, BatchSampling):
+        raise TypeError(
+            "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
+            f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
+        )
+    parts = _checks.integer("parts", parts, least=1, most=sampling.capacity)
+    load = _checks.function("examples", examples)
+    size = math.ceil(sampling.capacity / parts)
+    batch = parts * size
+    indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in sampling(key))
+
+    def sum_from(start: int) -> ClippedSum:
+        part = slice(start, start + size)
+        return clipped(parameters, load(indices[part]), mask[part], clip_norm=clip_norm)
+
+    first = sum_from(0)
+    total, within = _digits(first.value, first.norm_bound, batch), first.within
+    for start in range(size, batch, size):
+        one = sum_from(start)
+        digits = _digits(one.value, one.norm_bound, batch)
+        total, within = jax.tree.map(jnp.add, total, digits), within + one.within
+    value, bound = _whole(total, first.value, first.norm_bound, batch)
+    return sealed(value, bound, within)
+
+
+@functools.partial(jax.jit, static_argnames="batch")
+def _digits(value: Any, norm_bound: Scalar, batch: int) -> list[list[jax.Array]]:
+    bound = jnp.asarray(norm_bound)
+    return [to_digits(x, bound.astype(x.dtype), batch) for x in jax.tree.leaves(value)]
+
+
+@functools.partial(jax.jit, static_argnames="batch")
+def _whole(
+    digits: list[list[jax.Array]], like: Any, norm_bound: Scalar, batch: int
+) -> tuple[Any, jax.Array]:
+    """The sum that the digits stand for, and a norm bound that covers its rounding."""
+    leaves, structure = jax.tree.flatten(like)
+    bound = jnp.asarray(norm_bound)
+    total = [
+        from_digits(x, bound.astype(leaf.dtype), batch, leaf.dtype)
+        for x, leaf in zip(digits, leaves, strict=True)
+    ]
+    narrowest = min((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
+    charged = slack(leaves, terms=0, part=0, batch=batch, dtype=narrowest)
+    return jax.tree.unflatten(structure, total), bound * (1 + charged)

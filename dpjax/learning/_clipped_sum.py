@@ -1,0 +1,84 @@
+"""A sum of clipped gradients that cannot be separated from its norm bound."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from dpjax.base import NeighboringRelation, Scalar, Sensitivity
+from dpjax.sensitivity._analytic import analytic_sensitivity
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
+class ClippedSum:
+    """The sum of clipped per-example gradients of a batch, and how far one record moves it.
+
+    As private as the batch, until it gets noise. The three parts belong together, so nothing takes
+    them apart: no `jax.tree.map`, no transformation of optax, no boundary of `jit` or `scan`. Hand
+    it to the noise in the function that made it, or return its `value`.
+
+    Attributes:
+        norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
+        within: the number of examples within the clip norm minus the number of others; for adaptive
+            clipping.
+
+    Formal guarantees:
+        Those of `clipped_gradients`, which alone makes it.
+    """
+
+    _leaves: tuple[jax.Array, ...]
+    _structure: Any
+    norm_bound: Scalar
+    within: jax.Array
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(
+            "a ClippedSum is made by learning.clipped_gradients alone, and has no other parts than"
+            " those it was made with"
+        )
+
+    @property
+    def value(self) -> Any:
+        """The sum, a pytree like the parameters; at least float32."""
+        # Made anew each time: a dictionary can be written to.
+        return jax.tree.unflatten(self._structure, self._leaves)
+
+    def sensitivity(
+        self,
+        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ) -> Sensitivity:
+        """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
+
+        Of the sum as it is: divide by a batch size after the noise, for a quotient of floats is
+        rounded once more.
+
+        Args:
+            relation: which batches are neighbors.
+
+        Returns:
+            A `Sensitivity` in the norm l2.
+        """
+        relation = NeighboringRelation(relation)
+        records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+        return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
+
+
+def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
+    """A sum whose norm bound is known to be right."""
+    leaves, structure = jax.tree.flatten(value)
+    parts = tuple(leaves), structure, norm_bound, within
+    made = object.__new__(ClippedSum)
+    for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
+        object.__setattr__(made, field.name, part)
+    return made
+
+
+def _refuse_to_take_apart(*_: Any) -> Any:
+    raise TypeError(
+        "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
+        " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"
+        " in the function that clips; return its value where no noise is needed"
+    )
+
+
+jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, _refuse_to_take_apart)

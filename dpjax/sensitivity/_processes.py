@@ -1,0 +1,122 @@
+"""Processes that make one call together, and what one of them has to tell the others.
+
+A collective waits for all processes, whatever has become of them. So they meet before each, by the
+store of texts that `jax.distributed` keeps for them, and look there for failures while they wait.
+"""
+
+import atexit
+import collections
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax._src import distributed  # JAX has no public name for the store.
+from jax.sharding import Mesh
+
+from dpjax._interruptions import StoppedError, watching
+
+_NAP, _BETWEEN_LOOKS = 0.02, 1.0
+_ENDED = "dpjax/ended/"
+# Processes make their calls in the same order, or could not run collectives either.
+_calls: collections.Counter[tuple[int, ...]] = collections.Counter()
+
+
+class FailedElsewhereError(RuntimeError):
+    """Another process of a call has failed."""
+
+
+class Team:
+    """The processes of one call; one alone has nobody to wait for."""
+
+    def __init__(self, members: tuple[int, ...]):
+        """Begins a call; all members count their calls."""
+        self._others = set(members) - {jax.process_index()}
+        self._meetings = 0
+        self._last_look = 0.0
+        if self._others:
+            _calls[members] += 1
+            self._name = f"dpjax/{'-'.join(map(str, members))}/{_calls[members]}"
+
+    def meet(self, text: str = "") -> set[str]:
+        """Waits for all processes; returns their texts."""
+        if not self._others:
+            return {text}
+        self._meetings += 1
+        place = f"{self._name}/{self._meetings}/"
+        _write(f"{place}{jax.process_index()}", text)
+        while missing := self._others - (texts := _read(place)).keys():
+            self._refuse_failures(missing)
+            time.sleep(_NAP)
+        return set(texts.values())
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Raises what another process has failed with; looks once in a second."""
+        if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
+            self._last_look = time.monotonic()
+            self._refuse_failures(self._others)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process has failed."""
+        if self._others:
+            text = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
+            with contextlib.suppress(Exception):  # Nobody is left to be told.
+                _write(f"{self._name}/failed/{jax.process_index()}", text)
+
+    def _refuse_failures(self, awaited: set[int]) -> None:
+        failed = _read(f"{self._name}/failed/")
+        for process in sorted(self._others & failed.keys()):
+            raise FailedElsewhereError(f"process {process} of the call failed: {failed[process]}")
+        for process in sorted(awaited & _read(_ENDED).keys()):
+            raise FailedElsewhereError(f"process {process} has ended without making this call")
+
+
+@contextlib.contextmanager
+def together(mesh: Any) -> Iterator[Team]:
+    """The processes of a mesh, which learn of each other's errors from here on."""
+    team = Team(_members(mesh))
+    try:
+        with watching(team.look):
+            yield team
+    except FailedElsewhereError:
+        raise
+    except BaseException as error:
+        if isinstance(error, StoppedError):
+            team.look(at_once=True)
+        team.fail(error)
+        raise
+
+
+def _members(mesh: Any) -> tuple[int, ...]:
+    here = jax.process_index()
+    if mesh is None or jax.process_count() == 1:
+        return (here,)
+    if not isinstance(mesh, Mesh):  # Refused in a moment, as the others will want to know.
+        return tuple(range(jax.process_count()))
+    members = tuple(sorted({device.process_index for device in mesh.devices.flat}))
+    return members if here in members else (here,)
+
+
+def _write(key: str, text: str) -> None:
+    _store().key_value_set(key, text)
+
+
+def _read(place: str) -> dict[int, str]:
+    """What processes have written at a place."""
+    entries = _store().key_value_dir_get(place)
+    return {int(key.rpartition("/")[2]): text for key, text in entries}
+
+
+def _store() -> Any:
+    if distributed.global_state.client is None:
+        raise ValueError("mesh has devices of several processes: call jax.distributed.initialize")
+    return distributed.global_state.client
+
+
+@atexit.register
+def _say_that_it_has_ended() -> None:
+    """Before JAX's own exit, which waits for the others."""
+    if distributed.global_state.client is not None:
+        with contextlib.suppress(Exception):
+            _write(f"{_ENDED}{jax.process_index()}", "")
