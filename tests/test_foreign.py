@@ -107,7 +107,7 @@ def test_they_are_refused_wherever_functions_come_in(key):
         sample(dpjax.targets.summable(strange))
     with pytest.raises(ValueError, match="loss must not use theirs"):
         learning.clipped_gradients(lambda w, x: w * strange(x), clip_norm=1.0)(
-            jnp.float32(1), jnp.ones(3)
+            jnp.float32(1), jnp.ones(3), True
         )
     with pytest.raises(ValueError, match="predicate must not use theirs"):
         queries.counting_query(lambda x: strange(x) > 0)(jnp.ones(3))

@@ -181,7 +181,7 @@ def test_lanes_of_everything_else_do_not_touch(name):
 
 def of_loss(function):
     learning.clipped_gradients(lambda w, x: w * function(x), clip_norm=1.0)(
-        jnp.float32(1), jnp.ones(3)
+        jnp.float32(1), jnp.ones(3), True
     )
 
 
@@ -231,7 +231,7 @@ def test_a_key_of_a_record_or_of_a_database_may_be_rbg_nowhere():
     loss = lambda w, key: w * jax.random.uniform(key)  # noqa: E731
     keys = jax.random.split(jax.random.key(0, impl="rbg"), 3)
     with pytest.raises(ValueError, match="loss must not draw with rbg keys"):
-        learning.clipped_gradients(loss, clip_norm=1.0)(jnp.float32(1), keys)
+        learning.clipped_gradients(loss, clip_norm=1.0)(jnp.float32(1), keys, True)
 
 
 @pytest.mark.parametrize("name", DRAWN)

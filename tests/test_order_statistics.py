@@ -159,7 +159,7 @@ def test_k_that_is_no_integer(k):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 1)])
 def test_distances_must_be_a_vector(shape):
-    with pytest.raises(ValueError, match="distances must have shape"):
+    with pytest.raises(ValueError, match=r"distances must (have shape|not be empty)"):
         order_statistic(jnp.ones(shape), 1)
 
 

@@ -148,7 +148,7 @@ MASKED = {
     # JAX itself refuses these.
     "a target": lambda _: dpjax.targets.mean()(NUMBERS),
     "gradients": lambda _: learning.clipped_gradients(jnp.vdot, clip_norm=1.0)(
-        jnp.ones(2), VECTORS
+        jnp.ones(2), VECTORS, True
     ),
     "order_statistic": lambda _: dpjax.order_statistic(NUMBERS, 3),
 }

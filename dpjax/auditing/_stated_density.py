@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
+import scipy
 
 from dpjax.auditing import _features as features
 
@@ -120,7 +120,7 @@ def _log_normal(known: np.ndarray, floats: np.ndarray) -> np.ndarray | None:
     whitened, mapped = (np.linalg.solve(root, (x - center).T).T for x in (known, floats))
     low, high = np.quantile(whitened, _ENDS, axis=0)
     inside = np.all((low <= mapped) & (mapped <= high), axis=1) & same
-    mass = special.ndtr(high / _NARROWER) - special.ndtr(low / _NARROWER)
+    mass = scipy.special.ndtr(high / _NARROWER) - scipy.special.ndtr(low / _NARROWER)
     scales = np.log(np.diagonal(root) * (_NARROWER * math.sqrt(2 * math.pi))) + np.log(mass)
     log_density = -np.sum((mapped / _NARROWER) ** 2, axis=1) / 2 - np.sum(scales)
     return np.where(inside, log_density, -math.inf)

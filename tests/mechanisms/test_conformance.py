@@ -136,7 +136,10 @@ BROKEN = {
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),
     "another value under jit": (_made_as(_OtherUnderJit), "jit must not change"),
-    "tells of NaN": (_made_as(_Telltale), "value of nan must be released like"),
+    "tells of NaN": (
+        _made_as(_Telltale),
+        "a value of nan, alone or among others, must be",
+    ),
     "accepts anything": (_accepts_anything, "epsilon=0.0 must be refused"),
 }
 

@@ -288,7 +288,8 @@ def test_threads_open_one_ledger_at_a_time_of_their_own(keys):
         LAPLACE(keys(0), jnp.zeros(()))
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        one, two = threads.submit(first), threads.submit(second)
+        one = threads.submit(first)
+        two = threads.submit(second)
         one.result(60), two.result(60)
     assert refused == [1]
 

@@ -9,6 +9,7 @@ import dpjax
 from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._processes import Team
 
 
 @pytest.fixture
@@ -521,7 +522,7 @@ def identity(key, *, m=100, gamma=0.1, confidence=0.99, **changed):
     settings = {**base, "n": 5, "norm": "l1", **changed}
     pair = RandomPair.trace(key, settings.pop("target"), settings.pop("oracle"), **settings)
     point = dpjax.operating_point(m=m, gamma=gamma, confidence=confidence)
-    return Plan(key, pair, point, confidence, Layout((None,), point.m, 10)).identity
+    return Plan(key, pair, point, confidence, Layout((None,), point.m, 10), Team((0,))).identity
 
 
 def test_equal_settings_have_equal_identities(sample, key, uniform):
@@ -605,9 +606,10 @@ def norm(difference):
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._layout import Layout
 from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._processes import Team
 key = dpjax.random.seeded_key(0)
 pair = RandomPair.trace(key, target, oracle, n=5, norm=norm, positions="last")
-plan = Plan(key, pair, dpjax.operating_point(m=100), 0.99, Layout((None,), 100, 10))
+plan = Plan(key, pair, dpjax.operating_point(m=100), 0.99, Layout((None,), 100, 10), Team((0,)))
 print(pair.target.fingerprint, pair.oracle.fingerprint, plan.identity)
 """
 
