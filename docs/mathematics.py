@@ -19,7 +19,8 @@ _PRIORITY = 185
 _TIGHT = re.compile(r"<mo(?: stretchy=\"false\")?>(?=&#x(?:02016|0007C|0002F);)")
 # Functions need the space of an operator, but for those in front of a bracket.
 _FUNCTION = re.compile(
-    r"<m([io])(?: movablelimits=\"true\")?>(cos|det|exp|ln|log|max|min|sin)</m\1>(<mo[^>]*>&#x00028;)?"
+    r"<m([io])(?: movablelimits=\"true\")?>(cos|det|exp|ln|log|max|min|sin)</m\1>"
+    r"(<mo[^>]*>&#x00028;)?"
 )
 
 
