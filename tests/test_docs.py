@@ -50,6 +50,14 @@ def test_tests_that_a_page_names_exist(page):
 
 
 @pages
+def test_formulas_are_closed(page):
+    """A `$` without a partner would stand on the page as it is, and hide the formulas after it."""
+    words = re.sub(r"`[^`]*`", "", prose(page))
+    open_ones = [text for text in re.split(r"\n\s*\n", words) if text.count("$") % 2]
+    assert not open_ones
+
+
+@pages
 def test_headings_and_names_of_the_reference_stand_alone(page):
     lines = ["", *prose(page).splitlines(), ""]
     glued = [
