@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib.util
 import re
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import dpjax
 
 PACKAGE = Path(dpjax.__file__).parent
+DOCS = PACKAGE.parent / "docs"
 
 # Room (its own files import each other) -> level; a room imports lower levels only.
 LEVELS = {
@@ -174,3 +176,11 @@ def test_code_inside_a_topic_is_private():
 
 def test_the_package_is_typed():
     assert (PACKAGE / "py.typed").exists()
+
+
+def test_the_picture_of_the_rooms_is_current():
+    spec = importlib.util.spec_from_file_location("draw_rooms", DOCS / "draw_rooms.py")
+    draw_rooms = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw_rooms)
+    for theme, colors in draw_rooms.COLORS.items():
+        assert draw_rooms.picture(colors) == (DOCS / "images" / f"rooms-{theme}.svg").read_text()

@@ -125,8 +125,7 @@ def logistic_regression_bound(
     lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. There no record
     pulls at w by more than s(W) / n, s(m) = 1 / (1 + exp(-m)), for its margin is -W at least. Where
     one objective has its minimizer w', the gradient of the other, which has another record, is thus
-    at most 2 s(W) / n long, and it is lambda-strongly convex. That is below 2 / (n lambda), and
-    below 2 R / n with lambda R = s(R), where R is as long as weights can be by the pulls alone.
+    at most 2 s(W) / n long, and it is lambda-strongly convex. That is below 2 / (n lambda).
 
     E = 5 e / lambda bounds the error of a solution, by strong convexity: e = eps ((d + 1) W / 4 +
     8 + d / 8) bounds the rounding of a gradient, and the target stops where one that is computed is
