@@ -1,4 +1,7 @@
-"""What several releases promise together: host arithmetic in float64, rounded outward."""
+"""What several releases promise together: host arithmetic in float64, rounded outward.
+
+docs/proofs/sampled-sensitivity.md has the proofs.
+"""
 
 import hashlib
 import math

@@ -171,7 +171,7 @@ def objective_perturbation(
 
     Formal guarantees:
         (epsilon, delta)-DP under replace-one, for any records, and for what is really drawn and
-        computed. The proof is in `dpjax/learning/_perturbation_plan.py`: the determinants of the
+        computed. The proof is in `docs/proofs/objective-perturbation.md`: the determinants of the
         Hessians of neighbors differ by a factor of 1 + 1 / (4 n lambda) at most; the change of the
         gradient depends on b by way of w, so its product with b is bounded by that of the records;
         w is within E of the exact minimizer, whatever the data, for what Newton's method finds is

@@ -1,50 +1,12 @@
-"""How much noise objective perturbation needs: the proof of its guarantee, and the numbers.
+"""How much noise objective perturbation needs: the numbers of its proof.
 
-Rows r_i = +-x_i, of length 1 at most, have the loss log(1 + exp(-r_i'theta)), with gradient -s_i
-r_i and curvature s_i (1 - s_i) r_i r_i', s_i = 1 / (1 + exp(r_i'theta)). For b ~ N(0, sigma^2 I) in
-R^d let theta* minimize
-
-    (1/n) sum_i loss_i(theta) + (lambda / 2) ||theta||^2 + b'theta / n.
-
-*Where it is.* lambda theta* is an average of s_i r_i less b / n; and its product with theta* gives
-lambda ||theta*||^2 <= .2785 + (||b|| / n) ||theta*||. Let B = sigma (sqrt(d) + t) + 2, t^2 = 2
-log(10^6 / delta). As ||b|| > B - 2 has a probability of delta / 10^6 at most, which is charged, let
-it not be so for one of two neighbors; then ||b|| <= B for both, where they have the same theta*,
-and it is in a ball of a radius W that follows from B.
-
-*The minimizer.* b(theta) = -n lambda theta + sum_i s_i r_i maps minimizers to b, one to one and
-smoothly, so theta* has the density phi(b(theta)) det(M + c r r'): r is the record that neighbors
-replace, M = n lambda I and the curvature of the others, c <= 1/4. Of the determinants of neighbors,
-each is between det M and (1 + 1 / (4 n lambda)) det M; so their log ratio is at most kappa = log(1
-+ 1 / (4 n lambda)). The other database has its minimizer at theta for b + v, v = s' r' - s r, so
-the log ratio of densities is at most
-
-    L = kappa + (2 b'v + ||v||^2) / (2 sigma^2).
-
-v depends on b, by way of theta: b'v is *not* normal. But s and s' are in (0, S], S = 1 / (1 +
-exp(-W)), so b'v <= S sigma T, T = max(Z'r', 0) + max(-Z'r, 0), Z standard normal, and ||v|| <= 2 S.
-In the plane of r' and -r let them be unit vectors at angles +-a, and Z = R (cos f, sin f), R
-Rayleigh. Where both terms of T are positive it is 2 R cos(a) cos(f), elsewhere at most R; so T is
-stochastically below R max(1, 2 cos f): below 2 R cos f, the double of a normal, with probability
-1/3, and R else.
-
-*What is released.* Solver, rounding and the grid of b leave theta~ with ||theta~ - theta*|| <= E,
-and theta~ gets noise of scale tau. Given theta*, the database determines b, hence theta~, so what
-neighbors would add to theta* differs by 2 E at most: a second, adaptive Gaussian mechanism, with
-the loss mu_2 N + mu_2^2 / 2, mu_2 = 2 E / tau, N normal. With mu_1 = 2 S / sigma, mu^2 = mu_1^2 +
-mu_2^2 and epsilon' = epsilon - kappa, the hockey-stick divergence at epsilon is at most
-
-    H(mu, epsilon') + (2/3) E H(mu_2, epsilon' - mu_1^2 / 2 - mu_1 R / 2),
-
-H that of the Gaussian mechanism; the expectation is bounded by a sum over intervals of R.
-
-*The error.* By strong convexity a gradient certifies theta~: `perturbed_minimizer` has the rest. b
-is drawn on a grid g, at most g from a normal in each coordinate (half a step of the grid and half
-one of the lattice), and rounded to a float and divided by n: that moves theta* by (g sqrt(d) + 2
-eps B) / (n lambda) at most.
-
-Both noises are as wide as is drawn, or wider than assumed, which only lowers mu. The certificate of
-their tables is charged once, for 2 d coordinates.
+docs/proofs/objective-perturbation.md proves the guarantee; names here are its symbols. Noise b of
+scale sigma enters the objective, and the minimizer lies in a ball of radius W, except with a
+probability that is charged. A record changes the density of the minimizer by a determinant (kappa)
+and by a pull v, at most S long. v depends on b, so b'v is *not* normal: R, a Rayleigh variable,
+bounds it. Released weights lie within E of the minimizer, and noise of scale tau covers that. Both
+noises are as wide as drawn, or wider than assumed. The certificate of their tables is charged once,
+for 2 d coordinates.
 """
 
 import math

@@ -1,16 +1,11 @@
 """The minimizer of a regularized logistic loss with a linear term, to a precision known in advance.
 
-The gradient, as computed, is off by e at most. Thirty Newton steps, each as long as the objective
-falls along it, bring it to rounding, whatever the data. (Damped ones do not: where noise pulls the
-weights far out along features that few records have, each gains a few units of hundreds.) Nobody
-has proven that in floats, and no private gradient may decide what is released. So what they find is
-brought into a ball that the minimizer is in, and steps of length 1 / (lambda + 1/4) along the
-gradient follow while that is longer than 4 e, at most K of them: usually none.
-
-Where they end early, the gradient certifies an error of 5 e / lambda, by strong convexity. Else, as
-a step multiplies the error by 1 - lambda / (lambda + 1/4) at most and adds rounding, and K of them
-take the diameter of the ball to e / lambda, it is at most (2 e + (lambda + 1/4) u) / lambda, u the
-rounding of a step. That holds for whatever Newton's steps have found.
+Thirty Newton steps, each as long as the objective falls along it, bring the gradient to rounding.
+(Damped steps do not: noise may pull weights hundreds of units along features that few records
+have.) Nobody has proven that in floats, and no private gradient may decide about a release. So the
+result is brought into a ball that holds the minimizer. Then at most K steps along the gradient
+follow, while it is longer than 4 e; usually none. docs/proofs/objective-perturbation.md bounds the
+error, whatever the Newton steps found.
 """
 
 import math

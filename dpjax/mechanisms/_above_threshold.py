@@ -1,4 +1,7 @@
-"""The sparse vector technique: which queries are above a threshold, paid by how many are."""
+"""The sparse vector technique: which queries are above a threshold, paid by how many are.
+
+docs/proofs/sparse-vector.md has the proofs.
+"""
 
 import functools
 import math

@@ -3,14 +3,13 @@
 A record becomes a number of steps of a public grid above the lower bound. Rounding and clamping act
 on each record by itself, so neighbors stay neighbors, and all that follows is exact in integers.
 
-Of n records in order, x_1 <= ... <= x_n, with x_0 the lower bound and x_(n+1) the upper one, the
-rank r moves in a replacement to one of its neighbors in order at most, and after k replacements
+Let x_1 <= ... <= x_n be the records in order, x_0 the lower bound and x_(n+1) the upper one. After
+k replacements
 
     A_k = max of x_j - x_i over i <= r <= j, j - i = k + 1
 
-is the largest local sensitivity of x_r there is (Nissim, Raskhodnikova and Smith 2007, section 3.1,
-whose proof for the median serves every rank). So A_k of a database is at most A_(k+1) of a
-neighbor.
+is the largest local sensitivity of x_r, so A_k of a database is at most A_(k+1) of a neighbor
+(docs/proofs/smooth-quantile.md).
 """
 
 import math

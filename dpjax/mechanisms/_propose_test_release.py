@@ -1,4 +1,7 @@
-"""Propose-test-release: a bound that is guessed, tested in private, and used if it holds widely."""
+"""Propose-test-release: a bound that is guessed, tested in private, and used if it holds widely.
+
+docs/proofs/propose-test-release.md has the proofs.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,7 @@
-"""A quantile with noise of its smooth sensitivity: little where the records are dense around it."""
+"""A quantile with noise of its smooth sensitivity: little where the records are dense around it.
+
+docs/proofs/smooth-quantile.md has the proofs.
+"""
 
 import math
 from typing import Any

@@ -11,6 +11,8 @@ grid step of. Its scale in the value's units, T g / c, covers
 - the certificate of the tables: 2 loss per coordinate of epsilon, and e^(loss) of delta.
 
 g is a power of two, so that x / g is exact, and c is rounded down.
+
+docs/proofs/exact-noise.md has the proofs.
 """
 
 import math

@@ -15,6 +15,8 @@ lattice 128 times coarser, reach parameter 2^35.
 
 Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND; the certificates, computed from the weights
 as stored against masses to 2^-300, show that these hold.
+
+docs/proofs/exact-noise.md has the proofs.
 """
 
 import dataclasses

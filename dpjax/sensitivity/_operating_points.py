@@ -1,4 +1,7 @@
-"""Operating points: how many pairs, which order statistic, and the gamma that follows."""
+"""Operating points: how many pairs, which order statistic, and the gamma that follows.
+
+docs/proofs/sampled-sensitivity.md has the proofs.
+"""
 
 import decimal
 import math

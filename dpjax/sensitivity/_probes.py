@@ -11,6 +11,8 @@ also enough for every position, for any rotation is one random rotation after an
 a share g of databases and random rotations fails under no rotation on more than 4 g of databases.
 So targets pass that ignore rotations and nothing else: what a reversal, an exchange of two records
 or an odd permutation changes, as sums over neighbors in a ring do. Their positions are all alike.
+
+docs/proofs/shorter.md has the proofs.
 """
 
 import dataclasses
