@@ -146,7 +146,7 @@ MASKED = {
     "line": lambda key: queries.private_linear_regression(key, LABELED, **RADII, **BUDGET),
     "clusters": lambda key: queries.private_k_means(key, VECTORS, **CLUSTERS),
     # JAX itself refuses these.
-    "a target": lambda _: dpjax.targets.mean()(NUMBERS),
+    "a target": lambda _: dpjax.targets.bounded_mean(**BOUNDS)(NUMBERS),
     "gradients": lambda _: learning.clipped_gradients(jnp.vdot, clip_norm=1.0)(
         jnp.ones(2), VECTORS
     ),
