@@ -25,9 +25,6 @@ from dpjax.base import Release as Release
 from dpjax.base import SampledEvent as SampledEvent
 from dpjax.base import Sensitivity as Sensitivity
 from dpjax.base import Target as Target
-from dpjax.exact_sums import ExactSum as ExactSum
-from dpjax.exact_sums import exact_sum as exact_sum
-from dpjax.exact_sums import sum_sensitivity as sum_sensitivity
 from dpjax.mechanisms._above_threshold import above_threshold as above_threshold
 from dpjax.mechanisms._bernstein import bernstein as bernstein
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial as BernsteinPolynomial

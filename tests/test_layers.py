@@ -38,7 +38,6 @@ LEVELS = {
     "_sum_targets": 2,
     "_shaped_norm": 2,
     "operating_points": 2,
-    "exact_sums": 2,
     "norms": 2,
     "neighbors": 2,
     "order_statistics": 2,

@@ -90,7 +90,6 @@ def test_a_known_sensitivity_says_what_it_holds_for():
     [
         (targets.bounded_mean(lower=0, upper=1), jnp.ones((3, 2))),
         (targets.bounded_mean(lower=0, upper=1, dims=3), {"a": jnp.ones(3), "b": jnp.ones(3)}),
-        (targets.letter_counts(width=2), jnp.ones((3, 4), "int32")),
         (targets.kernel_density(bandwidth=1.0, dims=1), jnp.ones((3, 2))),
         *(
             (target, {"x": jnp.ones((3, 2)), "y": jnp.ones(3)})
@@ -104,5 +103,5 @@ def test_a_known_sensitivity_says_what_it_holds_for():
 )
 def test_records_that_a_bound_does_not_hold_for_are_refused(target, records):
     """A mean of two numbers that is released under the bound for one has half of the noise."""
-    with pytest.raises(ValueError, match=r"records must have (dims|width)"):
+    with pytest.raises(ValueError, match="records must have dims"):
         target(records)

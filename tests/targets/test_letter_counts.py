@@ -118,5 +118,7 @@ def test_bad_arguments_are_refused():
         targets.letter_counts(width=2).sensitivity("l3")
     with pytest.raises(ValueError, match="width"):
         counts(np.zeros(3, np.uint8))
+    with pytest.raises(ValueError, match="records must have width 2"):
+        targets.letter_counts(width=2)(jnp.ones((3, 4), "int32"))
     with pytest.raises(TypeError, match="integer codes"):
         counts(np.zeros((3, 2), np.float32))
