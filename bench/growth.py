@@ -40,6 +40,9 @@ def sample(target: dpjax.Target, n: int, m: int, oracle: dpjax.Oracle = oracle) 
     )
 
 
+MEAN = targets.summable(lambda x: x, average=True)
+
+
 def median(database: jax.Array) -> jax.Array:
     """A target that is no sum over records."""
     return targets.quantile(probability=0.5, lower=-4, upper=4)(database)
@@ -52,7 +55,7 @@ PANELS: dict[str, dict[str, tuple[range, Callable[[int], None]]]] = {
         "median": (range(3, 7), lambda m: sample(median, N_AT_PAIRS, m)),
         "mean, summable": (
             range(5, 9),
-            lambda m: sample(targets.mean(), N_AT_PAIRS, m, INDEPENDENT),
+            lambda m: sample(MEAN, N_AT_PAIRS, m, INDEPENDENT),
         ),
     },
     f"records n, at m = {M_AT_RECORDS}": {
@@ -60,7 +63,7 @@ PANELS: dict[str, dict[str, tuple[range, Callable[[int], None]]]] = {
         "median": (range(2, 6), lambda n: sample(median, n, M_AT_RECORDS)),
         "mean, summable": (
             range(3, 7),
-            lambda n: sample(targets.mean(), n, M_AT_RECORDS, INDEPENDENT),
+            lambda n: sample(MEAN, n, M_AT_RECORDS, INDEPENDENT),
         ),
     },
 }

@@ -22,6 +22,7 @@ PART = 10**5  # NumPy takes minutes for 10^7 pairs, and its time grows linearly.
 
 
 INDEPENDENT = dpjax.oracles.independent(jax.random.normal)
+MEAN = targets.summable(lambda x: x, average=True)
 
 
 def oracle(key: jax.Array, n: int) -> jax.Array:
@@ -70,7 +71,7 @@ def _compare(m: int, rounds: int, *, warm: bool) -> None:
     def noted(name: str, estimate: Callable[[], float]) -> Callable[[], None]:
         return lambda: estimates.update({name: estimate()})
 
-    summable = noted("summable", lambda: in_dpjax(targets.mean(), INDEPENDENT, m))
+    summable = noted("summable", lambda: in_dpjax(MEAN, INDEPENDENT, m))
     summable()  # Its chunks grow with m, so it is compiled for each.
     race = Race(
         {

@@ -71,7 +71,8 @@ def every_data() -> list[Data]:
 
 def by_global_bound(data: Data) -> Any:
     """Laplace noise of (upper - lower) / epsilon."""
-    bound = targets.quantile_bound(lower=data.lower, upper=data.upper)
+    median = targets.quantile(probability=0.5, lower=data.lower, upper=data.upper)
+    bound = median.sensitivity("l1").value
     return _of_median(dpjax.laplace(bound, EPSILON), data)
 
 

@@ -53,7 +53,8 @@ def run() -> None:
 def _compare(d: int) -> None:
     part = PARTS[d]
     # Two clouds this far apart need no more steps: the error below is that of twelve.
-    target, oracle, key = targets.linear_svm(c=COST, steps=8), oracle_of(d), jax.random.key(0)
+    target = targets.linear_svm(regularization=1 / COST, steps=8)
+    oracle, key = oracle_of(d), jax.random.key(0)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(part, dtype=jnp.uint32))
     pairs = jax.device_get(jax.vmap(lambda key: oracle(key, N + 1))(keys))
     x, y = pairs["x"].astype(np.float64), pairs["y"]

@@ -27,7 +27,7 @@ def records(key: jax.Array, n: int) -> dict[str, jax.Array]:
 
 
 # Two clouds this far apart need no more steps.
-train = targets.linear_svm(c=COST, steps=8)
+train = targets.linear_svm(regularization=1 / COST, steps=8)
 
 
 def misclassified(key: jax.Array, epsilon: jax.Array, curve: dpjax.Sensitivity | None) -> jax.Array:

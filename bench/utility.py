@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import dpjax
-from dpjax import targets
+from dpjax import queries, targets
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "when-it-works.md"
 START, END = "<!-- utility -->", "<!-- /utility -->"
@@ -92,8 +93,8 @@ def _share_right(scores: jax.Array, database: Any) -> jax.Array:
 
 def jobs() -> list[Job]:
     """From what works to what does not."""
-    wide = targets.histogram(edges=[i / 10 for i in range(11)])
-    fine = targets.histogram(edges=[i / 1000 for i in range(1001)])
+    mean = targets.summable(lambda age: age, average=True)
+    wide, fine = (queries.histogram_query(np.linspace(0, 1, k + 1)) for k in (10, 1000))
     linear = {
         "target": targets.logistic_regression(regularization=0.01),
         "oracle": lengthened,
@@ -108,8 +109,8 @@ def jobs() -> list[Job]:
         "m": 90,
     }
     return [
-        Job("mean", targets.mean(), ages, 1000),
-        Job("mean", targets.mean(), ages, 50),
+        Job("mean", mean, ages, 1000),
+        Job("mean", mean, ages, 50),
         Job("histogram, 10 bins", wide, ages, 1000),
         Job("histogram, 1000 bins", fine, ages, 1000),
         Job("logistic regression, 3 weights", n=1000, **linear),

@@ -115,8 +115,8 @@ def mean_job(public: Patients, private: Patients) -> Job:
 def weights_job(public: Patients, private: Patients) -> Job:
     """(b) The weights of a logistic regression of the diagnosis, Gaussian."""
     scale = standard_scale(public.features)
-    fit = targets.logistic_regression(regularization=REGULARIZATION)
-    n = len(private.features)
+    n, features = private.features.shape
+    fit = targets.logistic_regression(regularization=REGULARIZATION, dims=features)
     return Job(
         name="logistic weights",
         target=lambda records: fit({"x": scale(records["x"]), "y": records["benign"]}),
@@ -124,9 +124,7 @@ def weights_job(public: Patients, private: Patients) -> Job:
         database={"x": private.features, "benign": private.benign},
         norm="l2",
         mechanism=partial(dpjax.gaussian, epsilon=EPSILON, delta=1e-5),
-        bound=targets.logistic_regression_bound(
-            regularization=REGULARIZATION, n=n, d=private.features.shape[1]
-        ),
+        bound=fit.sensitivity("l2", n=n).value,
     )
 
 
@@ -170,15 +168,20 @@ def curve_job(public: jax.Array, private: jax.Array) -> Job:
         database=private,
         norm="linf",
         mechanism=partial(dpjax.bernstein, epsilon=EPSILON, degree=DEGREE, dims=1, order=ORDER),
-        bound=targets.nadaraya_watson_bound(ridge=RIDGE, n=len(private)),
+        bound=regression().sensitivity("linf", n=len(private)).value,
         show_release=lambda polynomial: show_vector(polynomial(lattice)),
     )
+
+
+def regression() -> targets.KnownSensitivity:
+    """The second column on the first."""
+    return targets.nadaraya_watson(bandwidth=BANDWIDTH, regularization=RIDGE)
 
 
 def curve_target(public: jax.Array) -> dpjax.Target:
     """Kernel regression on [0, 1]: a target that returns a function."""
     scale = curve_scale(public)
-    regress = targets.nadaraya_watson(bandwidth=BANDWIDTH, ridge=RIDGE)
+    regress = regression()
 
     def target(records: jax.Array) -> Callable[[jax.Array], jax.Array]:
         x, y = scale(records).T

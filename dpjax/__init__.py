@@ -50,6 +50,3 @@ from dpjax.sensitivity._shaped_norm import NoiseShape as NoiseShape
 from dpjax.sweeps._cell_keys import cell_key as cell_key
 from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
 from dpjax.sweeps._sweep import sweep as sweep
-from dpjax.targets._exact_sums import ExactSum as ExactSum
-from dpjax.targets._exact_sums import exact_sum as exact_sum
-from dpjax.targets._exact_sums import sum_sensitivity as sum_sensitivity

@@ -24,13 +24,13 @@ _LEVELS = range(-64, 65)
 class _Adaptive:
     """Sums over the releases so far."""
 
-    def __init__(self, delta: float, reserved: float, coordinates: int) -> None:
+    def __init__(self, delta: float, reserved: float, dims: int) -> None:
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
         self._slack = self.delta * (1 - SHARE) - self._reserved
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
-        self._coordinates = _checks.integer("coordinates", coordinates, least=1)
+        self._dims = _checks.integer("dims", dims, least=1)
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
 
@@ -44,7 +44,7 @@ class _Adaptive:
 
     def _drawn_with(self, release: Any) -> int:
         """How many numbers were drawn; a guarantee holds for what is."""
-        return self._drawn + self._coordinates * (not isinstance(release, Guarantee))
+        return self._drawn + self._dims * (not isinstance(release, Guarantee))
 
     @staticmethod
     def _added(together: Guarantee | None) -> float:
@@ -97,7 +97,7 @@ class PrivacyFilter(_Adaptive):
     """
 
     def __init__(
-        self, *, epsilon: float, delta: float, reserved: float = 0.0, coordinates: int = 2**20
+        self, *, epsilon: float, delta: float, reserved: float = 0.0, dims: int = 2**20
     ) -> None:
         """Makes a filter.
 
@@ -106,13 +106,13 @@ class PrivacyFilter(_Adaptive):
             delta: of the budget, strictly between 0 and 1.
             reserved: the part of delta that is kept for the deltas of releases whose zCDP has one,
                 which Gaussian and pure mechanisms have not.
-            coordinates: at most so many numbers are in each release.
+            dims: at most so many numbers are in each release.
 
         Raises:
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(delta, reserved, coordinates)
+        super().__init__(delta, reserved, dims)
         self.epsilon = _checks.positive("epsilon", epsilon)
         self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
@@ -175,19 +175,19 @@ class PrivacyOdometer(_Adaptive):
         *Sampled* sensitivities as in `PrivacyFilter`.
     """
 
-    def __init__(self, *, delta: float, reserved: float = 0.0, coordinates: int = 2**20) -> None:
+    def __init__(self, *, delta: float, reserved: float = 0.0, dims: int = 2**20) -> None:
         """Makes an odometer.
 
         Args:
             delta: of every reading, strictly between 0 and 1.
             reserved: the part of delta that is kept for the deltas of releases, as in a filter.
-            coordinates: at most so many numbers are in each release.
+            dims: at most so many numbers are in each release.
 
         Raises:
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(delta, reserved, coordinates)
+        super().__init__(delta, reserved, dims)
 
     def add(self, release: Any) -> Guarantee:
         """Counts a release, before it is made.

@@ -21,7 +21,7 @@ def compose_at(
     *releases: Any,
     delta: float,
     method: CompositionMethod = "optimal",
-    coordinates: int = 2**20,
+    dims: int = 2**20,
 ) -> Guarantee:
     """What several releases on one database promise together, at a delta of your choice.
 
@@ -50,7 +50,7 @@ def compose_at(
         *releases: mechanisms, one for each release, or guarantees.
         delta: of the joint statement, strictly between 0 and 1.
         method: see above.
-        coordinates: at most so many numbers are in each release; what the tables of the noise leave
+        dims: at most so many numbers are in each release; what the tables of the noise leave
             out is charged for each, by "zcdp", "renyi" and "pld".
 
     Returns:
@@ -80,7 +80,7 @@ def compose_at(
     """
     _checks.choice("method", method, get_args(CompositionMethod))
     delta = _checks.fraction("delta", delta)
-    coordinates = _checks.integer("coordinates", coordinates, least=1)
+    dims = _checks.integer("dims", dims, least=1)
     guarantees = [guarantee_of(release) for release in releases]
     together = compose(*guarantees)
     if not math.isfinite(together.epsilon):
@@ -88,14 +88,14 @@ def compose_at(
     if method in _BY_GUARANTEE:
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:
-        drawn = coordinates * sum(not isinstance(release, Guarantee) for release in releases)
+        drawn = dims * sum(not isinstance(release, Guarantee) for release in releases)
         epsilon = _by_noise(list(releases), delta, drawn, _BY_NOISE[method])
     if together.delta <= delta:
         epsilon = min(epsilon, float(together.epsilon))
     if not math.isfinite(epsilon):
         raise ValueError(
             f"delta={delta:g} is too small: the releases have {together.delta:g} together, or what"
-            f" their noise leaves out is more, in {coordinates} coordinates each"
+            f" their noise leaves out is more, in {dims} coordinates each"
         )
     return Guarantee(
         epsilon,
@@ -126,11 +126,11 @@ def _by_guarantee(
 def _by_noise(
     releases: list[Any],
     delta: float,
-    coordinates: int,
+    dims: int,
     method: Callable[[list[Any], float], float],
 ) -> float:
     """The bound of ideal noise, and what is charged for noise that is drawn from tables."""
-    epsilon, needed = charged(method(releases, delta * (1 - SHARE)), delta, coordinates)
+    epsilon, needed = charged(method(releases, delta * (1 - SHARE)), delta, dims)
     return epsilon if needed <= delta else math.inf
 
 

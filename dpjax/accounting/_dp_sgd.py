@@ -55,7 +55,7 @@ def dp_sgd(
     noise_multiplier: float,
     steps: int,
     delta: float,
-    coordinates: int,
+    dims: int,
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
@@ -66,7 +66,7 @@ def dp_sgd(
         noise_multiplier: z, the standard deviation of the noise over the norm bound.
         steps: how many.
         delta: of the guarantee, in (0, 1).
-        coordinates: how many numbers get noise in a step: the size of all parameters.
+        dims: how many numbers get noise in a step: the size of all parameters.
         relation: which databases are neighbors; batches of a fixed size have replace-one only.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
 
@@ -99,7 +99,7 @@ def dp_sgd(
         >>> import dpjax
         >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
         >>> dpjax.accounting.dp_sgd(
-        ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, coordinates=10
+        ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, dims=10
         ... )
         (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one
     """
@@ -107,7 +107,7 @@ def dp_sgd(
     _checks.choice("method", method, get_args(AccountingMethod))
     z = _positive("noise_multiplier", noise_multiplier)
     steps = _checks.integer("steps", steps, least=1, most=10**9)
-    coordinates = _checks.integer("coordinates", coordinates, least=1)
+    dims = _checks.integer("dims", dims, least=1)
     delta = _checks.fraction("delta", delta)
     _checks.host_only("delta", delta, "a concrete number")
     _check_sampling(sampling)
@@ -121,7 +121,7 @@ def dp_sgd(
         curve = epsilons_by_losses(sampling.kind, sampling.rate, z, steps, replaced=replaced)
     else:
         curve = _renyi(sampling, z, steps, replaced)
-    epsilon = _with_charges(curve, delta, sampling, steps * coordinates, steps)
+    epsilon = _with_charges(curve, delta, sampling, steps * dims, steps)
     return Guarantee(epsilon, delta, relation=relation)
 
 
@@ -131,7 +131,7 @@ def dp_sgd_noise_multiplier(
     epsilon: float,
     delta: float,
     steps: int,
-    coordinates: int,
+    dims: int,
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     method: AccountingMethod = "pld",
 ) -> float:
@@ -142,7 +142,7 @@ def dp_sgd_noise_multiplier(
         epsilon: of the guarantee, finite, above 0.
         delta: of the guarantee, in (0, 1).
         steps: how many.
-        coordinates: how many numbers get noise in a step.
+        dims: how many numbers get noise in a step.
         relation: which databases are neighbors.
         method: as for `dp_sgd`.
 
@@ -164,7 +164,7 @@ def dp_sgd_noise_multiplier(
         >>> import dpjax
         >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
         >>> z = dpjax.accounting.dp_sgd_noise_multiplier(
-        ...     sampling, epsilon=2.0, delta=1e-5, steps=100, coordinates=10, method="renyi"
+        ...     sampling, epsilon=2.0, delta=1e-5, steps=100, dims=10, method="renyi"
         ... )
         >>> round(z, 2)
         1.45
@@ -178,7 +178,7 @@ def dp_sgd_noise_multiplier(
                 noise_multiplier=z,
                 steps=steps,
                 delta=delta,
-                coordinates=coordinates,
+                dims=dims,
                 relation=relation,
                 method=method,
             )

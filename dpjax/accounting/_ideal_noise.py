@@ -7,7 +7,7 @@ _LOSS, _MASS = 2.0**-46, 2.0**-118
 SHARE = 2.0**-10
 
 
-def charged(epsilon: float, delta: float, coordinates: int) -> tuple[float, float]:
+def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
     """(epsilon, delta (1 - 2^-10)) of ideal noise, as what holds of drawn noise.
 
     Drawn probabilities P' are within e^c of ideal ones but for a mass of m, so that
@@ -16,11 +16,11 @@ def charged(epsilon: float, delta: float, coordinates: int) -> tuple[float, floa
     Args:
         epsilon: of the ideal noise.
         delta: that is to hold in the end.
-        coordinates: numbers that are drawn; 0 where only guarantees count, which hold as they are.
+        dims: numbers that are drawn; 0 where only guarantees count, which hold as they are.
     """
-    if coordinates == 0:
+    if dims == 0:
         return epsilon, delta
-    loss, missed = _LOSS * coordinates, _MASS * coordinates
+    loss, missed = _LOSS * dims, _MASS * dims
     grown = epsilon + 2 * loss
     if not grown < 500:
         return math.inf, math.inf

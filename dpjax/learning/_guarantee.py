@@ -91,7 +91,7 @@ def guarantee(
         noise_multiplier=float(noise.noise_multiplier),
         steps=int(noise.step),
         delta=delta,
-        coordinates=noise.coordinates,
+        dims=noise.coordinates,
         relation=relation,
         method=method,
     )

@@ -147,7 +147,7 @@ def objective_perturbation(
     with x_i scaled into the unit ball, and releases w with a little noise of its own, which hides
     how inexact a solution in floats is (approximate minima perturbation). Noise in the objective
     moves directions in which the data are curved less than others, so w is better than with noise
-    for a global bound (`targets.logistic_regression_bound`) on top. No oracle, no gamma.
+    for a global bound (that of `targets.logistic_regression`) on top. No oracle, no gamma.
 
     The noise of w is about 2 / (n lambda) to the error E of the solver as b's noise is to its own
     bound: in float32, from n of about 10^4 on, it is what matters; take float64 there.

@@ -232,7 +232,7 @@ def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scal
     if sensitivity.norm != norm:
         raise ValueError(
             f"sensitivity must be in the norm {norm_name(norm)}, got one in"
-            f" {norm_name(sensitivity.norm)}: sample it, or ask a query for it, with"
+            f" {norm_name(sensitivity.norm)}: sample it, or ask the target for it, with"
             f" norm={norm_name(norm)!r}"
         )
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive

@@ -26,9 +26,7 @@ FINE_BITS = 30
 _LARGEST_CAPACITY = 2**31 - 1
 
 
-def sum_query(
-    *, lower: float, upper: float, capacity: int, coordinates: int | None = None
-) -> Query:
+def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = None) -> Query:
     """The sum of records, each clamped to public bounds.
 
     Records are rounded to a grid of 2^-30 of the larger bound, added up exactly, and the total is
@@ -38,7 +36,7 @@ def sum_query(
         lower: a finite number, public; NaN counts as it.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         capacity: for so many records nothing overflows; public. n, where that is public.
-        coordinates: d, of records that are vectors; None for numbers.
+        dims: d, of records that are vectors; None for numbers.
 
     Returns:
         A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to integers, of which
@@ -71,9 +69,9 @@ def sum_query(
     """
     low, high = check_interval(lower, upper)
     capacity = _checks.integer("capacity", capacity, least=1, most=_LARGEST_CAPACITY)
-    if coordinates is not None:
-        coordinates = _checks.integer("coordinates", coordinates, least=1)
-    shape = () if coordinates is None else (coordinates,)
+    if dims is not None:
+        dims = _checks.integer("dims", dims, least=1)
+    shape = () if dims is None else (dims,)
     exponent, bits = fine_exponent(max(abs(low), abs(high))), coarsening(capacity, bits=FINE_BITS)
     ends = ends_in_units(low, high, exponent)
 
@@ -89,7 +87,7 @@ def sum_query(
     return Query(
         total=total,
         shape=shape,
-        reach=_reach_of_interval(*ends, bits, coordinates or 1),
+        reach=_reach_of_interval(*ends, bits, dims or 1),
         unit=math.ldexp(1.0, exponent + bits),
         rounding=1.0,
     )
@@ -104,12 +102,12 @@ def fine_exponent(largest: float) -> int:
 
 
 def _reach_of_interval(
-    low: int, high: int, bits: int, coordinates: int
+    low: int, high: int, bits: int, dims: int
 ) -> Callable[[VectorNorm, NeighboringRelation], float]:
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
         moved = high - low if replaced else max(abs(low), abs(high))
         # Numbers that are moved by this are rounded to so many units apart at most.
-        return norm_up([Fraction(math.ceil(Fraction(moved, 2**bits)))] * coordinates, norm)
+        return norm_up([Fraction(math.ceil(Fraction(moved, 2**bits)))] * dims, norm)
 
     return reach

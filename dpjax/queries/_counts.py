@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -78,24 +78,28 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     return Query(total=total, shape=(), reach=reach)
 
 
-def histogram_query(buckets: int | Sequence[float]) -> Query:
+def histogram_query(
+    buckets: int | Sequence[float], *, outliers: Literal["drop", "clip"] = "drop"
+) -> Query:
     """How many records are in every bucket, for any number of buckets.
 
     Args:
         buckets: a number k, of records that are integers from 0 to k - 1, which are the buckets; or
             increasing edges, public, of records that are numbers, where bucket j holds
-            edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. What is in
-            no bucket, as NaN, is not counted. Edges are rounded to the dtype of the records, and
-            records of integers to JAX's default float. Floats may be codes too: one that is not
-            whole, or from 2^24 on in float32, is in no bucket.
+            edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. Edges are
+            rounded to the dtype of the records, and records of integers to JAX's default float.
+            Floats may be codes too.
+        outliers: records in no bucket, and NaN: "drop" does not count them; "clip" counts them in
+            the bucket at their end, and NaN in the first one. A code that is not whole, or from
+            2^24 on in float32, counts as NaN.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
 
     Raises:
         TypeError: if the buckets are no numbers.
-        ValueError: if the number is out of range or edges do not increase; on a database, if it
-            does not have shape (n,).
+        ValueError: if the number is out of range, edges do not increase or `outliers` is another
+            word; on a database, if it does not have shape (n,).
 
     Formal guarantees:
         The buckets are disjoint: in the norm l1 one record moves them by 1 under add-or-remove-one,
@@ -115,9 +119,13 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         >>> ages = queries.histogram_query([0, 18, 65, jnp.inf])
         >>> ages(jnp.array([17.9, 18.0, 40.0, -1.0])).tolist()
         [1, 2, 0]
+        >>> clipped = queries.histogram_query([0, 18, 65], outliers="clip")
+        >>> clipped(jnp.array([17.9, 18.0, 400.0, -1.0])).tolist()
+        [2, 2]
         >>> dpjax.laplace(ages.sensitivity(), epsilon=1.0).scale
         2.0
     """
+    _checks.choice("outliers", outliers, ("drop", "clip"))
     if np.ndim(buckets) == 0:
         k = _checks.integer("buckets", buckets, least=1, most=LARGEST_TABLE)
         codes_of = _as_codes
@@ -128,13 +136,14 @@ def histogram_query(buckets: int | Sequence[float]) -> Query:
         def codes_of(records: Any) -> jax.Array:
             numbers = comparable(records)
             increasing = comparable(jnp.asarray(edges, numbers.dtype))
-            found = jnp.searchsorted(increasing, numbers, side="right")
-            return found.astype(jnp.int32) - 1  # NaN comes last.
+            found = jnp.searchsorted(increasing, numbers, side="right").astype(jnp.int32)
+            return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
     def total(records: Any, present: jax.Array) -> jax.Array:
         if jnp.shape(records) != present.shape:
             raise ValueError(f"records must be numbers, got {_checks.described(records)}")
-        return count_codes(codes_of(records), present, k)
+        codes = codes_of(records)
+        return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
 
     return Query(total=total, shape=(k,), reach=reach_of_tables([k]))
 

@@ -89,7 +89,7 @@ def private_variance(
         database,
         centered,
         finish,
-        dimension=1,
+        dims=1,
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -154,8 +154,8 @@ def private_covariance(
         >>> release.value["covariance"].shape
         (2, 2)
     """
-    dimension = dimension_of(database)
-    into_unit_ball, middle, size = public_ball(center, radius, dimension)
+    dims = dims_of(database)
+    into_unit_ball, middle, size = public_ball(center, radius, dims)
 
     def finish(moments: Moments) -> Any:
         covariance = moments.second - jnp.outer(moments.mean, moments.mean)
@@ -166,7 +166,7 @@ def private_covariance(
         database,
         into_unit_ball,
         finish,
-        dimension=dimension,
+        dims=dims,
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -229,7 +229,7 @@ def private_pca(
         >>> release.value["components"].shape
         (1, 3)
     """
-    count = _checks.integer("components", components, least=1, most=dimension_of(database))
+    count = _checks.integer("components", components, least=1, most=dims_of(database))
     release = private_covariance(
         key,
         database,
@@ -258,7 +258,7 @@ def released_moments(
     vectors: Any,
     finish: Any,
     *,
-    dimension: int,
+    dims: int,
     epsilon: float,
     delta: float | None,
     relation: NeighboringRelation,
@@ -267,7 +267,7 @@ def released_moments(
 ) -> Release:
     """What is made of the noisy moments of vectors in the unit ball."""
     capacity = slots_of(database, relation)
-    query = second_moments_query(vectors, dimension=dimension, capacity=capacity)
+    query = second_moments_query(vectors, dims=dims, capacity=capacity)
     mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
     n = public_count(database, relation)
     release = released(key, database, query, mechanism, what=what, name=name)
@@ -276,7 +276,7 @@ def released_moments(
     )
 
 
-def dimension_of(database: Any) -> int:
+def dims_of(database: Any) -> int:
     """d, of records that are vectors."""
     records, _ = present_records(database)
     if not isinstance(records, jax.Array) or records.ndim != 2:
@@ -287,16 +287,16 @@ def dimension_of(database: Any) -> int:
 
 
 def public_ball(
-    center: Any, radius: Any, dimension: int
+    center: Any, radius: Any, dims: int
 ) -> tuple[Callable[[Any], jax.Array], jax.Array, float]:
     """The map of a public ball to the unit ball, and its center and radius."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
-    if middle.shape not in ((), (dimension,)) or not np.all(np.isfinite(middle)):
+    if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
         raise ValueError(
-            f"center must be finite, one number or {dimension}, got {_checks.shown(center)}"
+            f"center must be finite, one number or {dims}, got {_checks.shown(center)}"
         )
-    middle = jnp.asarray(np.broadcast_to(middle, dimension), jnp.result_type(float))
+    middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
 
     def mapped(records: Any) -> jax.Array:
         return (records.astype(middle.dtype) - middle[None]) / size

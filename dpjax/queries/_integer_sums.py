@@ -82,14 +82,14 @@ def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
     return _limbs.add(_limbs.shift_left(high, jnp.uint32(digit)), low)
 
 
-def coarse_reach(moved: Fraction, *, coordinates: int, bits: int, norm: VectorNorm) -> float:
+def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
     """How far `coarse` totals may lie apart, where the totals do by `moved` in the same norm.
 
     Rounding adds less than 1 in each coordinate: ||1|| in the norm.
     """
     ones = {
-        "l1": Fraction(coordinates),
-        "l2": Fraction(sqrt_up(Fraction(coordinates))),
+        "l1": Fraction(dims),
+        "l2": Fraction(sqrt_up(Fraction(dims))),
         "linf": Fraction(1),
     }
     return round_up(moved / Fraction(2) ** bits + ones[norm])

@@ -15,7 +15,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
-from dpjax.queries._covariance import dimension_of, public_ball
+from dpjax.queries._covariance import dims_of, public_ball
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import slots_of
@@ -99,13 +99,13 @@ def private_k_means(
     check_key(key)
     k = _checks.integer("clusters", clusters, least=1)
     steps = _checks.integer("iterations", iterations, least=1)
-    dimension = dimension_of(database)
-    into_unit_ball, middle, size = public_ball(center, radius, dimension)
+    dims = dims_of(database)
+    into_unit_ball, middle, size = public_ball(center, radius, dims)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    reach = _reach(NeighboringRelation(relation), bits, coordinates=k * (1 + dimension))
+    reach = _reach(NeighboringRelation(relation), bits, dims=k * (1 + dims))
     sensitivity = analytic_sensitivity(reach, norm="l2", relation=NeighboringRelation(relation))
-    mechanism, guarantee = _share_of(sensitivity, steps, epsilon, delta, k * (1 + dimension))
+    mechanism, guarantee = _share_of(sensitivity, steps, epsilon, delta, k * (1 + dims))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism).notes
     promised = dataclasses.replace(guarantee, notes=notes)
@@ -116,7 +116,7 @@ def private_k_means(
         # A NaN in a private value is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
             inside = _placed(into_unit_ball(records), present)
-            centers, counts = _points_of_ball(start_key, k, dimension), jnp.zeros(k)
+            centers, counts = _points_of_ball(start_key, k, dims), jnp.zeros(k)
             for step_key in keys:
                 total = _totals(inside, present, centers, bits=bits)
                 noisy = mechanism(step_key, total).value
@@ -136,7 +136,7 @@ def private_k_means(
 
 
 def _share_of(
-    sensitivity: Any, steps: int, epsilon: float, delta: float, coordinates: int
+    sensitivity: Any, steps: int, epsilon: float, delta: float, dims: int
 ) -> tuple[AdditiveMechanism, Any]:
     """The Gaussian mechanism that may be run so often, and what all runs promise together."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
@@ -146,7 +146,7 @@ def _share_of(
     def runs(share: float) -> tuple[AdditiveMechanism, Any]:
         mechanism = gaussian(sensitivity, share, part)
         each = [mechanism] * steps
-        together = compose_at(*each, delta=delta, method="zcdp", coordinates=coordinates)
+        together = compose_at(*each, delta=delta, method="zcdp", dims=dims)
         return mechanism, together
 
     # Releases add up at the least.
@@ -160,11 +160,11 @@ def _share_of(
     return runs(enough)
 
 
-def _reach(relation: NeighboringRelation, bits: int, *, coordinates: int) -> float:
+def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
     """How far a record moves the counts and sums of all clusters, in the norm l2."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     moved = Fraction(2) if replaced else Fraction(sqrt_up(Fraction(2)))
-    return coarse_reach(moved * 2**RADIUS_BITS, coordinates=coordinates, bits=bits, norm="l2")
+    return coarse_reach(moved * 2**RADIUS_BITS, dims=dims, bits=bits, norm="l2")
 
 
 _placed = jax.jit(in_ball)
@@ -203,9 +203,9 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     return jnp.argmin(squares[None] - 2 * products, axis=1)
 
 
-def _points_of_ball(key: jax.Array, k: int, dimension: int) -> jax.Array:
+def _points_of_ball(key: jax.Array, k: int, dims: int) -> jax.Array:
     """Uniform points of the unit ball, drawn in float32: the same ones under x64."""
     direction_key, length_key = jax.random.split(key)
-    directions = jax.random.normal(direction_key, (k, dimension), jnp.float32).astype(float)
-    lengths = jax.random.uniform(length_key, (k, 1), jnp.float32) ** (1 / dimension)
+    directions = jax.random.normal(direction_key, (k, dims), jnp.float32).astype(float)
+    lengths = jax.random.uniform(length_key, (k, 1), jnp.float32) ** (1 / dims)
     return lengths * directions / jnp.linalg.norm(directions, axis=1, keepdims=True)

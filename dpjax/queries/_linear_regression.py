@@ -82,8 +82,8 @@ def private_linear_regression(
         _checks.positive("x_radius", x_radius),
         _checks.positive("y_radius", y_radius),
     )
-    ridge = _checks.non_negative("regularization", regularization)
-    dimension = _features(database)
+    regularization = _checks.non_negative("regularization", regularization)
+    dims = _features(database)
 
     def vectors(records: Any) -> jax.Array:
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
@@ -94,9 +94,9 @@ def private_linear_regression(
         with_one = jnp.concatenate([jnp.ones(1), moments.mean])
         products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
         products = jnp.concatenate([with_one[None], products])
-        penalty = jnp.full(dimension + 1, ridge / 2).at[0].set(0)
+        penalty = jnp.full(dims + 1, regularization / 2).at[0].set(0)
         values, eigenvectors = jnp.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
-        least = moments.noise * math.sqrt(dimension + 1)
+        least = moments.noise * math.sqrt(dims + 1)
         turned = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
         intercept, *_ = found = eigenvectors @ turned
         return {
@@ -109,7 +109,7 @@ def private_linear_regression(
         database,
         vectors,
         solve,
-        dimension=dimension + 1,
+        dims=dims + 1,
         epsilon=epsilon,
         delta=delta,
         relation=relation,

@@ -97,33 +97,33 @@ def private_mean(
     return post_process(release, average)
 
 
-def _centered_sums(low: float, high: float, capacity: int, coordinates: int) -> Query:
+def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
     """The number of records, times half of the interval, and sums of distances from its middle."""
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
     weight = math.ceil(math.ldexp(half, -exponent))
 
     def total(records: Any, present: jax.Array) -> jax.Array:
-        numbers = clamp(records, low, high).reshape(len(present), coordinates)
+        numbers = clamp(records, low, high).reshape(len(present), dims)
         units = to_units(numbers - middle, exponent, (-weight, weight))
         weighed = jnp.concatenate([jnp.full((len(present), 1), weight, jnp.int32), units], axis=1)
         return coarse(sum_of_integers(jnp.where(present[:, None], weighed, 0)), bits)
 
     return Query(
         total=total,
-        shape=(1 + coordinates,),
-        reach=_reach_of_centered_sums(Fraction(weight, 2**bits), coordinates),
+        shape=(1 + dims,),
+        reach=_reach_of_centered_sums(Fraction(weight, 2**bits), dims),
         unit=math.ldexp(1.0, exponent + bits),
         rounding=1.0,
     )
 
 
 def _reach_of_centered_sums(
-    half: Fraction, coordinates: int
+    half: Fraction, dims: int
 ) -> Callable[[VectorNorm, NeighboringRelation], float]:
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         if relation is NeighboringRelation.REPLACE_ONE:  # The count stays.
-            return norm_up([Fraction(math.ceil(2 * half))] * coordinates, norm)
-        return norm_up([Fraction(math.ceil(half))] * (1 + coordinates), norm)
+            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
+        return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
     return reach

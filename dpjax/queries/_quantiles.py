@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._values import NeighboringRelation, Sensitivity
+from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import comparable
 from dpjax.queries._padded_records import present_records
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.targets._bounds import VectorNorm
+from dpjax.targets._known_sensitivity import KnownSensitivity
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class QuantileScores:
+class QuantileScores(KnownSensitivity):
     """Scores of a grid's numbers as quantiles, a target; made by `quantile_scores`.
 
     Attributes:
@@ -35,6 +36,9 @@ class QuantileScores:
     numerators: tuple[int, ...]
     denominator: int
     grid: np.ndarray
+
+    norms = ("linf",)
+    relations = tuple(NeighboringRelation)
 
     def __call__(self, database: Any) -> jax.Array:
         """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
@@ -72,25 +76,18 @@ class QuantileScores:
         too_low = b * above[None] - (b - a) * n
         return -jnp.maximum(jnp.maximum(too_high, too_low), 0)
 
-    def sensitivity(
-        self, *, relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE
-    ) -> Sensitivity:
-        """How far one record moves any score, for `select_each`.
-
-        Args:
-            relation: which databases are neighbors.
-
-        Returns:
-            A `Sensitivity` in the norm "linf", in the units of the scores, with gamma 0.
-
-        Raises:
-            ValueError: if the relation is another.
-        """
-        relation, b = NeighboringRelation(relation), self.denominator
-        reach = b
+    def _bound(
+        self,
+        norm: VectorNorm,
+        relation: NeighboringRelation,
+        n: int | None,
+        dtype: jax.typing.DTypeLike,
+    ) -> float:
+        del norm, n, dtype  # linf, in integers.
+        b = self.denominator
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            reach = max(max(a, b - a) for a in self.numerators)
-        return analytic_sensitivity(round_up(Fraction(reach)), norm="linf", relation=relation)
+            return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
+        return round_up(Fraction(b))
 
     def numbers(self, indices: Any) -> np.ndarray:
         """The numbers of the grid that were released.
@@ -151,7 +148,7 @@ def quantile_scores(
 
     Returns:
         A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with
-        `sensitivity(relation=)`, `numbers(indices)` and `error(mechanism, beta=)`.
+        `sensitivity`, `numbers(indices)` and `error(mechanism, beta=)`.
 
     Raises:
         TypeError: if a parameter is not a number.

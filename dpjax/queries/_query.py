@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._values import Mechanism, NeighboringRelation, Sensitivity
+from dpjax._core._values import Mechanism, NeighboringRelation
 from dpjax.queries._padded_records import present_records
-from dpjax.sensitivity._analytic import analytic_sensitivity
 from dpjax.targets._bounds import VectorNorm
+from dpjax.targets._known_sensitivity import KnownSensitivity
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Query:
+class Query(KnownSensitivity):
     """A target whose value is integers, in units of a public grid, and whose sensitivity is known.
 
     `query(database)` takes a pytree of arrays with leading axis n, or a `PaddedRecords`, and
@@ -40,35 +40,23 @@ class Query:
     unit: float = 1.0
     rounding: float = 0.0
 
+    relations = tuple(NeighboringRelation)
+
     def __call__(self, database: Any) -> jax.Array:
         """The value on a database."""
         # JAX keeps what it has traced, whatever a predicate closes over by now: not in a release.
         total = self.total if _checks.is_staging() else jax.jit(self.total)
         return total(*present_records(database))
 
-    def sensitivity(
+    def _bound(
         self,
-        norm: VectorNorm = "l1",
-        *,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
-    ) -> Sensitivity:
-        """What a mechanism is calibrated to, as `dpjax.laplace(query.sensitivity(), epsilon)`.
-
-        Args:
-            norm: "l1", "l2" or "linf".
-            relation: which databases are neighbors.
-
-        Returns:
-            A `Sensitivity` in units of the value, with gamma 0.
-
-        Raises:
-            ValueError: if the norm or the relation is another, or no record moves the value.
-        """
-        relation = NeighboringRelation(relation)
-        reach = self.reach(norm, relation)
-        if reach == 0:
-            raise ValueError(f"the value is public: no record moves it under {relation}")
-        return analytic_sensitivity(reach, norm=norm, relation=relation)
+        norm: VectorNorm,
+        relation: NeighboringRelation,
+        n: int | None,
+        dtype: jax.typing.DTypeLike,
+    ) -> float:
+        del n, dtype  # Integers, of any number of records.
+        return self.reach(norm, relation)
 
     def estimate(self, value: Any) -> np.ndarray:
         """The value of a release in the units of the records: exactly, on the host.

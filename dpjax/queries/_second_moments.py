@@ -41,9 +41,7 @@ class Moments(NamedTuple):
     noise: jax.Array
 
 
-def second_moments_query(
-    vectors: Callable[[Any], jax.Array], *, dimension: int, capacity: int
-) -> Query:
+def second_moments_query(vectors: Callable[[Any], jax.Array], *, dims: int, capacity: int) -> Query:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
     So it holds the number of records, their sum, and the sum of the products of their coordinates,
@@ -57,13 +55,13 @@ def second_moments_query(
     |x - y| + |x + y| <= 2, at most 4.
 
     Args:
-        vectors: takes the records to an array of shape (n, dimension), of floats.
-        dimension: d.
+        vectors: takes the records to an array of shape (n, dims), of floats.
+        dims: d.
         capacity: for so many records nothing overflows.
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
-    upper = _upper(1 + dimension)
+    upper = _upper(1 + dims)
 
     def total(records: Any, present: jax.Array) -> jax.Array:
         x = in_ball(vectors(records), present, bits=radius_bits)
@@ -74,7 +72,7 @@ def second_moments_query(
     return Query(
         total=total,
         shape=(len(upper[0]),),
-        reach=functools.partial(_reach, dimension, bits - 2 * radius_bits),
+        reach=functools.partial(_reach, dims, bits - 2 * radius_bits),
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
         # Coordinates are off by 1 at most, in floats, products by 2 radius + 1; the total by 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
@@ -96,7 +94,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     products could be fused in one slot and not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
-    dimension, radius = x.shape[1], 2**bits
+    dims, radius = x.shape[1], 2**bits
     finite = jnp.all(jnp.isfinite(x), axis=1, keepdims=True) & present[:, None]
     x = jnp.where(finite, x, 0)
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=1, keepdims=True))
@@ -105,7 +103,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
-    margin = (math.sqrt(dimension) + 2 * dimension + 16) / radius
+    margin = (math.sqrt(dims) + 2 * dims + 16) / radius
     # Without the barrier XLA takes its approximate inverse root.
     longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
@@ -139,8 +137,8 @@ def _upper(size: int) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(np.triu_indices(size), np.int32))
 
 
-def _reach(dimension: int, bits: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
-    d, root = dimension, Fraction(sqrt_up(Fraction(dimension)))
+def _reach(d: int, bits: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
+    root = Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
             "l1": 1 + root + Fraction(d + 1, 2),
@@ -153,5 +151,5 @@ def _reach(dimension: int, bits: int, norm: VectorNorm, relation: NeighboringRel
             "l2": Fraction(sqrt_up(Fraction(9, 2))) if d > 1 else Fraction(2),
             "linf": Fraction(2),
         }
-    coordinates = (d + 1) * (d + 2) // 2
-    return coarse_reach(moved[norm], coordinates=coordinates, bits=bits, norm=norm)
+    entries = (d + 1) * (d + 2) // 2
+    return coarse_reach(moved[norm], dims=entries, bits=bits, norm=norm)

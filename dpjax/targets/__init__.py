@@ -2,33 +2,20 @@
 
 from dpjax.sensitivity._sum_targets import Summable as Summable
 from dpjax.targets._command_line import command_line as command_line
-from dpjax.targets._histogram import histogram as histogram
-from dpjax.targets._histogram import histogram_bound as histogram_bound
 from dpjax.targets._host import host as host
 from dpjax.targets._kernel_density import kernel_density as kernel_density
-from dpjax.targets._kernel_density import kernel_density_bound as kernel_density_bound
 from dpjax.targets._kernel_density import kernel_density_on_lattice as kernel_density_on_lattice
 from dpjax.targets._kernel_regression import nadaraya_watson as nadaraya_watson
-from dpjax.targets._kernel_regression import nadaraya_watson_bound as nadaraya_watson_bound
 from dpjax.targets._kernel_regression import priestley_chao as priestley_chao
+from dpjax.targets._known_sensitivity import KnownSensitivity as KnownSensitivity
 from dpjax.targets._letter_counts import encode_text as encode_text
 from dpjax.targets._letter_counts import letter_counts as letter_counts
-from dpjax.targets._letter_counts import letter_counts_bound as letter_counts_bound
 from dpjax.targets._linear_svm import linear_svm as linear_svm
-from dpjax.targets._linear_svm import linear_svm_bound as linear_svm_bound
 from dpjax.targets._logistic_regression import logistic_regression as logistic_regression
-from dpjax.targets._logistic_regression import (
-    logistic_regression_bound as logistic_regression_bound,
-)
 from dpjax.targets._moments import bounded_mean as bounded_mean
-from dpjax.targets._moments import bounded_mean_bound as bounded_mean_bound
-from dpjax.targets._moments import mean as mean
 from dpjax.targets._moments import moments as moments
-from dpjax.targets._moments import moments_bound as moments_bound
 from dpjax.targets._optax_training import optax_minibatch_training as optax_minibatch_training
 from dpjax.targets._optax_training import optax_training as optax_training
 from dpjax.targets._quantile import quantile as quantile
-from dpjax.targets._quantile import quantile_bound as quantile_bound
 from dpjax.targets._ridge_regression import ridge_regression as ridge_regression
-from dpjax.targets._ridge_regression import ridge_regression_bound as ridge_regression_bound
 from dpjax.targets._summable import summable as summable

@@ -13,11 +13,19 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._exact._fixed_point import average, rounding_of_average
 from dpjax._exact._numerics import compute_dtype, round_up
-from dpjax.targets._bounds import running_dtype, sqrt_up, unit
-from dpjax.targets._summable import Summable, bounded_average
+from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._known_sensitivity import (
+    Bound,
+    BoundedSum,
+    BoundedTarget,
+    bounded_average,
+    check_dims,
+    dims_or_none,
+    known_dims,
+)
 
 
-def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
+def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarget:
     """Kernel density estimation with a Gaussian kernel, as a function-valued target.
 
     f(t) = 1/(n h^dims) sum_i K((t - x_i) / h), where K is the density of dims independent standard
@@ -25,20 +33,26 @@ def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
 
     Args:
         bandwidth: h, above 0, in the units of the records.
+        dims: coordinates of a record; None for any, then no sensitivity is known.
 
     Returns:
-        A target: takes records of shape (n, dims) to a function of points of shape (dims,). Use it
-        through `dpjax.on_lattice`; `kernel_density_on_lattice` has the same values, sooner.
+        A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to a function
+        of points of shape (dims,). Use it through `dpjax.on_lattice`; `kernel_density_on_lattice`
+        has the same values, sooner.
 
     Raises:
-        TypeError: if the bandwidth is not a number.
-        ValueError: if it is not above 0; on a database, if it does not have shape (n, dims), or its
-            dtype does not hold 1/h^dims; on a point, if it does not have shape (dims,).
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range; on a database, if it does not have shape
+            (n, dims), or its dtype does not hold 1/h^dims; on a point, if it does not have shape
+            (dims,).
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is that of `kernel_density_bound`, in floats
-        too: kernels are added up in fixed point, so the order of the records does not matter
-        either.
+        The linf sensitivity under replace-one, on any lattice, is (2 pi)^(-dims/2) / (n h^dims).
+        Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), so replacing a record
+        moves the estimate at a point by at most K(0) / (n h^dims); by as much if the record moves
+        from the point to infinity. A kernel that is computed lies there too. Kernels are added up
+        in fixed point, so the order of the records does not matter. Rounding adds at most
+        9 eps K(0) / h^dims.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -49,28 +63,32 @@ def kernel_density(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
         >>> density = targets.kernel_density(bandwidth=0.1)(jnp.array([[0.5]]))
         >>> round(float(density(jnp.array([0.5]))), 3)
         3.989
+        >>> density = targets.kernel_density(bandwidth=0.1, dims=1)
+        >>> round(density.sensitivity("linf", n=5000).value, 4)
+        0.0008
     """
-    h = _checks.positive("bandwidth", bandwidth)
+    h, dims = _checks.positive("bandwidth", bandwidth), dims_or_none(dims)
 
     def estimate(database: Any) -> Callable[[jax.Array], jax.Array]:
         if jnp.ndim(database) != 2:
             raise ValueError(f"database must have shape (n, dims), got {jnp.shape(database)}")
         x = database.astype(compute_dtype(database.dtype))
-        dims = x.shape[1]
-        peak = _peak(h, dims, x.dtype)
+        d = x.shape[1]
+        check_dims(dims, d)
+        peak = _peak(h, d, x.dtype)
 
         def density(point: jax.Array) -> jax.Array:
-            if jnp.shape(point) != (dims,):
-                raise ValueError(f"point must have shape ({dims},), got {jnp.shape(point)}")
+            if jnp.shape(point) != (d,):
+                raise ValueError(f"point must have shape ({d},), got {jnp.shape(point)}")
             kernels = _kernel(point.astype(x.dtype)[None], x, h)
             return average(jnp.prod(kernels, axis=1), 1.0) * peak
 
         return density
 
-    return estimate
+    return BoundedTarget(estimate, bound=_bound(h, dims), norms=("linf",))
 
 
-def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Summable:
+def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> BoundedSum:
     """The values of `kernel_density` on the lattice of a Bernstein polynomial, as a target.
 
     The same as `dpjax.on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`, to
@@ -83,8 +101,8 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
         dims: coordinates of a record, at least 1.
 
     Returns:
-        A target: takes records of shape (n, dims) to densities of shape (degree + 1,) * dims,
-        coordinate i along axis i; to be sampled in the norm "linf" and released by
+        A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to densities
+        of shape (degree + 1,) * dims, coordinate i along axis i; to be released by
         `dpjax.bernstein` with the same degree and dims.
 
     Raises:
@@ -93,9 +111,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
             (n, dims), or its dtype does not hold 1/h^dims.
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is that of `kernel_density_bound`, in floats
-        too: kernels are added up in fixed point, so the order of the records does not matter
-        either.
+        Those of `kernel_density`.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -122,54 +138,25 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Su
     def finish(average: jax.Array) -> jax.Array:
         return average * _peak(h, dims, average.dtype)
 
-    return bounded_average(kernels, finish, largest=1.0)
+    return bounded_average(kernels, finish, largest=1.0, bound=_bound(h, dims), norms=("linf",))
 
 
-def kernel_density_bound(
-    *, bandwidth: float, n: int, dims: int, dtype: jax.typing.DTypeLike = "float32"
-) -> float:
-    """The global linf sensitivity of kernel density estimation: (2 pi)^(-dims/2) / (n h^dims).
+def _bound(h: float, dims: int | None) -> Bound:
+    """Of both targets, see `kernel_density`."""
 
-    Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), so replacing a record
-    moves the estimate at a point by at most K(0) / (n h^dims); by as much if the record moves
-    from the point to infinity. Rounding adds at most 9 eps K(0) / h^dims.
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm  # linf.
+        size, d = _checks.integer("n", n, least=1), known_dims(dims)
+        _peak(h, d, dtype)
+        less_than_pi = Fraction(math.pi)  # The float64 is the smaller one.
+        peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
+        # The peak is a rounded number, and so is its product with an average.
+        rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
+        return round_up(
+            peak * (Fraction(1, size) + rounding) + Fraction(float(jnp.finfo(dtype).tiny))
+        )
 
-    Args:
-        bandwidth: h of the estimate, above 0.
-        n: number of records, at least 1.
-        dims: coordinates of a record, at least 1.
-        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "linf".
-
-    Raises:
-        TypeError: if a parameter is not a number, or dtype is not one of floats.
-        ValueError: if a parameter is out of range, or the dtype does not hold 1/h^dims.
-
-    Formal guarantees:
-        Holds for any records, on any lattice, under replace-one, for what the targets compute in
-        floats of this dtype: a kernel that is computed lies between 0 and 1 like an exact one, and
-        the rounding of averages is in the bound.
-
-    Source:
-        The three lines above.
-
-    Example:
-        >>> from dpjax import targets
-        >>> round(targets.kernel_density_bound(bandwidth=0.1, n=5000, dims=1), 4)
-        0.0008
-    """
-    h = Fraction(_checks.positive("bandwidth", bandwidth))
-    n = _checks.integer("n", n, least=1)
-    dims = _checks.integer("dims", dims, least=1)
-    less_than_pi = Fraction(math.pi)  # The float64 is the smaller one.
-    running = running_dtype(dtype)
-    _peak(float(h), dims, running)
-    peak = Fraction(sqrt_up(1 / (2 * less_than_pi * h**2) ** dims))
-    # The peak is a rounded number, and so is its product with an average.
-    rounding = rounding_of_average(Fraction(1), running) + (2 + Fraction(2, n)) * unit(running)
-    return round_up(peak * (Fraction(1, n) + rounding) + Fraction(float(jnp.finfo(running).tiny)))
+    return bound
 
 
 def _kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:

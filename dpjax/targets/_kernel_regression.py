@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
 from dpjax._exact._fixed_point import average, bits_of_a_digit
 from dpjax._exact._numerics import compute_dtype, round_up
-from dpjax.targets._bounds import running_dtype, unit
+from dpjax.targets._bounds import VectorNorm, unit
+from dpjax.targets._known_sensitivity import BoundedTarget
+from dpjax.targets._strong_convexity import check_strength
 
 
 def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
@@ -63,31 +66,33 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Any], Callable[[jax.Array],
     return regress
 
 
-def nadaraya_watson(
-    *, bandwidth: float, ridge: float = 1e-2
-) -> Callable[[Any], Callable[[jax.Array], jax.Array]]:
+def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> BoundedTarget:
     """Nadaraya-Watson kernel regression with a Gaussian kernel, as a function-valued target.
 
-    f(t) = sum_i K((t - x_i) / h) y_i / (sum_i K((t - x_i) / h) + ridge n K(0)): a weighted average
+    f(t) = sum_i K((t - x_i) / h) y_i / (sum_i K((t - x_i) / h) + lambda n K(0)): a weighted average
     of the responses, clipped to [-1, 1], that shrinks to 0 where there are few records.
 
     Args:
         bandwidth: h, above 0, in the units of x.
-        ridge: share of n that the denominator is raised by, above 0; it bounds the influence of a
-            record where there are few.
+        regularization: lambda, the share of n that the denominator is raised by, above 0; it
+            bounds the influence of a record where there are few.
 
     Returns:
-        A target: takes {"x": (n,), "y": (n,)} to a function of points of shape (1,) in [0, 1]. Use
-        it through `dpjax.on_lattice`.
+        A target with a known `sensitivity`, in linf: takes {"x": (n,), "y": (n,)} to a function of
+        points of shape (1,) in [0, 1]. Use it through `dpjax.on_lattice`.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is not above 0.
 
     Formal guarantees:
-        The global linf sensitivity under replace-one is at most that of `nadaraya_watson_bound`,
-        4 / (1 + ridge n) and rounding; kernels are added up in fixed point, exactly, so the order
-        of the records does not matter either.
+        The linf sensitivity under replace-one, on any lattice, is min(2, 4 / (1 + lambda n)), and
+        rounding. The curve lies between -1 and 1. Taking a record out moves it by at most
+        2 K(0) / (K(0) + lambda n K(0)); putting another in moves it by as much again. A rounded
+        response times its kernel is never larger than the kernel, which is all that this needs.
+        Rounding the two averages, their sum and quotient adds at most 20 eps, where lambda and
+        1 / n are well above eps. Kernels are added up in fixed point, exactly, so the order of the
+        records does not matter.
 
     Source:
         Nadaraya (1964); Watson (1964).
@@ -99,9 +104,11 @@ def nadaraya_watson(
         >>> curve = regress({"x": jnp.linspace(0, 1, 50), "y": jnp.ones(50)})
         >>> bool(curve(jnp.array([0.5])) > 0.9)
         True
+        >>> round(regress.sensitivity("linf", n=300).value, 4)
+        1.0
     """
     h = _checks.positive("bandwidth", bandwidth)
-    share = _checks.positive("ridge", ridge)
+    share = _checks.positive("regularization", regularization)
 
     def regress(database: Any) -> Callable[[jax.Array], jax.Array]:
         x = database["x"].astype(compute_dtype(database["x"].dtype))
@@ -117,50 +124,15 @@ def nadaraya_watson(
 
         return curve
 
-    return regress
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm  # linf.
+        size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
+        # What two averages are off by is relative to them down to here, and absolute below.
+        least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
+        rounding = 20 * unit(dtype) * (1 + least / exactly)
+        return round_up(min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype)))
 
-
-def nadaraya_watson_bound(
-    *, ridge: float, n: int, dtype: jax.typing.DTypeLike = "float32"
-) -> float:
-    """The global linf sensitivity of `nadaraya_watson`: min(2, 4 / (1 + ridge n)), and rounding.
-
-    The curve lies between -1 and 1. Taking a record out moves it by at most
-    2 K(0) / (K(0) + ridge n K(0)); putting another in moves it by as much again. Rounding the two
-    averages, their sum and quotient adds at most 20 eps, where ridge and 1 / n are well above eps.
-
-    Args:
-        ridge: of the regression, above 0.
-        n: number of records, at least 1.
-        dtype: float dtype of the records; what holds for float32 holds for float64 as well.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "linf".
-
-    Raises:
-        TypeError: if a parameter is not a number, or dtype is not one of floats.
-        ValueError: if a parameter is out of range.
-
-    Formal guarantees:
-        Holds for any records, on any lattice, under replace-one, for what `nadaraya_watson`
-        computes in floats of this dtype: a rounded response times its kernel is never larger than
-        the kernel, which is all that the argument above needs.
-
-    Source:
-        The lines above.
-
-    Example:
-        >>> from dpjax import targets
-        >>> round(targets.nadaraya_watson_bound(ridge=0.01, n=300), 4)
-        1.0
-    """
-    share = Fraction(_checks.positive("ridge", ridge))
-    running = running_dtype(dtype)
-    n = _checks.integer("n", n, least=1)
-    # What two averages are off by is relative to them down to here, and absolute below.
-    least = Fraction(1, 2 ** bits_of_a_digit(n, running))
-    rounding = 20 * unit(running) * (1 + least / share)
-    return round_up(min(4 / (1 + share * n) + rounding, 2 + 20 * unit(running)))
+    return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
 def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._letters import ALPHABET, codes_of
 from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._summable import Summable
+from dpjax.targets._known_sensitivity import BoundedSum
 
 
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
@@ -50,24 +50,31 @@ def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
     return codes_of(texts, width)
 
 
-def letter_counts() -> Summable:
+def letter_counts(*, width: int) -> BoundedSum:
     """How often each letter occurs in all texts together, as a target.
 
     f(D)_j is the number of codes j + 1 over all records. As scores, they make
     `dpjax.exponential` select a frequent letter: index 0 is a, 25 is z.
 
+    Args:
+        width: letters that are kept of a text, at least 1.
+
     Returns:
-        A target: takes integer codes of shape (n, width), from `encode_text`, to integer counts of
-        shape (26,). Other codes than 1 to 26 are not counted.
+        A target with a known `sensitivity`, by default in linf: takes integer codes of shape
+        (n, width), from `encode_text`, to integer counts of shape (26,). Other codes than 1 to 26
+        are not counted.
 
     Raises:
-        TypeError: on a database, if it does not hold integers.
-        ValueError: on a database, if it does not have shape (n, width), or n times the width is
-            more than JAX's integers count to: 2^31 without x64.
+        TypeError: if the width is not an integer; on a database, if it does not hold integers.
+        ValueError: if the width is below 1; on a database, if it does not have shape (n, width), or
+            n times the width is more than JAX's integers count to: 2^31 without x64.
 
     Formal guarantees:
-        The global sensitivity under replace-one is that of `letter_counts_bound`; the counts are
-        integers, so they have no rounding error and ignore the order of the records exactly.
+        A text that is replaced moves the counts by width in linf, 2 width in l1 and sqrt(2) width
+        in l2. For a text has counts a, at least 0, that add up to at most width, so
+        |a_j - b_j| <= width, and ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Texts of one
+        letter each attain it. The counts are integers, so they have no rounding error and ignore
+        the order of the records exactly.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
@@ -77,13 +84,17 @@ def letter_counts() -> Summable:
         >>> import jax.numpy as jnp
         >>> from dpjax import targets
         >>> codes = targets.encode_text(["Ada", "Bo"], width=10)
-        >>> targets.letter_counts()(jnp.asarray(codes))[:5].tolist()
+        >>> target = targets.letter_counts(width=10)
+        >>> target(jnp.asarray(codes))[:5].tolist()
         [2, 1, 0, 1, 0]
+        >>> target.sensitivity("linf").value
+        10.0
     """
+    width = _checks.integer("width", width, least=1)
 
     def count(record: Any) -> jax.Array:
-        if jnp.ndim(record) != 1:
-            raise ValueError(f"records must have shape (width,), got {jnp.shape(record)}")
+        if jnp.shape(record) != (width,):
+            raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
         # Narrower integers do not hold the codes that they are compared with.
@@ -91,43 +102,16 @@ def letter_counts() -> Summable:
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    return _Counts(count, lambda total: total, average=False)
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del n, dtype  # Integers, of any number of texts.
+        return norm_up([Fraction(width)] * 2, norm)
+
+    return _Counts(count, lambda x: x, False, bound=bound, norms=("linf", "l1", "l2"))
 
 
-class _Counts(Summable):
+class _Counts(BoundedSum):
     def __call__(self, database: Any) -> Any:
         most = jnp.iinfo(jnp.result_type(int)).max
         if database.size > most:
             raise ValueError(f"n times the width must be at most {most}, got {database.size}")
         return super().__call__(database)
-
-
-def letter_counts_bound(*, width: int, norm: VectorNorm = "linf") -> float:
-    """The global sensitivity of `letter_counts`: width in linf, 2 width in l1, sqrt(2) width in l2.
-
-    A text has counts a, at least 0, that add up to at most width, so |a_j - b_j| <= width, and
-    ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Attained by texts of one letter each.
-
-    Args:
-        width: letters that are kept of a text, at least 1.
-        norm: "l1", "l2" or "linf"; `dpjax.exponential` takes scores in linf.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with the same norm.
-
-    Raises:
-        TypeError: if the width is not an integer.
-        ValueError: if a parameter is out of range.
-
-    Formal guarantees:
-        Holds for any texts under replace-one, and in floating point as well: counts are integers.
-
-    Source:
-        The two lines above.
-
-    Example:
-        >>> from dpjax import targets
-        >>> targets.letter_counts_bound(width=12)
-        12.0
-    """
-    return norm_up([Fraction(_checks.integer("width", width, least=1))] * 2, norm)

@@ -1,16 +1,23 @@
 """The linear support vector machine, with its bias."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.sensitivity._order_statistics import order_statistic
-from dpjax.targets._bounds import running_dtype, sqrt_up, unit
+from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._known_sensitivity import (
+    BoundedTarget,
+    check_dims,
+    dims_or_none,
+    known_dims,
+)
+from dpjax.targets._strong_convexity import check_strength
 from dpjax.targets._svm_interior_point import Point, curvature, first_point, interior_point
 
 # Features beyond this, where they are not clipped, would overflow in products.
@@ -25,19 +32,26 @@ _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
 def linear_svm(
-    *, c: float, clip: bool = True, steps: int = 12, working_set: int | None = 128
-) -> Callable[[Any], dict[str, jax.Array]]:
+    *,
+    regularization: float,
+    dims: int | None = None,
+    clip: bool = True,
+    steps: int = 12,
+    working_set: int | None = 128,
+) -> BoundedTarget:
     """The weights and the bias of a linear support vector machine, as a target.
 
-    Minimizes ||w||^2 / 2 + (C / n) sum_i max(0, 1 - y_i (w'x_i + b)) by an interior point method of
-    a fixed number of steps. The weights are unique. The bias is the middle of those that minimize:
-    given w, the average of the two order statistics of the y_i - w'x_i whose ranks are p and p + 1,
-    p the number of positive labels. It is continuous in the records. Where all labels agree, any
-    bias beyond the label would do: w is 0 and b is the label, 1 or -1.
+    Minimizes (1/n) sum_i max(0, 1 - y_i (w'x_i + b)) + (lambda / 2) ||w||^2 by an interior point
+    method of a fixed number of steps. C = 1 / lambda is the cost of an average error. The weights
+    are unique. The bias is the middle of those that minimize: given w, the average of the two order
+    statistics of the y_i - w'x_i whose ranks are p and p + 1, p the number of positive labels. It
+    is continuous in the records. Where all labels agree, any bias beyond the label would do: w is 0
+    and b is the label, 1 or -1.
 
     Args:
-        c: C, above 0: the SVC of libsvm and scikit-learn has C / n in its place.
-        clip: clips features to [0, 1], which `linear_svm_bound` assumes. NaN counts as 0.
+        regularization: lambda, above 0; 1 / (n lambda) is the C of scikit-learn's SVC.
+        dims: d, the number of features; None for any, then no sensitivity is known.
+        clip: clips features to [0, 1]; else no sensitivity is known. NaN counts as 0.
         steps: interior point steps, at least 1; 8 more follow. At 12, in float32, the l1 error on
             the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) was below .4% of the sampled
             sensitivity, and for C <= 3 at most 2% of what a record moves on all of many kinds of
@@ -47,31 +61,47 @@ def linear_svm(
             on the margin, such as copies of each other at large C.
 
     Returns:
-        A target: takes {"x": (n, d) features, "y": (n,) labels, positive or not} to
-        {"w": (d,), "b": ()}.
+        A target with a known `sensitivity`, in l1: takes {"x": (n, d) features, "y": (n,) labels,
+        positive or not} to {"w": (d,), "b": ()}.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if C is not above 0, or steps or the working set is below 1.
+        ValueError: if a parameter is out of range; on a database, if it has other dims.
 
     Formal guarantees:
-        On clipped features the global l1 sensitivity under replace-one is at most that of
-        `linear_svm_bound`, converged or not: weights and bias are brought into a set that holds
-        the exact ones. Without clipping none is finite. Sums, selections and order statistics over
-        records ignore their order, but for rounding.
+        On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where
+        L = min(C d / 2, sqrt(C d)), converged or not, rounding included. Without clipping none is
+        finite. Sums, selections and order statistics over records ignore their order, but for
+        rounding.
+
+        L bounds ||w||_1, because w is a difference of two sums over features of the same total
+        weight A <= C / 2, and ||w||^2 <= 2 A. Biases lie between the least and the largest of the
+        y_i - w'x_i, so between -1 - L and 1 + L. The target brings what its solver finds into that
+        set, whose diameter is the bound.
+
+        The exact minimizer moves by less: by 2 + L + 4 C d / n. For replacing a record changes the
+        gradient of the objective in w, minimized in b, by at most 2 C / n in each coordinate:
+        taking a record out, and putting one in, also moves the bias across at most one other
+        record, with features in [0, 1] both. So ||w - w'||_1 <= 2 C d / n, by strong convexity, and
+        |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But how exact a float solution is, nobody has
+        proven.
 
     Source:
-        Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6.
+        Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6, whose
+        Proposition 19 has 2 + 2 C sqrt(d) + 4 C d / n for the exact minimizer.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax import targets
-        >>> fit = targets.linear_svm(c=1.0)
+        >>> fit = targets.linear_svm(regularization=1.0)
         >>> model = fit({"x": jnp.array([[0.25], [0.75]]), "y": jnp.array([-1, 1])})
         >>> round(float(model["w"][0]), 3), round(float(model["b"]), 3)
         (0.25, -0.125)
+        >>> fit = targets.linear_svm(regularization=0.5, dims=2)
+        >>> round(fit.sensitivity("l1").value, 3)
+        10.0
     """
-    strength = _checks.positive("c", c)
+    cost, dims = 1 / _checks.positive("regularization", regularization), dims_or_none(dims)
     steps = _checks.integer("steps", steps, least=1)
     if working_set is not None:
         working_set = _checks.integer("working_set", working_set, least=1)
@@ -79,20 +109,21 @@ def linear_svm(
     def fit(database: Any) -> dict[str, jax.Array]:
         x = _finite(database["x"], clip)
         n, d = x.shape
+        check_dims(dims, d)
         positive = database["y"].astype(x.dtype) > 0
         positives = jnp.sum(positive)
         y = jnp.where(positive, 1, -1).astype(x.dtype)
         # Around their mean features hardly interact with the bias.
         centered = x - jnp.mean(x, axis=0)[None, :]
         rows = jnp.concatenate([centered, jnp.ones((n, 1), x.dtype)], axis=1).T * y[None, :]
-        cap = jnp.asarray(strength / n, x.dtype)
+        cap = jnp.asarray(cost / n, x.dtype)
         size = n if working_set is None else min(n, max(working_set, 2 * (d + 1)))
         theta = _solve(rows, positive, cap, steps, size)
         solved = (positives > 0) & (positives < n) & jnp.all(jnp.isfinite(theta))
         w = jnp.where(solved, theta[:d], 0)
         if not clip:
             return {"w": w, "b": _middle_bias(y - x @ w, positives)}
-        longest = jnp.minimum(strength * d / 2, jnp.sqrt(strength * d)).astype(x.dtype)
+        longest = jnp.minimum(cost * d / 2, jnp.sqrt(cost * d)).astype(x.dtype)
         length = jnp.maximum(jnp.sum(jnp.abs(w)), jnp.finfo(x.dtype).tiny)
         w = w * jnp.minimum(longest / length, 1)
         return {
@@ -100,52 +131,16 @@ def linear_svm(
             "b": jnp.clip(_middle_bias(y - x @ w, positives), -1 - longest, 1 + longest),
         }
 
-    return fit
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm, n  # l1, for any n.
+        if not clip:
+            raise ValueError("clip must be True for a sensitivity: else it has no limit, got False")
+        check_strength(regularization)
+        d, exactly = known_dims(dims), Fraction(cost)
+        longest = min(exactly * d / 2, Fraction(sqrt_up(exactly * d)))
+        return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(dtype)))
 
-
-def linear_svm_bound(*, c: float, d: int, dtype: jax.typing.DTypeLike = "float32") -> float:
-    """A global l1 sensitivity of `linear_svm`: 2 + 4 L, where L = min(C d / 2, sqrt(C d)).
-
-    L bounds ||w||_1, because w is a difference of two sums over features of the same total weight
-    A <= C / 2, and ||w||^2 <= 2 A. Biases lie between the least and the largest of the y_i - w'x_i,
-    so between -1 - L and 1 + L. The target brings what its solver finds into that set, whose
-    diameter is the bound.
-
-    The exact minimizer moves by less: by 2 + L + 4 C d / n. For replacing a record changes the
-    gradient of the objective in w, minimized in b, by at most 2 C / n in each coordinate: taking a
-    record out, and putting one in, also moves the bias across at most one other record, with
-    features in [0, 1] both. So ||w - w'||_1 <= 2 C d / n, by strong convexity, and
-    |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But how exact a float solution is, nobody has proven.
-
-    Args:
-        c: C, above 0.
-        d: number of features, at least 1.
-        dtype: float dtype of the features; what holds for float32 holds for float64 as well.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "l1".
-
-    Raises:
-        TypeError: if a parameter is not a number, or dtype is not one of floats.
-        ValueError: if a parameter is out of range.
-
-    Formal guarantees:
-        Holds under replace-one for any records, for what `linear_svm` with clipped features
-        computes in floats of this dtype, converged or not.
-
-    Source:
-        The lines above; Rubinstein and Aldà (2017), Proposition 19, has 2 + 2 C sqrt(d) + 4 C d / n
-        for the exact minimizer.
-
-    Example:
-        >>> from dpjax import targets
-        >>> round(targets.linear_svm_bound(c=3.0, d=3), 3)
-        14.0
-    """
-    strength = Fraction(_checks.positive("c", c))
-    d = _checks.integer("d", d, least=1)
-    longest = min(strength * d / 2, Fraction(sqrt_up(strength * d)))
-    return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(running_dtype(dtype))))
+    return BoundedTarget(fit, bound=bound, norms=("l1",))
 
 
 def _finite(x: jax.Array, clip: bool) -> jax.Array:

@@ -1,7 +1,6 @@
 """Regularized logistic regression, solved until a certificate says so."""
 
 import decimal
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -13,7 +12,13 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._fixed_point import average
 from dpjax._exact._numerics import round_up
-from dpjax.targets._bounds import running_dtype, sqrt_up, unit
+from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._known_sensitivity import (
+    BoundedTarget,
+    check_dims,
+    dims_or_none,
+    known_dims,
+)
 from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball
 from dpjax.targets._unit_ball import into_unit_ball
@@ -36,7 +41,7 @@ class _Point(NamedTuple):
     steps: jax.Array  # In the dtype of the features, which counts far enough for each lambda.
 
 
-def logistic_regression(*, regularization: float) -> Callable[[Any], jax.Array]:
+def logistic_regression(*, regularization: float, dims: int | None = None) -> BoundedTarget:
     """The weights of L2-regularized logistic regression, as a target.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
@@ -55,20 +60,35 @@ def logistic_regression(*, regularization: float) -> Callable[[Any], jax.Array]:
 
     Args:
         regularization: lambda, above 0.
+        dims: d, the number of features; None for any, then no sensitivity is known.
 
     Returns:
-        A target: takes {"x": (n, d) features, "y": (n,) labels, positive or not} to w, shape (d,).
-        Append a constant feature for an intercept.
+        A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,) labels,
+        positive or not} to w, shape (d,). Append a constant feature for an intercept.
 
     Raises:
-        TypeError: if lambda is not a number.
-        ValueError: if lambda is not above 0; on a database, if rounding in its dtype is not small
-            against lambda: below 16 (d + 8) eps, 2.1e-5 for 3 features in float32.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range; on a database, if it has other dims, or rounding
+            in its dtype is not small against lambda: below 16 (d + 8) eps, 2.1e-5 for 3 features in
+            float32.
 
     Formal guarantees:
-        The global l2 sensitivity under replace-one is at most that of `logistic_regression_bound`,
-        in floats too. Gradients are added up in fixed point, but products of matrices are not, so
-        the order of the records shows in rounding.
+        The l2 sensitivity under replace-one is at most min(2 W, 2 s(W) / (n lambda) + 2 E),
+        rounding included; that of the exact minimizer even without E.
+
+        At the minimizer lambda ||w||^2 is the average of m_i / (1 + exp(m_i)), m_i = y_i w'x_i, and
+        lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. There no record
+        pulls at w by more than s(W) / n, s(m) = 1 / (1 + exp(-m)), for its margin is -W at least.
+        Where one objective has its minimizer w', the gradient of the other, which has another
+        record, is thus at most 2 s(W) / n long, and it is lambda-strongly convex. That is below
+        2 / (n lambda), and below 2 R / n with lambda R = s(R), where R is as long as weights can be
+        by the pulls alone.
+
+        E = 5 e / lambda bounds the error of a solution, by strong convexity: e = eps ((d + 1) W / 4
+        + 8 + d / 8) bounds the rounding of a gradient, and the target stops where one that is
+        computed is no longer than 4 e. It stays below 1% of the bound while n is well below
+        1 / (500 e). Gradients are added up in fixed point, but products of matrices are not, so the
+        order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -80,13 +100,17 @@ def logistic_regression(*, regularization: float) -> Callable[[Any], jax.Array]:
         >>> fit = targets.logistic_regression(regularization=0.1)
         >>> fit({"x": jnp.array([[0.5], [-0.5]]), "y": jnp.array([1, 0])}).shape
         (1,)
+        >>> fit = targets.logistic_regression(regularization=0.1, dims=2)
+        >>> round(fit.sensitivity("l2", n=100).value, 2)
+        0.17
     """
-    strength = check_strength(regularization)
+    strength, dims = check_strength(regularization), dims_or_none(dims)
     most_steps = 5 * strength**-0.75 + 100
 
     def fit(database: Any) -> jax.Array:
         x = into_unit_ball(database["x"])
         n, d = x.shape
+        check_dims(dims, d)
         check_carried(strength, d, x.dtype)
         # Records times their labels.
         rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
@@ -113,58 +137,16 @@ def logistic_regression(*, regularization: float) -> Callable[[Any], jax.Array]:
             w = lax.while_loop(unsolved, newton_step, start).w
         return into_ball(w, float(_longest(Fraction(strength))))
 
-    return fit
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm  # l2.
+        d, exactly = known_dims(dims), Fraction(strength)
+        check_carried(strength, d, dtype)
+        longest = _longest(exactly)
+        error = (1 + _GRADIENTS_IN_ERRORS) * _gradient_error(exactly, d, dtype) / exactly
+        exact = 2 * _strongest_pull(longest) / (_checks.integer("n", n, least=1) * exactly)
+        return round_up(min(2 * longest * (1 + (d + 8) * unit(dtype)), exact + 2 * error))
 
-
-def logistic_regression_bound(
-    *, regularization: float, n: int, d: int, dtype: jax.typing.DTypeLike = "float32"
-) -> float:
-    """A global l2 sensitivity of `logistic_regression`: min(2 W, 2 s(W) / (n lambda) + 2 E).
-
-    At the minimizer lambda ||w||^2 is the average of m_i / (1 + exp(m_i)), m_i = y_i w'x_i, and
-    lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. There no record
-    pulls at w by more than s(W) / n, s(m) = 1 / (1 + exp(-m)), for its margin is -W at least. Where
-    one objective has its minimizer w', the gradient of the other, which has another record, is thus
-    at most 2 s(W) / n long, and it is lambda-strongly convex. That is below 2 / (n lambda).
-
-    E = 5 e / lambda bounds the error of a solution, by strong convexity: e = eps ((d + 1) W / 4 +
-    8 + d / 8) bounds the rounding of a gradient, and the target stops where one that is computed is
-    no longer than 4 e. It stays below 1% of the bound while n is well below 1 / (500 e).
-
-    Args:
-        regularization: lambda, above 0.
-        n: number of records, at least 1.
-        d: number of features, at least 1.
-        dtype: float dtype of the features; what holds for float32 holds for float64 as well.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with norm "l2".
-
-    Raises:
-        TypeError: if a parameter is not a number, or dtype is not one of floats.
-        ValueError: if a parameter is out of range, or rounding in the dtype is not small against
-            lambda.
-
-    Formal guarantees:
-        Holds under replace-one for any records, for what `logistic_regression` computes in floats
-        of this dtype; for the exact minimizer even without E.
-
-    Source:
-        Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8, and the lines above.
-
-    Example:
-        >>> from dpjax import targets
-        >>> round(targets.logistic_regression_bound(regularization=0.1, n=100, d=2), 2)
-        0.17
-    """
-    strength = Fraction(check_strength(regularization))
-    n = _checks.integer("n", n, least=1)
-    d = _checks.integer("d", d, least=1)
-    running = running_dtype(dtype)
-    check_carried(float(strength), d, running)
-    error = (1 + _GRADIENTS_IN_ERRORS) * _gradient_error(strength, d, running) / strength
-    exact = 2 * _strongest_pull(_longest(strength)) / (n * strength)
-    return round_up(min(2 * _longest(strength) * (1 + (d + 8) * unit(running)), exact + 2 * error))
+    return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
 def _longest(strength: Fraction) -> Fraction:

@@ -1,7 +1,6 @@
 """Empirical quantiles of clamped numbers."""
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -12,9 +11,10 @@ from dpjax._core import _checks
 from dpjax._exact._numerics import round_up
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._interval import check_interval, clamp
+from dpjax.targets._known_sensitivity import BoundedTarget
 
 
-def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any], jax.Array]:
+def quantile(*, probability: float, lower: float, upper: float) -> BoundedTarget:
     """An empirical quantile of numbers clamped to public bounds, as a target.
 
     f(D) = x_(k), the k-th smallest of min(max(x_i, lower), upper), with k = ceil(p n): the least
@@ -27,8 +27,8 @@ def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 
     Returns:
-        A target: takes numbers of shape (n,) to one of them, clamped, shape (). It is selected in
-        linear time, without sorting.
+        A target with a known `sensitivity`: takes numbers of shape (n,) to one of them, clamped,
+        shape (). It is selected in linear time, without sorting.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -36,11 +36,15 @@ def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any
             it does not have shape (n,), or no number of its dtype lies between the bounds.
 
     Formal guarantees:
-        The global sensitivity under replace-one is upper - lower in any norm, see
-        `quantile_bound`; order statistics ignore the order of the records exactly.
+        The global sensitivity under replace-one is upper - lower in any norm. It is attained for
+        every p and n: with k records at lower and the others at upper, moving one of the k to upper
+        moves the k-th smallest across the whole interval. Databases like that are rare. With a
+        density g at the quantile one record moves it by about 1/(n g), which is what
+        `dpjax.sample_sensitivity` finds. A quantile is one of the clamped records, so it has no
+        rounding error, and ignores the order of the records exactly.
 
     Source:
-        Hyndman and Fan (1996), Definition 1.
+        Hyndman and Fan (1996), Definition 1; Nissim, Raskhodnikova and Smith (2007), on the median.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,6 +52,8 @@ def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any
         >>> median = targets.quantile(probability=0.5, lower=0, upper=100)
         >>> float(median(jnp.array([40.0, 7.0, 1000.0, -3.0, 30.0])))
         30.0
+        >>> median.sensitivity("l1").value
+        100.0
     """
     p = _checks.fraction("probability", probability)
     if _checks.is_traced(p):
@@ -62,43 +68,8 @@ def quantile(*, probability: float, lower: float, upper: float) -> Callable[[Any
         rank = math.ceil(Fraction(str(p)) * database.shape[0])
         return _signed_order_statistic(clamp(database, low, high), rank)
 
-    return select
-
-
-def quantile_bound(*, lower: float, upper: float) -> float:
-    """The global sensitivity of `quantile`: upper - lower.
-
-    Attained for every p and n: with k records at lower and the others at upper, moving one of the
-    k to upper moves the k-th smallest across the whole interval. Databases like that are rare:
-    with a density g at the quantile one record moves it by about 1/(n g), which is what
-    `dpjax.sample_sensitivity` finds.
-
-    Args:
-        lower: of the quantile.
-        upper: of the quantile.
-
-    Returns:
-        The bound, rounded up; pass it to `dpjax.analytic_sensitivity` with any of the norms l1, l2
-        and linf.
-
-    Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if a bound is not finite or they are out of order.
-
-    Formal guarantees:
-        Holds for any records under replace-one, and in floating point as well: a quantile is one of
-        the clamped records.
-
-    Source:
-        Nissim, Raskhodnikova and Smith (2007), on the median.
-
-    Example:
-        >>> from dpjax import targets
-        >>> targets.quantile_bound(lower=0, upper=100)
-        100.0
-    """
-    low, high = check_interval(lower, upper)
-    return round_up(Fraction(high) - Fraction(low))
+    width = round_up(Fraction(high) - Fraction(low))
+    return BoundedTarget(select, bound=lambda norm, n, dtype: width)
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:

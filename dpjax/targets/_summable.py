@@ -11,16 +11,6 @@ def _unchanged(total: Any) -> Any:
     return total
 
 
-def bounded_average(
-    statistic: Callable[[Any], Any],
-    finish: Callable[[Any], Any] = _unchanged,
-    *,
-    largest: Any,
-) -> Summable:
-    """finish(average of statistic(x_i)) for floats in [-largest, largest], added up exactly."""
-    return Summable(statistic, finish, average=True, largest=largest)
-
-
 def summable(
     statistic: Callable[[Any], Any],
     finish: Callable[[Any], Any] = _unchanged,

@@ -92,7 +92,7 @@ def test_deltas_of_releases_need_a_reserve():
 
 def test_tables_of_the_noise_are_charged():
     """Of a billion coordinates only so many releases fit."""
-    one = PrivacyFilter(epsilon=0.01, delta=1e-6, coordinates=10**9)
+    one = PrivacyFilter(epsilon=0.01, delta=1e-6, dims=10**9)
     with pytest.raises(BudgetExceededError, match="coordinates is too much"):
         one.admit(dpjax.gaussian(1.0, 1e-4, 1e-9))
     PrivacyFilter(epsilon=0.01, delta=1e-6).admit(dpjax.gaussian(1.0, 1e-4, 1e-9))
@@ -113,7 +113,7 @@ def test_gamma_of_what_was_admitted_adds():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"epsilon": 0}, {"delta": 0}, {"delta": 1}, {"reserved": -1}, {"coordinates": 0}]
+    "bad", [{"epsilon": 0}, {"delta": 0}, {"delta": 1}, {"reserved": -1}, {"dims": 0}]
 )
 def test_parameters_out_of_range(bad):
     with pytest.raises(ValueError, match="must be"):
@@ -159,7 +159,7 @@ def test_the_delta_of_an_odometer_is_known_in_advance():
     with pytest.raises(ValueError, match="reserved must be smaller than delta"):
         PrivacyOdometer(delta=1e-6, reserved=1e-6)
     # Nor does it grow with the tables of the noise: there is no finite reading then.
-    odometer = PrivacyOdometer(delta=1e-6, coordinates=10**12)
+    odometer = PrivacyOdometer(delta=1e-6, dims=10**12)
     reading = odometer.add(dpjax.gaussian(1.0, 1e-4, 1e-9))
     assert (reading.epsilon, reading.delta) == (math.inf, 1e-6)
 
@@ -173,7 +173,7 @@ def test_readings_hold_at_all_times():
     runs, times, delta = 2000, 400, 0.05
     mechanism = dpjax.gaussian(1.0, 0.5, 0.01)
     rho, _ = mechanism.zcdp
-    odometer = PrivacyOdometer(delta=delta, coordinates=1)
+    odometer = PrivacyOdometer(delta=delta, dims=1)
     readings = [odometer.add(mechanism).epsilon for _ in range(times)]
     losses = np.random.default_rng(17).normal(rho, math.sqrt(2 * rho), (runs, times))
     losses = losses.cumsum(axis=1)

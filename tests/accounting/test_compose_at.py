@@ -164,7 +164,7 @@ def test_gaussian_composition_agrees_with_peers(reference):
         mechanisms = [normal(row["sigma"])] * row["count"]
 
         def found(method, mechanisms=mechanisms, delta=row["delta"]):
-            return compose_at(*mechanisms, delta=delta, method=method, coordinates=1).epsilon
+            return compose_at(*mechanisms, delta=delta, method=method, dims=1).epsilon
 
         exact = float(row["exact"])
         if exact > 40:
@@ -184,7 +184,7 @@ def test_laplace_composition_agrees_with_peers(reference):
         mechanisms = [dpjax.laplace(1.0, 1 / row["scale"])] * row["count"]
         for method, peer in (("pld", row["pld_disc1e_5"]), ("renyi", row["rdp"])):
             if peer < 40:
-                found = compose_at(*mechanisms, delta=row["delta"], method=method, coordinates=1)
+                found = compose_at(*mechanisms, delta=row["delta"], method=method, dims=1)
                 peer = min(peer, row["pure"])
                 assert peer * (1 - 1e-6) <= found.epsilon <= peer * (1 + 1e-3)
 
@@ -222,7 +222,7 @@ def test_no_method_is_below_the_truth_of_randomized_response(method, delta):
     """It is the worst mechanism of its epsilon, so the optimum is the truth."""
     answers = [dpjax.randomized_response(0.3)] * 40
     truth = compose_at(*answers, delta=delta).epsilon
-    assert compose_at(*answers, delta=delta, method=method, coordinates=1).epsilon >= truth
+    assert compose_at(*answers, delta=delta, method=method, dims=1).epsilon >= truth
 
 
 @pytest.mark.parametrize("method", ["zcdp", "renyi", "pld"])
@@ -232,9 +232,9 @@ def test_no_method_is_below_the_truth_of_gaussian_noise(method, delta):
     releases = [normal(10.0)] * 10
     if method == "pld" and delta <= 1e-15:
         with pytest.raises(ValueError, match="too small"):
-            compose_at(*releases, delta=delta, method=method, coordinates=1)
+            compose_at(*releases, delta=delta, method=method, dims=1)
         return
-    claimed = compose_at(*releases, delta=delta, method=method, coordinates=1)
+    claimed = compose_at(*releases, delta=delta, method=method, dims=1)
     with mpmath.workdps(40):
         mu, epsilon = mpmath.sqrt(10) / 10, mpmath.mpf(claimed.epsilon)
         needed = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(
@@ -279,7 +279,7 @@ def test_what_cannot_be_composed_is_refused(method):
     with pytest.raises(TypeError, match="host"):
         jax.jit(at)(one)
     assert at(one, Guarantee(1e4)).epsilon == pytest.approx(1e4 + 0.1, rel=1e-3)
-    assert at(one, Guarantee(0.1, 1e-7), coordinates=10**9).epsilon <= 0.2 * (1 + 1e-15)
+    assert at(one, Guarantee(0.1, 1e-7), dims=10**9).epsilon <= 0.2 * (1 + 1e-15)
 
 
 def test_words_and_sizes_are_checked():

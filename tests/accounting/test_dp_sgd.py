@@ -24,13 +24,13 @@ def sampling(rate, kind="poisson", n=10**6):
     return types.SimpleNamespace(kind=kind, n=n, rate=rate, capacity=capacity)
 
 
-def epsilon(batches, z, steps, delta=1e-5, coordinates=1, **more):
+def epsilon(batches, z, steps, delta=1e-5, dims=1, **more):
     found = accounting.dp_sgd(
         batches,
         noise_multiplier=z,
         steps=steps,
         delta=delta,
-        coordinates=coordinates,
+        dims=dims,
         **more,
     )
     assert found.delta == delta
@@ -130,14 +130,14 @@ def test_nobody_is_told_to_enlarge_what_is_large_enough(batches, relation):
 
 
 def test_the_tables_of_the_noise_are_paid_for():
-    few, many = (epsilon(sampling(0.01), 1.0, 10, coordinates=d) for d in (1, 10**10))
+    few, many = (epsilon(sampling(0.01), 1.0, 10, dims=d) for d in (1, 10**10))
     charge = 2 * 10 * 10**10 * 2.0**-46
     assert charge < many - few < 1.1 * charge
 
 
 @pytest.mark.parametrize("method", [pytest.param("pld", marks=pytest.mark.slow), "renyi"])
 def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
-    arguments = {"delta": 1e-5, "steps": 10, "coordinates": 1000, "method": method}
+    arguments = {"delta": 1e-5, "steps": 10, "dims": 1000, "method": method}
     z = accounting.dp_sgd_noise_multiplier(sampling(0.02), epsilon=1.0, **arguments)
     assert 0.99 < epsilon(sampling(0.02), z, **arguments) <= 1.0
     assert epsilon(sampling(0.02), z * (1 - 2e-3), **arguments) > 1.0
@@ -145,7 +145,7 @@ def test_a_noise_multiplier_reaches_its_epsilon_and_hardly_more(method):
 
 @pytest.mark.slow
 def test_a_sweep_has_a_noise_multiplier_for_each_epsilon():
-    arguments = {"delta": 1e-5, "steps": 10, "coordinates": 3, "method": "renyi"}
+    arguments = {"delta": 1e-5, "steps": 10, "dims": 3, "method": "renyi"}
 
     def multiplier(_, *, epsilon):
         return accounting.dp_sgd_noise_multiplier(sampling(0.1), epsilon=epsilon, **arguments)
@@ -160,7 +160,7 @@ def test_a_sweep_has_a_noise_multiplier_for_each_epsilon():
 @pytest.mark.slow
 def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
     batches = learning.poisson_sampling(1000, batch_size=500, capacity=700)
-    arguments = {"delta": 1e-6, "steps": 10**4, "coordinates": 10**6, "method": "renyi"}
+    arguments = {"delta": 1e-6, "steps": 10**4, "dims": 10**6, "method": "renyi"}
     with pytest.raises(ValueError, match="is used up"):
         epsilon(batches, 1.0, **arguments)
     z = accounting.dp_sgd_noise_multiplier(batches, epsilon=1.0, **arguments)
@@ -171,9 +171,7 @@ def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
 def test_no_noise_multiplier_is_an_answer_too():
     batches = learning.poisson_sampling(1000, batch_size=500, capacity=520)
     with pytest.raises(ValueError, match="no noise multiplier up to 1e9"):
-        accounting.dp_sgd_noise_multiplier(
-            batches, epsilon=1.0, delta=1e-6, steps=10, coordinates=10
-        )
+        accounting.dp_sgd_noise_multiplier(batches, epsilon=1.0, delta=1e-6, steps=10, dims=10)
 
 
 def test_what_convolutions_lose_is_charged():
@@ -260,7 +258,7 @@ def test_a_rate_that_is_off_is_seen():
         ({"steps": 0}, ValueError, "steps must be"),
         ({"steps": 1.5}, TypeError, "steps must be"),
         ({"delta": 1.0}, ValueError, "delta must be"),
-        ({"coordinates": 0}, ValueError, "coordinates must be"),
+        ({"dims": 0}, ValueError, "dims must be"),
         ({"method": "moments"}, ValueError, "method must be one of"),
         ({"delta": 1e-13}, ValueError, "too small for method"),
         ({"sampling": sampling(0.1, "fixed")}, ValueError, "relation must be replace-one"),
@@ -269,6 +267,6 @@ def test_a_rate_that_is_off_is_seen():
     ],
 )
 def test_bad_parameters_are_refused(change, error, message):
-    good = {"noise_multiplier": 1.0, "steps": 10, "delta": 1e-5, "coordinates": 1}
+    good = {"noise_multiplier": 1.0, "steps": 10, "delta": 1e-5, "dims": 1}
     with pytest.raises(error, match=message):
         accounting.dp_sgd(**{"sampling": sampling(0.1), **good, **change})

@@ -96,7 +96,7 @@ def test_a_sensitivity_that_is_sampled_anew_in_every_trial_covers_what_gamma_say
 def test_dp_sgd_stays_below_its_claim_and_a_tenth_of_the_noise_does_not(keys):
     n, steps, rate = 20, 4, 1.0
     sampling = learning.poisson_sampling(n, batch_size=10)
-    base = {"steps": steps, "coordinates": D, "relation": NeighboringRelation.REPLACE_ONE}
+    base = {"steps": steps, "dims": D, "relation": NeighboringRelation.REPLACE_ONE}
     multiplier = dpjax.accounting.dp_sgd_noise_multiplier(sampling, epsilon=1.0, delta=1e-5, **base)
     claim = dpjax.accounting.dp_sgd(sampling, noise_multiplier=multiplier, delta=1e-5, **base)
     clipped = learning.clipped_gradients(logistic_loss, clip_norm=0.3)

@@ -71,12 +71,9 @@ def test_private_means_hide_members(people, means, population, key):
     A member and a stranger of each study are compared: their difference is within [-1, 1], and
     independent of the other studies.
     """
-    target = jax.vmap(dpjax.targets.bounded_mean(lower=0, upper=1))
-    sensitivity = dpjax.targets.bounded_mean_bound(
-        lower=0, upper=1, n=MEMBERS, d=ATTRIBUTES, norm="l2"
-    )
-    mechanism = dpjax.gaussian(sensitivity, 1.0, 1e-5)
-    release = mechanism(key, target(jnp.asarray(people[0])))
+    target = dpjax.targets.bounded_mean(lower=0, upper=1, dims=ATTRIBUTES)
+    mechanism = dpjax.gaussian(target.sensitivity("l2", n=MEMBERS), 1.0, 1e-5)
+    release = mechanism(key, jax.vmap(target)(jnp.asarray(people[0])))
     allowed = 2 * guessing_bound(release.guarantee) - 1
     slack = math.sqrt(2 * math.log(1e6) / STUDIES)
 

@@ -123,7 +123,7 @@ CLUSTERS = {"clusters": 2, "radius": 1.0, "delta": 1e-6} | BUDGET
 # How records, and values and reports that are made of them, come into each room.
 MASKED = {
     "record_arrays": lambda _: record_arrays("database", {"people": [NUMBERS]}),
-    "exact_sum": lambda _: dpjax.exact_sum(NUMBERS, **BOUNDS, grid=1),
+    "sum_query": lambda _: queries.sum_query(**BOUNDS, capacity=8)(NUMBERS),
     "privatize": lambda key: dpjax.privatize(jnp.mean, dpjax.laplace(1.0, 1.0))(key, NUMBERS),
     "a mechanism": lambda key: dpjax.laplace(1.0, 1.0)(key, NUMBERS),
     "reports": lambda _: queries.frequencies(CODES, dpjax.randomized_response(1.0)),
@@ -146,7 +146,7 @@ MASKED = {
     "line": lambda key: queries.private_linear_regression(key, LABELED, **RADII, **BUDGET),
     "clusters": lambda key: queries.private_k_means(key, VECTORS, **CLUSTERS),
     # JAX itself refuses these.
-    "a target": lambda _: dpjax.targets.mean()(NUMBERS),
+    "a target": lambda _: dpjax.targets.bounded_mean(**BOUNDS)(NUMBERS),
     "gradients": lambda _: learning.clipped_gradients(jnp.vdot, clip_norm=1.0)(
         jnp.ones(2), VECTORS, True
     ),
@@ -179,9 +179,9 @@ def test_columns_of_one_name_are_refused():
         record_arrays("database", Twice(COLUMNS))
 
 
-def test_a_table_is_no_array():
+def test_a_table_is_no_array(key):
     with pytest.raises(TypeError, match="got a Table"):
-        dpjax.exact_sum(Table(COLUMNS), lower=0, upper=1, grid=1)
+        dpjax.laplace(1.0, 1.0)(key, Table(COLUMNS))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dpjax._exact import _limbs
 
@@ -40,3 +41,14 @@ def test_words_are_divided_exactly_by_any_divisor():
     quotient, rest = _limbs.divide(jnp.asarray(x), jnp.asarray(divisor))
     np.testing.assert_array_equal(quotient, x // divisor)
     np.testing.assert_array_equal(rest, x % divisor)
+
+
+@pytest.mark.parametrize("n", [1, 2**16 - 1, 2**16, 2**16 + 1, 2**17, 3 * 2**16 + 5])
+def test_totals_are_exact(n):
+    """All bits of both limbs, so that every half carries, in one block and in several."""
+    largest = (2**62 - 1) // n
+    rows = _limbs.Limbs(
+        *(jnp.broadcast_to(limb, (n,)) for limb in _limbs.constant(largest)),
+    )
+    high, low = _limbs.total(rows)
+    assert (int(high) << 32) + int(low) == n * largest

@@ -331,7 +331,7 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
     state = dataclasses.replace(noise.init(PARAMETERS), step=jnp.int32(7))
     found = learning.guarantee(state, sampling, delta=1e-5, method="renyi")
     expected = dpjax.accounting.dp_sgd(
-        sampling, noise_multiplier=1.1, steps=7, delta=1e-5, coordinates=SIZE + 1, method="renyi"
+        sampling, noise_multiplier=1.1, steps=7, delta=1e-5, dims=SIZE + 1, method="renyi"
     )
     assert found.epsilon == pytest.approx(expected.epsilon, rel=1e-6)
     adaptive = learning.adaptive_noise(

@@ -20,7 +20,7 @@ def test_records_are_codes_of_words(key):
     codes = targets.encode_text(TABLE, width=5)
     assert drawn.dtype == np.uint8
     assert set(map(tuple, drawn.tolist())) == set(map(tuple, codes.tolist()))
-    counts = targets.letter_counts()(drawn)
+    counts = targets.letter_counts(width=5)(drawn)
     assert int(counts.sum()) == int((drawn > 0).sum())
 
 

@@ -45,7 +45,7 @@ def test_a_sum_is_within_a_unit_of_the_truth(low, high):
 
 @pytest.mark.parametrize(("low", "high"), INTERVALS)
 def test_no_record_moves_a_sum_further_and_one_moves_it_as_far(low, high):
-    query = queries.sum_query(lower=low, upper=high, capacity=3, coordinates=2)
+    query = queries.sum_query(lower=low, upper=high, capacity=3, dims=2)
     records = corners(low, high)
     # Whatever is rounded away, depending on the others: databases of three records.
     others = np.random.default_rng(1).uniform(low, high, (64, 2, 2)).astype("float32")
@@ -114,7 +114,7 @@ def test_rounding_a_total_is_charged(moved):
     for norm, order in ORDS.items():
         length = np.linalg.norm(np.ones(3), order)
         exact = Fraction(moved) * Fraction(length)
-        assert apart * length <= coarse_reach(exact, coordinates=3, bits=4, norm=norm)
+        assert apart * length <= coarse_reach(exact, dims=3, bits=4, norm=norm)
 
 
 def python_integers(limbs):
@@ -169,7 +169,7 @@ def test_estimates_are_exact():
 
 @pytest.mark.slow
 def test_a_release_of_a_sum_has_the_noise_it_says(key):
-    query = queries.sum_query(lower=-5, upper=100, capacity=1000, coordinates=500)
+    query = queries.sum_query(lower=-5, upper=100, capacity=1000, dims=500)
     records = queries.padded_records(np.full((8, 500), 20.0), capacity=8)
     for relation, moved in ((REPLACE, 105), (ADD, 100)):
         mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon=50.0)
@@ -187,7 +187,7 @@ def test_a_release_of_a_sum_has_the_noise_it_says(key):
         ({"lower": 0, "upper": np.inf, "capacity": 3}, ValueError, "finite"),
         ({"lower": 0, "upper": 1, "capacity": 0}, ValueError, "capacity"),
         ({"lower": 0, "upper": 1e-30, "capacity": 3}, ValueError, "2\\^-90"),
-        ({"lower": 0, "upper": 1, "capacity": 3, "coordinates": 0}, ValueError, "coordinates"),
+        ({"lower": 0, "upper": 1, "capacity": 3, "dims": 0}, ValueError, "dims"),
     ],
 )
 def test_bad_parameters_are_refused(parameters, error, message):

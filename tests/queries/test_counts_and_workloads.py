@@ -31,6 +31,12 @@ CASES = {
         (2, 2),
         (1, 1),
     ),
+    "edges, clipped": (
+        queries.histogram_query([-1, 0, 2], outliers="clip"),
+        np.float32([-np.inf, -1, -0.5, 0, 1.5, 2, 1e30, np.nan]),
+        (2, 2),
+        (1, 1),
+    ),
     "contingency": (queries.contingency_query(ATTRIBUTES), COLUMNS, (2, 2), (1, 1)),
     "matrix": (queries.linear_workload(MATRIX), INTEGERS, (6, 20), (4, 10)),
     # A record that leaves the range has no column: it moves by all of one.
@@ -111,6 +117,17 @@ def test_buckets_are_those_of_numpy():
         queries.histogram_query(10**6)(jnp.asarray(codes, "int32")),
         np.bincount(codes, minlength=10**6),
     )
+
+
+def test_outliers_that_are_clipped_count_at_their_end():
+    """So that every record counts once: NaN, and what is no code, in the first bucket."""
+    low, high = (jnp.asarray([end, end * 9, np.nan], "float32") for end in (-np.inf, np.inf))
+    edges = queries.histogram_query([-1, 0, 0.5, 2], outliers="clip")
+    codes = queries.histogram_query(3, outliers="clip")
+    assert edges(low).tolist() == codes(low).tolist() == codes(high).tolist() == [3, 0, 0]
+    assert edges(high).tolist() == [1, 0, 2]
+    assert edges(jnp.arange(-3, 4)).tolist() == [3, 1, 3]
+    assert codes(jnp.arange(-3, 6)).tolist() == [4, 1, 4]
 
 
 def test_floats_that_are_whole_numbers_are_codes(x64):
@@ -210,6 +227,7 @@ def present(booleans):
     ("make", "error", "message"),
     [
         (lambda: queries.histogram_query(0), ValueError, "buckets must be"),
+        (lambda: queries.histogram_query(1, outliers="bin"), ValueError, "outliers must be"),
         (lambda: queries.histogram_query(2**31 - 1), ValueError, "buckets must be"),
         (lambda: queries.histogram_query(1.5), TypeError, "buckets must be"),
         (lambda: queries.histogram_query([1, 1]), ValueError, "increasing edges"),

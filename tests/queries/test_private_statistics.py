@@ -66,7 +66,7 @@ def test_clipped_vectors_are_in_the_ball_and_keep_their_direction(placed, dimens
 @pytest.mark.parametrize("dimension", [1, 3])
 def test_no_record_moves_the_moments_further(placed, dimension):
     """What one record adds, in integers before they are rounded, is enumerated."""
-    query = second_moments_query(lambda x: x, dimension=dimension, capacity=2**14)
+    query = second_moments_query(lambda x: x, dims=dimension, capacity=2**14)
     z = np.concatenate([np.full((len(placed[dimension]), 1), RADIUS), placed[dimension]], axis=1)
     upper = np.triu_indices(1 + dimension)
     products = (z[:, :, None] * z[:, None])[:, upper[0], upper[1]] / RADIUS**2
@@ -93,7 +93,7 @@ def triangle_of(vectors):
 @pytest.mark.parametrize("dimension", [1, 2, 3, 8])
 def test_no_search_finds_records_that_move_the_moments_further(dimension):
     """Hill climbing on pairs of vectors in the ball, many at once, in each norm."""
-    query = second_moments_query(lambda x: x, dimension=dimension, capacity=1)
+    query = second_moments_query(lambda x: x, dims=dimension, capacity=1)
     generator = np.random.default_rng(dimension)
     # At least so much of the bound is found, under replace-one in l1, l2 and linf.
     least = {1: (0.99, 0.99, 0.99), 2: (0.7, 0.97, 0.99), 3: (0.65, 0.97, 0.99)}
@@ -123,7 +123,7 @@ def test_totals_of_any_number_of_records_fit(capacity):
     """In 64 bits, and after rounding in 31, with room for noise of 2^14 times the sensitivity."""
     products = capacity * 4 ** radius_bits_for(capacity)
     assert products <= 2**62
-    query = second_moments_query(lambda x: x, dimension=2, capacity=capacity)
+    query = second_moments_query(lambda x: x, dims=2, capacity=capacity)
     assert capacity <= 2**30 * query.unit
     assert query.sensitivity("l2").value <= 2**18
     assert capacity > 2**22 or radius_bits_for(capacity) == 20
@@ -146,7 +146,7 @@ def test_integers_are_the_same_with_float64(triangles):
 def test_no_record_moves_the_moments_of_many_further():
     """2^23 squares of 40 bits are 2^63, where 64 bits end."""
     n = 2**23
-    query = second_moments_query(lambda x: x[:, None], dimension=1, capacity=n + 1)
+    query = second_moments_query(lambda x: x[:, None], dims=1, capacity=n + 1)
     total = jax.jit(lambda n: query.total(jnp.ones(2**23 + 1), jnp.arange(2**23 + 1) < n))
     values = [np.asarray(total(count), np.int64) for count in (n - 1, n, n + 1)]
     reach = query.sensitivity("linf", relation=ADD).value
@@ -158,7 +158,7 @@ def test_no_record_moves_the_moments_of_many_further():
 @pytest.fixture(scope="module")
 def triangles():
     """Released values for all databases of two shared records and one that changes."""
-    query = second_moments_query(lambda x: x, dimension=3, capacity=3)
+    query = second_moments_query(lambda x: x, dims=3, capacity=3)
     records, shared = ball(3), np.random.default_rng(5).normal(size=(2, 3)).astype("float32") / 3
 
     def value(record, present):
@@ -379,7 +379,7 @@ def test_no_record_moves_clusters_further(points):
         (REPLACE, distances(with_it, 2).max()),
         (ADD, np.linalg.norm(with_it - without, axis=1).max()),
     ):
-        reach = _k_means._reach(relation, bits, coordinates=9)
+        reach = _k_means._reach(relation, bits, dims=9)
         assert 0.9 * reach < moved <= reach
 
 
@@ -432,7 +432,7 @@ def test_a_ledger_counts_all_iterations_once(tmp_path, points):
 
 @pytest.mark.slow
 def test_moments_are_put_together_again():
-    query = second_moments_query(lambda x: x, dimension=2, capacity=10)
+    query = second_moments_query(lambda x: x, dims=2, capacity=10)
     x = np.float32([[0.5, -0.25], [0.25, 0.5], [0, 0.125]])
     moments = moments_of(query, query(jnp.asarray(x)), None, 1.0)
     np.testing.assert_allclose(moments.mean, x.mean(axis=0), atol=1e-4)

@@ -101,7 +101,7 @@ def total(request, monkeypatch):
     ball, _, _ = _covariance.public_ball(0.3, 1.7, 8)
 
     def moments(vectors, dimension):
-        return second_moments_query(vectors, dimension=dimension, capacity=5003).total
+        return second_moments_query(vectors, dims=dimension, capacity=5003).total
 
     def clusters(records, present):
         centers = jnp.stack([WEIGHTS, -WEIGHTS]) / 10
@@ -134,7 +134,7 @@ def total(request, monkeypatch):
         return moments(lambda r: vectors({"x": r[:, 1:], "y": r[:, 0]}), 8)
 
     return {
-        "sums": lambda: queries.sum_query(**between, capacity=5003, coordinates=8).total,
+        "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8).total,
         "mean": lambda: _means._centered_sums(-0.3, 1.7, 5003, 8).total,
         "variance": variance,
         "ball": lambda: moments(ball, 8),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import targets
+from dpjax import queries, targets
 
 KINDS = 5
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -24,30 +24,27 @@ POINTS = np.linspace(0, 1, 11)[:, None]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A target, its bound for n records of a dtype, and the records to search among."""
+    """A target whose sensitivity is known, and the records to search among."""
 
     target: Callable[[Any], Any]
-    bound: Callable[[int, str], float]
     norm: str
     d: int = 0  # Coordinates of a record; 0 for a number.
     labeled: bool = False
     corners: tuple[float, ...] = (-1.0, 0.0, 1.0)
     reached: float = 0.3  # What share of the bound the search finds at n = 2.
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
+    known: Any = None  # What knows the bound, where it is not the target.
 
-
-def float_dtype(dtype):
-    """The dtype for a bound: integers become JAX's default float."""
-    floats = jnp.issubdtype(dtype, jnp.floating)
-    return dtype if floats else str(jnp.result_type(float))
+    def bound(self, n, dtype):
+        # Integers become JAX's default float.
+        floats = jnp.issubdtype(dtype, jnp.floating)
+        running = dtype if floats else str(jnp.result_type(float))
+        return (self.known or self.target).sensitivity(self.norm, n=n, dtype=running).value
 
 
 def bounded_mean(lower, upper, dtypes, corners=()):
     return Case(
-        targets.bounded_mean(lower=lower, upper=upper),
-        lambda n, dtype: targets.bounded_mean_bound(
-            lower=lower, upper=upper, n=n, d=2, norm="l2", dtype=float_dtype(dtype)
-        ),
+        targets.bounded_mean(lower=lower, upper=upper, dims=2),
         "l2",
         d=2,
         corners=(lower, upper, *corners),
@@ -59,9 +56,6 @@ def bounded_mean(lower, upper, dtypes, corners=()):
 def moments(order, lower, upper, reached=0.9):
     return Case(
         targets.moments(order=order, lower=lower, upper=upper),
-        lambda n, dtype: targets.moments_bound(
-            order=order, lower=lower, upper=upper, n=n, dtype=dtype
-        ),
         "l1",
         corners=(lower, upper, 0.0),
         reached=reached,
@@ -70,10 +64,7 @@ def moments(order, lower, upper, reached=0.9):
 
 def ridge(strength, d=3, dtypes=("float32", "float64", "bfloat16")):
     return Case(
-        targets.ridge_regression(regularization=strength),
-        lambda n, dtype: targets.ridge_regression_bound(
-            regularization=strength, n=n, d=d, dtype=dtype
-        ),
+        targets.ridge_regression(regularization=strength, dims=d),
         "l2",
         d=d,
         labeled=True,
@@ -84,10 +75,7 @@ def ridge(strength, d=3, dtypes=("float32", "float64", "bfloat16")):
 
 def logistic(strength, d=3, dtypes=("float32", "float64", "bfloat16")):
     return Case(
-        targets.logistic_regression(regularization=strength),
-        lambda n, dtype: targets.logistic_regression_bound(
-            regularization=strength, n=n, d=d, dtype=dtype
-        ),
+        targets.logistic_regression(regularization=strength, dims=d),
         "l2",
         d=d,
         labeled=True,
@@ -96,10 +84,9 @@ def logistic(strength, d=3, dtypes=("float32", "float64", "bfloat16")):
     )
 
 
-def svm(c, d=2):
+def svm(strength, d=2):
     return Case(
-        targets.linear_svm(c=c),
-        lambda n, dtype: targets.linear_svm_bound(c=c, d=d, dtype=dtype),
+        targets.linear_svm(regularization=strength, dims=d),
         "l1",
         d=d,
         labeled=True,
@@ -111,9 +98,6 @@ def svm(c, d=2):
 def density(bandwidth):
     return Case(
         targets.kernel_density_on_lattice(bandwidth=bandwidth, degree=4, dims=2),
-        lambda n, dtype: targets.kernel_density_bound(
-            bandwidth=bandwidth, n=n, dims=2, dtype=dtype
-        ),
         "linf",
         d=2,
         corners=(0.0, 0.5, 1.0),
@@ -121,8 +105,8 @@ def density(bandwidth):
     )
 
 
-def regression(ridge):
-    smooth = targets.nadaraya_watson(bandwidth=0.05, ridge=ridge)
+def regression(strength):
+    smooth = targets.nadaraya_watson(bandwidth=0.05, regularization=strength)
 
     def target(records):
         curve = smooth({"x": records["x"][:, 0], "y": records["y"]})
@@ -130,12 +114,12 @@ def regression(ridge):
 
     return Case(
         target,
-        lambda n, dtype: targets.nadaraya_watson_bound(ridge=ridge, n=n, dtype=dtype),
         "linf",
         d=1,
         labeled=True,
         corners=(0.0, 0.5, 1.0),
         reached=0.4,
+        known=smooth,
     )
 
 
@@ -148,8 +132,7 @@ CASES = {
     "moments": moments(3, -2, 3, reached=0.6),
     "moments, high": moments(8, 0, 6e4),
     "histogram": Case(
-        targets.histogram(edges=[-1, 0, 0.5, 1]),
-        lambda n, dtype: targets.histogram_bound(norm="l2"),
+        queries.histogram_query([-1, 0, 0.5, 1], outliers="clip"),
         "l2",
         corners=(-1.0, 0.0, 0.5, 1.0),
         reached=0.99,
@@ -157,15 +140,13 @@ CASES = {
     ),
     "quantile": Case(
         targets.quantile(probability=0.3, lower=-1, upper=0.7),
-        lambda n, dtype: targets.quantile_bound(lower=-1, upper=0.7),
         "l1",
         corners=(-1.0, 0.7),
         reached=0.98,
         dtypes=(*FLOATS, "bfloat16"),
     ),
     "letter_counts": Case(
-        targets.letter_counts(),
-        lambda n, dtype: targets.letter_counts_bound(width=7, norm="l1"),
+        targets.letter_counts(width=7),
         "l1",
         d=7,
         corners=tuple(range(-8, 28)),
@@ -185,9 +166,9 @@ CASES = {
     "logistic, weak in float64": logistic(1e-9, dtypes=("float64",)),
     "logistic": logistic(0.05),
     "logistic, strong": logistic(1e9),
-    "svm": svm(3.0),
-    "svm, weak": svm(0.01, d=20),
-    "svm, hard": svm(1e6),
+    "svm": svm(1 / 3),
+    "svm, weak": svm(100.0, d=20),
+    "svm, hard": svm(1e-6),
 }
 
 
@@ -338,5 +319,6 @@ def test_the_search_finds_what_exceeds_a_bound():
         letters = jnp.arange(1, 27, dtype=codes.dtype)
         return jnp.sum(codes[:, :, None] == letters[None, None, :], axis=(0, 1), dtype=int)
 
-    case = dataclasses.replace(CASES["letter_counts"], target=wrapping)
+    right = CASES["letter_counts"]
+    case = dataclasses.replace(right, target=wrapping, known=right.target)
     assert worst_ratio(case, 9, "int4", lanes=16, steps=30) > 1.2

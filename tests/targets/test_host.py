@@ -362,7 +362,7 @@ def test_svc_moves_as_the_same_function_in_jax(key):
 
     output = {"w": jnp.zeros(D), "b": jnp.zeros(())}
     one = distances(key, targets.host(svc, output=output), labelled)
-    twin = distances(key, targets.linear_svm(c=1.0), labelled)
+    twin = distances(key, targets.linear_svm(regularization=1.0), labelled)
     typical = float(jnp.median(one))
     assert typical > 0.05
     np.testing.assert_allclose(twin, one, atol=0.01 * typical)

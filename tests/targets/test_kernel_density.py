@@ -78,7 +78,11 @@ def test_float64_is_kept(x64):
 def test_bound_is_attained(dims):
     n, h = 3, 0.07
     exact = (2 * np.pi) ** (-dims / 2) / (n * h**dims)
-    bound = targets.kernel_density_bound(bandwidth=h, n=n, dims=dims, dtype="float64")
+    bound = (
+        targets.kernel_density(bandwidth=h, dims=dims)
+        .sensitivity("linf", n=n, dtype="float64")
+        .value
+    )
     assert bound == pytest.approx(exact, rel=1e-14)
     x = np.full((n, dims), 0.5, "float32")
     far = x.copy()
@@ -90,7 +94,11 @@ def test_bound_is_attained(dims):
 @pytest.mark.usefixtures("x64")
 def test_bound_is_rounded_up():
     # K(0) = 0.3989422804014326779399460599343818684758...
-    bound = targets.kernel_density_bound(bandwidth=1.0, n=1, dims=1, dtype="float64")
+    bound = (
+        targets.kernel_density(bandwidth=1.0, dims=1)
+        .sensitivity("linf", n=1, dtype="float64")
+        .value
+    )
     assert 0.39894228040143267 <= bound <= 0.39894228040143267 * (1 + 10 * 2**-52)
 
 
@@ -104,7 +112,7 @@ def test_density_is_sampled_and_released(key):
 
     target = targets.kernel_density_on_lattice(bandwidth=0.1, degree=10, dims=1)
     sensitivity = dpjax.sample_sensitivity(key, target, mixture, n=200, norm="linf", gamma=0.05)
-    bound = targets.kernel_density_bound(bandwidth=0.1, n=200, dims=1)
+    bound = target.sensitivity("linf", n=200).value
     assert 0.5 * bound < sensitivity.value < bound * (1 + 1e-3)
     mechanism = dpjax.bernstein(sensitivity, 1.0, degree=10, dims=1)
     release = dpjax.privatize(target, mechanism)(key, mixture(key, 200))
@@ -117,10 +125,8 @@ def test_bad_parameters_are_refused():
             targets.kernel_density(bandwidth=bad)
         with pytest.raises(ValueError, match="bandwidth"):
             targets.kernel_density_on_lattice(bandwidth=bad, degree=1, dims=1)
-        with pytest.raises(ValueError, match="bandwidth"):
-            targets.kernel_density_bound(bandwidth=bad, n=1, dims=1)
     with pytest.raises(ValueError, match="n must be"):
-        targets.kernel_density_bound(bandwidth=1.0, n=0, dims=1)
+        targets.kernel_density(bandwidth=1.0, dims=1).sensitivity("linf", n=0)
     with pytest.raises(ValueError, match="dims must be"):
         targets.kernel_density_on_lattice(bandwidth=1.0, degree=1, dims=0)
     with pytest.raises(ValueError, match="degree must be"):

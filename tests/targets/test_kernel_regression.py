@@ -53,7 +53,7 @@ def test_priestley_chao_is_the_formula():
 
 def test_nadaraya_watson_is_the_formula():
     database = records(1)
-    got = curve(targets.nadaraya_watson(bandwidth=0.2, ridge=0.05), database)
+    got = curve(targets.nadaraya_watson(bandwidth=0.2, regularization=0.05), database)
     np.testing.assert_allclose(got, direct_nadaraya_watson(database, 0.2, 0.05), atol=1e-5)
     default = curve(targets.nadaraya_watson(bandwidth=0.2), database)
     np.testing.assert_allclose(default, direct_nadaraya_watson(database, 0.2, 0.01), atol=1e-5)
@@ -112,8 +112,8 @@ def pairs(n, generator):
 
 @pytest.mark.parametrize(("n", "ridge"), [(1, 0.01), (3, 0.3), (10, 0.01), (10, 0.5)])
 def test_nadaraya_watson_bound_holds_on_adversarial_pairs(n, ridge):
-    bound = targets.nadaraya_watson_bound(ridge=ridge, n=n)
-    target = targets.nadaraya_watson(bandwidth=0.05, ridge=ridge)
+    target = targets.nadaraya_watson(bandwidth=0.05, regularization=ridge)
+    bound = target.sensitivity("linf", n=n).value
     x, y = (np.array(v, "float32") for v in zip(*pairs(n, np.random.default_rng(n)), strict=True))
 
     @jax.jit
@@ -132,9 +132,11 @@ def test_nadaraya_watson_bound_holds_on_adversarial_pairs(n, ridge):
 
 @pytest.mark.usefixtures("x64")
 def test_nadaraya_watson_bound():
-    assert targets.nadaraya_watson_bound(ridge=0.01, n=300, dtype="float64") == pytest.approx(1.0)
-    assert targets.nadaraya_watson_bound(ridge=0.01, n=3, dtype="float64") == pytest.approx(2.0)
-    assert targets.nadaraya_watson_bound(ridge=0.3, n=7) > 4 / (1 + 0.3 * 7)
+    weak = targets.nadaraya_watson(bandwidth=0.1)
+    assert weak.sensitivity(n=300, dtype="float64").value == pytest.approx(1.0)
+    assert weak.sensitivity(n=3, dtype="float64").value == pytest.approx(2.0)
+    strong = targets.nadaraya_watson(bandwidth=0.1, regularization=0.3)
+    assert strong.sensitivity(n=7).value > 4 / (1 + 0.3 * 7)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -143,9 +145,7 @@ def test_bad_parameters_are_refused(bad):
         targets.priestley_chao(bandwidth=bad)
     with pytest.raises(ValueError, match="bandwidth"):
         targets.nadaraya_watson(bandwidth=bad)
-    with pytest.raises(ValueError, match="ridge"):
-        targets.nadaraya_watson(bandwidth=0.1, ridge=bad)
-    with pytest.raises(ValueError, match="ridge"):
-        targets.nadaraya_watson_bound(ridge=bad, n=10)
+    with pytest.raises(ValueError, match="regularization"):
+        targets.nadaraya_watson(bandwidth=0.1, regularization=bad)
     with pytest.raises(ValueError, match="n must be"):
-        targets.nadaraya_watson_bound(ridge=0.1, n=0)
+        targets.nadaraya_watson(bandwidth=0.1).sensitivity("linf", n=0)

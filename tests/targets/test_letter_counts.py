@@ -14,7 +14,7 @@ NORMS = {"l1": 1, "l2": 2, "linf": np.inf}
 
 
 def counts(codes):
-    return np.asarray(targets.letter_counts()(jnp.asarray(codes)))
+    return np.asarray(targets.letter_counts(width=np.shape(codes)[-1])(jnp.asarray(codes)))
 
 
 def direct(texts):
@@ -66,7 +66,7 @@ def test_codes_of_any_width(dtype):
 @pytest.mark.parametrize("norm", NORMS)
 def test_bound_is_attained_and_never_exceeded(norm):
     width = 5
-    bound = targets.letter_counts_bound(width=width, norm=norm)
+    bound = targets.letter_counts(width=width).sensitivity(norm).value
     others = ["lorem", "ipsum"]
 
     def moved(text, other):
@@ -82,9 +82,9 @@ def test_bound_is_attained_and_never_exceeded(norm):
 
 def test_the_most_frequent_letter_is_selected(key):
     codes = jnp.asarray(targets.encode_text(NAMES * 40, width=20))
-    target = targets.letter_counts()
-    bound = targets.letter_counts_bound(width=20)
-    sensitivity = dpjax.analytic_sensitivity(bound, norm="linf")
+    target = targets.letter_counts(width=20)
+    sensitivity = target.sensitivity("linf")
+    bound = sensitivity.value
     private = dpjax.privatize(target, dpjax.exponential(sensitivity, epsilon=10.0))
     # 'a' leads by 120 counts, so another one is chosen with probability below 25 exp(-30).
     assert np.argsort(direct(NAMES))[-1] == 0
@@ -96,12 +96,12 @@ def test_the_most_frequent_letter_is_selected(key):
 @pytest.mark.slow
 def test_sampling_from_public_names(key):
     oracle = dpjax.oracles.resample(targets.encode_text(NAMES, width=20))
-    target = targets.letter_counts()
+    target = targets.letter_counts(width=20)
     sensitivity = dpjax.sample_sensitivity(key, target, oracle, n=10, norm="linf", gamma=0.1)
     # The furthest that two of the names are apart, in the count of one letter; no rounding.
     furthest = max(np.max(np.subtract(direct([x]), direct([y]))) for x in NAMES for y in NAMES)
     assert sensitivity.value == furthest
-    assert furthest < targets.letter_counts_bound(width=20)
+    assert furthest < target.sensitivity("linf").value
     private = dpjax.privatize(target, dpjax.exponential(sensitivity, epsilon=1.0))
     release = private(key, targets.encode_text([*NAMES, *NAMES], width=20))
     assert 0 <= release.value < 26
@@ -113,10 +113,12 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="width"):
         targets.encode_text(["Ada"], width=0)
     with pytest.raises(TypeError, match="width"):
-        targets.letter_counts_bound(width=2.5)
+        targets.letter_counts(width=2.5)
     with pytest.raises(ValueError, match="norm must be"):
-        targets.letter_counts_bound(width=2, norm="l3")
+        targets.letter_counts(width=2).sensitivity("l3")
     with pytest.raises(ValueError, match="width"):
         counts(np.zeros(3, np.uint8))
+    with pytest.raises(ValueError, match="records must have width 2"):
+        targets.letter_counts(width=2)(jnp.ones((3, 4), "int32"))
     with pytest.raises(TypeError, match="integer codes"):
         counts(np.zeros((3, 2), np.float32))

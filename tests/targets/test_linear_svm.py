@@ -45,7 +45,7 @@ def on_device(records, dtype=None):
 
 @functools.partial(jax.jit, static_argnames=("steps", "clip", "working_set"))
 def fit(records, c, **options):
-    return targets.linear_svm(c=c, **options)(records)
+    return targets.linear_svm(regularization=1 / c, **options)(records)
 
 
 def fitted(records, c):
@@ -166,7 +166,9 @@ def test_float32_is_solved_far_below_the_effect_of_a_record(d, count, sensitivit
     databases = jax.vmap(lambda key: two_gaussians(key, 1000, d))(keys)
 
     def solve(databases, **options):
-        found = jax.jit(jax.vmap(targets.linear_svm(c=3.0, clip=False, **options)))(databases)
+        found = jax.jit(jax.vmap(targets.linear_svm(regularization=1 / 3, clip=False, **options)))(
+            databases
+        )
         assert found["w"].dtype == databases["x"].dtype
         return np.column_stack([found["w"], found["b"]]).astype(float)
 
@@ -207,7 +209,7 @@ def test_order_of_records_does_not_matter():
 def test_a_batch_is_a_loop():
     batch = [overlapping(seed) for seed in range(3)]
     stacked = on_device(jax.tree.map(lambda *x: np.stack(x), *batch))
-    together = jax.jit(jax.vmap(targets.linear_svm(c=3.0)))(stacked)
+    together = jax.jit(jax.vmap(targets.linear_svm(regularization=1 / 3)))(stacked)
     for i, records in enumerate(batch):
         w, b = fitted(records, 3.0)
         np.testing.assert_allclose(together["w"][i], w, atol=1e-5)
@@ -260,19 +262,21 @@ def test_global_bound_holds_on_corners_of_the_cube(n, d, c, x64):
     y = generator.choice([-1.0, 1.0], size=(300, n + 1))
     x[:100] = (y[:100, :, None] > 0) + 0.0  # All that agree in one corner, but for the last.
     x[:50, -1] = 1 - x[:50, -1]
-    solve = targets.linear_svm(c=c, steps=20)
+    solve = targets.linear_svm(regularization=1 / c, dims=d, steps=20)
     moved = jax.jit(jax.vmap(lambda x, y: neighbors(solve, x, y)))(jnp.asarray(x), jnp.asarray(y))
     weights, both = (float(jnp.max(distances)) for distances in moved)
     assert weights <= 2 * c * d / n + 1e-6
-    assert both <= targets.linear_svm_bound(c=c, d=d, dtype="float64")
+    assert both <= solve.sensitivity("l1", dtype="float64").value
     # A vote decides the bias, whatever the features.
     assert both >= 1
 
 
 def test_bound_is_the_diameter_of_a_set_that_the_target_stays_in():
-    assert targets.linear_svm_bound(c=3.0, d=3) == pytest.approx(2 + 4 * 3, rel=1e-5)
-    assert targets.linear_svm_bound(c=0.01, d=64) == pytest.approx(2 + 4 * 0.32, rel=1e-4)
-    assert targets.linear_svm_bound(c=3.0, d=3, dtype="float64") > 14
+    strong = targets.linear_svm(regularization=100.0, dims=64)
+    assert strong.sensitivity("l1").value == pytest.approx(2 + 4 * 0.32, rel=1e-4)
+    weak = targets.linear_svm(regularization=1 / 3, dims=3)
+    assert weak.sensitivity("l1").value == pytest.approx(2 + 4 * 3, rel=1e-5)
+    assert weak.sensitivity("l1", dtype="float64").value > 14
 
 
 @pytest.mark.parametrize("c", [3.0, 1e12])
@@ -280,14 +284,14 @@ def test_the_bound_does_not_depend_on_convergence(c):
     """One step from the start, and a C that float32 cannot follow."""
     records = on_device(repeated(0))
     model = fit(records, jnp.asarray(c), steps=1, working_set=8)
-    longest = (targets.linear_svm_bound(c=c, d=D) - 2) / 4
+    longest = (targets.linear_svm(regularization=1 / c, dims=D).sensitivity("l1").value - 2) / 4
     assert np.abs(model["w"]).sum() <= longest
     assert abs(model["b"]) <= 1 + longest
 
 
 @pytest.mark.slow
 def test_sampled_sensitivity_of_the_paper_s_experiment(key):
-    target = targets.linear_svm(c=3.0, clip=False)
+    target = targets.linear_svm(regularization=1 / 3, clip=False)
     found = dpjax.sample_sensitivity(
         key, target, two_gaussians, n=1000, norm="l1", m=400, gamma=0.1, method="dkw"
     )
@@ -295,9 +299,8 @@ def test_sampled_sensitivity_of_the_paper_s_experiment(key):
 
 
 def test_model_is_released(key):
-    bound = targets.linear_svm_bound(c=3.0, d=D)
-    sensitivity = dpjax.analytic_sensitivity(bound, norm="l1", n=N)
-    private = dpjax.privatize(targets.linear_svm(c=3.0), dpjax.laplace(sensitivity, epsilon=1.0))
+    target = targets.linear_svm(regularization=1 / 3, dims=D)
+    private = dpjax.privatize(target, dpjax.laplace(target.sensitivity("l1", n=N), epsilon=1.0))
     value = private(key, overlapping(0)).value
     assert value["w"].shape == (D,)
     assert value["b"].shape == ()
@@ -305,13 +308,11 @@ def test_model_is_released(key):
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_parameters_are_refused(bad):
-    with pytest.raises(ValueError, match="c must be"):
-        targets.linear_svm(c=bad)
-    with pytest.raises(ValueError, match="c must be"):
-        targets.linear_svm_bound(c=bad, d=2)
+    with pytest.raises(ValueError, match="regularization must be"):
+        targets.linear_svm(regularization=bad)
     with pytest.raises(ValueError, match="steps"):
-        targets.linear_svm(c=1.0, steps=0)
+        targets.linear_svm(regularization=1.0, steps=0)
     with pytest.raises(ValueError, match="working_set"):
-        targets.linear_svm(c=1.0, working_set=0)
-    with pytest.raises(ValueError, match="d must be"):
-        targets.linear_svm_bound(c=1.0, d=0)
+        targets.linear_svm(regularization=1.0, working_set=0)
+    with pytest.raises(ValueError, match="dims must be"):
+        targets.linear_svm(regularization=1.0, dims=0)

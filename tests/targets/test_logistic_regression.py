@@ -73,14 +73,13 @@ def test_neighbors_that_newton_steps_overshoot_are_within_the_bound(dtype):
         x, y = (np.repeat(v, TIMES, axis=0) for v in (inside, [-1, -1, 1, -1]))
         neighbor = x.copy()
         neighbor[1882] = x[0]
-        fit = jax.jit(targets.logistic_regression(regularization=OVERSHOT))
+        target = targets.logistic_regression(regularization=OVERSHOT, dims=3)
+        fit = jax.jit(target)
         w, other = (
             np.asarray(fit({"x": jnp.asarray(v, dtype), "y": jnp.asarray(y)}), float)
             for v in (x, neighbor)
         )
-        bound = targets.logistic_regression_bound(
-            regularization=OVERSHOT, n=10**5, d=3, dtype=dtype
-        )
+        bound = target.sensitivity("l2", n=10**5, dtype=dtype).value
     error = np.linalg.norm(gradient(w, {"x": x, "y": y}, OVERSHOT)) / OVERSHOT
     assert np.linalg.norm(w - other) <= bound
     assert error <= bound - 2 / (10**5 * OVERSHOT)
@@ -128,7 +127,8 @@ def test_labels_are_positive_or_not():
 @pytest.mark.usefixtures("x64")
 def test_bound():
     def bound(strength, n, dtype="float64"):
-        return targets.logistic_regression_bound(regularization=strength, n=n, d=3, dtype=dtype)
+        target = targets.logistic_regression(regularization=strength, dims=3)
+        return target.sensitivity("l2", n=n, dtype=dtype).value
 
     pull = special.expit(np.sqrt(0.2785 / 0.5))
     assert bound(0.5, 8) == pytest.approx(0.5 * pull)
@@ -154,7 +154,8 @@ def test_records_that_pull_hardest_are_within_the_bound(n, strength):
 
         return optimize.brentq(slope, -1 / strength, 1 / strength, xtol=1e-14)
 
-    bound = targets.logistic_regression_bound(regularization=strength, n=n, d=1, dtype="float64")
+    target = targets.logistic_regression(regularization=strength, dims=1)
+    bound = target.sensitivity("l2", n=n, dtype="float64").value
     found = max(minimizer(k) - minimizer(k + 1) for k in range(n))
     assert bound / 5 < found <= bound
 
@@ -164,23 +165,20 @@ def test_a_strength_that_the_dtype_does_not_carry_is_refused():
     records = {"x": jnp.ones((5, 3)), "y": jnp.ones(5)}
     for refused in (
         lambda: targets.logistic_regression(**weak)(records),
-        lambda: targets.logistic_regression_bound(n=5, d=3, **weak),
+        lambda: targets.logistic_regression(dims=3, **weak).sensitivity("l2", n=5),
         lambda: targets.ridge_regression(**weak)(records),
-        lambda: targets.ridge_regression_bound(n=5, d=3, **weak),
+        lambda: targets.ridge_regression(dims=3, **weak).sensitivity("l2", n=5),
     ):
         with pytest.raises(ValueError, match=r"regularization must be .* in float32.* float64"):
             refused()
     with jax.enable_x64(True):
-        targets.logistic_regression_bound(n=5, d=3, dtype="float64", **weak)
+        targets.logistic_regression(dims=3, **weak).sensitivity("l2", n=5, dtype="float64")
 
 
 def test_weights_are_released(key):
     records = problem(5)
-    bound = targets.logistic_regression_bound(regularization=0.1, n=80, d=3)
-    sensitivity = dpjax.analytic_sensitivity(bound, norm="l2", n=80)
-    private = dpjax.privatize(
-        targets.logistic_regression(regularization=0.1), dpjax.gaussian(sensitivity, 1.0, 1e-5)
-    )
+    target = targets.logistic_regression(regularization=0.1, dims=3)
+    private = dpjax.privatize(target, dpjax.gaussian(target.sensitivity("l2", n=80), 1.0, 1e-5))
     assert private(key, records).value.shape == (3,)
     records["x"][0] = np.nan
     assert np.all(np.isfinite(private(key, records).value))
@@ -190,9 +188,7 @@ def test_weights_are_released(key):
 def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValueError, match="regularization"):
         targets.logistic_regression(regularization=bad)
-    with pytest.raises(ValueError, match="regularization"):
-        targets.logistic_regression_bound(regularization=bad, n=10, d=3)
-    with pytest.raises(ValueError, match="d must be"):
-        targets.logistic_regression_bound(regularization=1.0, n=1, d=0)
+    with pytest.raises(ValueError, match="dims must be"):
+        targets.logistic_regression(regularization=1.0, dims=0)
     with pytest.raises(ValueError, match="n must be"):
-        targets.logistic_regression_bound(regularization=1.0, n=0, d=3)
+        targets.logistic_regression(regularization=1.0, dims=3).sensitivity("l2", n=0)

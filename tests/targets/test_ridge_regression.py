@@ -86,9 +86,9 @@ def test_global_bound_holds_on_random_and_adversarial_neighbors(n, strength, x64
     lengths = np.linspace(0.05, 1, 100)
     x[:100], y[:100] = lengths[:, None, None] * [1.0, 0.0], 1
     x[:100, -2:], y[:100, -1] = [1.0, 0.0], -1
-    fit = targets.ridge_regression(regularization=strength)
+    fit = targets.ridge_regression(regularization=strength, dims=2)
     moved = jax.jit(jax.vmap(lambda x, y: neighbors(fit, x, y)))(jnp.asarray(x), jnp.asarray(y))
-    bound = targets.ridge_regression_bound(regularization=strength, n=n, d=2, dtype="float64")
+    bound = fit.sensitivity("l2", n=n, dtype="float64").value
     assert float(jnp.max(moved)) <= bound
     # The search is no formality.
     assert float(jnp.max(moved)) > 0.15 * bound
@@ -123,7 +123,8 @@ def test_weights_are_as_long_as_the_bound_allows(strength, x64):
 @pytest.mark.usefixtures("x64")
 def test_bound_is_rounded_up():
     def bound(strength, n):
-        return targets.ridge_regression_bound(regularization=strength, n=n, d=2, dtype="float64")
+        target = targets.ridge_regression(regularization=strength, dims=2)
+        return target.sensitivity("l2", n=n, dtype="float64").value
 
     assert 0.16 <= bound(0.25, 100) < 0.16 + 1e-12
     assert bound(3.0, 7) >= 2.5 / 21
@@ -138,19 +139,17 @@ def test_the_sampler_finds_less_than_the_bound(key):
         x = jax.random.uniform(keys[0], (n, 2))
         return {"x": x, "y": x[:, 0] + 0.1 * jax.random.normal(keys[1], (n,))}
 
-    target = targets.ridge_regression(regularization=0.1)
+    target = targets.ridge_regression(regularization=0.1, dims=2)
     found = dpjax.sample_sensitivity(key, target, oracle, n=50, norm="l2", m=100)
-    assert 0 < found.value < targets.ridge_regression_bound(regularization=0.1, n=50, d=2)
+    assert 0 < found.value < target.sensitivity("l2", n=50).value
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_parameters_are_refused(bad):
     with pytest.raises(ValueError, match="regularization"):
         targets.ridge_regression(regularization=bad)
-    with pytest.raises(ValueError, match="regularization"):
-        targets.ridge_regression_bound(regularization=bad, n=10, d=2)
     with pytest.raises(ValueError, match="n must be"):
-        targets.ridge_regression_bound(regularization=1.0, n=0, d=2)
+        targets.ridge_regression(regularization=1.0, dims=2).sensitivity("l2", n=0)
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, pytest.param(40, marks=pytest.mark.slow)])

@@ -1,0 +1,146 @@
+"""Targets that know how far one record moves their value."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation, Sensitivity
+from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._sum_targets import Summable
+from dpjax.targets._bounds import VectorNorm, running_dtype
+
+# Takes the norm, n (None where it is not given) and the dtype that runs.
+Bound = Callable[[VectorNorm, int | None, np.dtype], float]
+
+
+class KnownSensitivity(abc.ABC):
+    """A target that knows its sensitivity: call it on a database, or ask it for the bound.
+
+    Attributes:
+        norms: those in which a bound is known. The first one is the default of `sensitivity`.
+        relations: those under which a bound is known.
+
+    Formal guarantees:
+        `sensitivity` bounds ||f(D) - f(D')|| for all neighbors D and D', rounding included.
+    """
+
+    norms: tuple[VectorNorm, ...] = get_args(VectorNorm)
+    relations: tuple[NeighboringRelation, ...] = (NeighboringRelation.REPLACE_ONE,)
+
+    @abc.abstractmethod
+    def __call__(self, database: Any) -> Any:
+        """The value on a database."""
+
+    @abc.abstractmethod
+    def _bound(
+        self,
+        norm: VectorNorm,
+        relation: NeighboringRelation,
+        n: int | None,
+        dtype: jax.typing.DTypeLike,
+    ) -> float:
+        """The bound, rounded up; 0 where no record moves the value."""
+
+    def sensitivity(
+        self,
+        norm: VectorNorm | None = None,
+        *,
+        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+        n: int | None = None,
+        dtype: jax.typing.DTypeLike = "float32",
+    ) -> Sensitivity:
+        """What a mechanism is calibrated to, as `dpjax.laplace(target.sensitivity(), epsilon)`.
+
+        Args:
+            norm: one of `norms`; None for the first of them.
+            relation: which databases are neighbors: one of `relations`.
+            n: number of records; a release then refuses databases of another size. An average
+                needs it. Under add-or-remove-one it is the number of slots.
+            dtype: float dtype of the records. What holds for float32 holds for float64 as well.
+
+        Returns:
+            A `Sensitivity` in the units of the value, with gamma 0.
+
+        Raises:
+            TypeError: if n is not an integer where the bound needs it, or the dtype is not of
+                floats.
+            ValueError: if no bound is known in this norm, under this relation or for this n, or
+                no record moves the value.
+        """
+        norm = self.norms[0] if norm is None else norm
+        _checks.choice("norm", norm, self.norms)
+        relation = NeighboringRelation(relation)
+        if relation not in self.relations:
+            known = " or ".join(map(str, self.relations))
+            raise ValueError(f"relation must be {known}, where a bound is known, got {relation}")
+        n = None if n is None else _checks.integer("n", n, least=1)
+        bound = self._bound(norm, relation, n, dtype)
+        if bound == 0:
+            raise ValueError(f"the value is public: no record moves it under {relation}")
+        return analytic_sensitivity(bound, norm=norm, n=n, relation=relation)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class _WithBound(KnownSensitivity):
+    bound: Bound
+    norms: tuple[VectorNorm, ...] = get_args(VectorNorm)
+
+    def _bound(
+        self,
+        norm: VectorNorm,
+        relation: NeighboringRelation,
+        n: int | None,
+        dtype: jax.typing.DTypeLike,
+    ) -> float:
+        del relation  # Replace-one: `sensitivity` refuses the other.
+        return self.bound(norm, n, running_dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundedTarget(_WithBound):
+    """A function of a database, and its bound under replace-one."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, database: Any) -> Any:
+        return self.function(database)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundedSum(Summable, _WithBound):
+    """A function of a sum over records, and its bound under replace-one."""
+
+
+def bounded_average(
+    statistic: Callable[[Any], Any],
+    finish: Callable[[Any], Any] = lambda average: average,
+    *,
+    largest: Any,
+    bound: Bound,
+    norms: tuple[VectorNorm, ...] = get_args(VectorNorm),
+) -> BoundedSum:
+    """finish(average of statistic(x_i)) for floats in [-largest, largest], added up exactly."""
+    return BoundedSum(statistic, finish, True, largest, bound=bound, norms=norms)
+
+
+def dims_or_none(dims: int | None) -> int | None:
+    """The number of coordinates of a record, where it was given."""
+    return None if dims is None else _checks.integer("dims", dims, least=1)
+
+
+def check_dims(dims: int | None, found: int) -> None:
+    """Refuses records of another size than the one that the bound is for."""
+    if dims not in (None, found):
+        raise ValueError(f"records must have dims={dims} coordinates, got {found}")
+
+
+def known_dims(dims: int | None) -> int:
+    """The number of coordinates, for a bound that depends on it."""
+    if dims is None:
+        raise ValueError("dims must be given to the target: its bound depends on it, got None")
+    return dims
