@@ -551,7 +551,7 @@ def test_bad_batches_are_refused(loss, parameters, examples, mask, error, messag
 
 
 CONVOLUTIONS = {
-    "depthwise": {"feature_group_count": 2, "padding": "SAME"},
+    "grouped": {"feature_group_count": 2, "padding": "SAME"},
     "transposed": {"lhs_dilation": (2, 2), "padding": [(1, 1)] * 2},
     "plain": {"padding": "SAME"},
 }
@@ -576,7 +576,7 @@ def test_no_example_makes_the_others_of_a_convolution_nan(settings, dtype):
         return jnp.sum(jnp.sin(one)) + jnp.sum(jnp.sin(other))
 
     with jax.enable_x64(dtype == "float64"):
-        shape = (2, 2 // settings.get("feature_group_count", 1), 3, 3)
+        shape = (4, 2 // settings.get("feature_group_count", 1), 3, 3)
         weights = jnp.full(shape, 0.3, dtype)
         examples = jax.random.normal(jax.random.key(0), (4, 1, 2, 5, 5), dtype)
         clipped = learning.clipped_gradients(loss, clip_norm=1.0)
