@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from dpjax._foreign import is_own, key_implementations
+from dpjax._programs import refuse_outside_code
 from dpjax._walks import equations
 
 # Under `vmap` all lanes get bits of the first lane's key.
@@ -61,4 +62,7 @@ def refuse_touching(name: str, traced: Any) -> None:
 def check_lanes(name: str, function: Callable[..., Any], *batched: Any) -> None:
     """Refuses a function of one example whose lanes may touch, given arrays of many examples."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-    refuse_touching(name, jax.make_jaxpr(function)(*one))
+    traced = jax.make_jaxpr(function)(*one)
+    refuse_touching(name, traced)
+    # Code outside of JAX, and references, may remember one example when they see another.
+    refuse_outside_code(name, traced)

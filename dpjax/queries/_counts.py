@@ -249,7 +249,7 @@ def _as_codes(records: Any) -> jax.Array:
     """
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)
-    numbers = records.astype(compute_dtype(records.dtype))
+    numbers = comparable(records)
     exact = jnp.abs(numbers) < min(2.0 ** (jnp.finfo(records.dtype).nmant + 1), 2.0**31)
     whole = exact & (numbers == jnp.floor(numbers))
     return jnp.where(whole, numbers, -1).astype(jnp.int32)
