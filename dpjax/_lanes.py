@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _checks
 from dpjax._foreign import is_own, key_implementations
 from dpjax._programs import refuse_outside_code
 from dpjax._walks import JITS, equations
@@ -87,12 +88,12 @@ def is_exact(traced: Any) -> bool:
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
-    constants = [
+    constants: list[tuple[Any, Any]] = [
         (constant, variable.aval.dtype)
         for program in (traced, *inner)
         for constant, variable in zip(program.consts, program.jaxpr.constvars, strict=True)
     ]
-    literals = (x for e in found for x in e.invars if isinstance(x, jex.Literal))
+    literals: list[Any] = [x for e in found for x in e.invars if isinstance(x, jex.Literal)]
     constants += [(x.val, x.aval.dtype) for x in literals]
     return all(map(_is_exact, found)) and not any(itertools.starmap(_may_be_subnormal, constants))
 
@@ -112,7 +113,7 @@ def _is_exact(equation: Any) -> bool:
 def _may_be_subnormal(constant: Any, dtype: Any) -> bool:
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
-    if isinstance(constant, jax.core.Tracer):
+    if _checks.is_traced(constant):
         return True
     sizes = np.abs(np.asarray(constant, dtype))
     return bool(np.any((sizes > 0) & (sizes < jnp.finfo(dtype).tiny)))
@@ -127,7 +128,12 @@ def check_lanes(
         A function that runs what was checked, and its program.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-    traced, outputs = jax.make_jaxpr(function, return_shape=True)(*one)
+
+    # A new function each time: JAX keeps what it has traced, whatever a function closes over by now.
+    def fresh(*example: Any) -> Any:
+        return function(*example)
+
+    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
     refuse_touching(name, traced)
     # Code outside of JAX, and references, may remember one example when they see another.
     refuse_outside_code(name, traced)
