@@ -129,7 +129,7 @@ def check_lanes(
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
-    # A new function each time: JAX keeps what it has traced, whatever a function closes over by now.
+    # A new function each time: JAX keeps traces, whatever a function closes over by now.
     def fresh(*example: Any) -> Any:
         return function(*example)
 
