@@ -89,32 +89,35 @@ def clipped_in_parts(
         return clipped(parameters, load(indices[part]), mask[part], clip_norm=clip_norm)
 
     first = sum_from(0)
-    total, within = _digits(first.value, first.norm_bound, batch), first.within
+    scale = bound = first.norm_bound
+    total, within = _digits(first.value, scale, batch), first.within
     for start in range(size, batch, size):
         one = sum_from(start)
-        digits = _digits(one.value, one.norm_bound, batch)
+        # Examples of another shape are rounded otherwise, so the bounds of parts may differ.
+        bound = jnp.maximum(bound, one.norm_bound)
+        digits = _digits(one.value, scale, batch)
         total, within = jax.tree.map(jnp.add, total, digits), within + one.within
-    value, bound = _whole(total, first.value, first.norm_bound, batch)
+    value, bound = _whole(total, first.value, scale, bound, batch)
     return sealed(value, bound, within)
 
 
 @functools.partial(jax.jit, static_argnames="batch")
-def _digits(value: Any, norm_bound: Scalar, batch: int) -> list[list[jax.Array]]:
-    bound = jnp.asarray(norm_bound)
-    return [to_digits(x, bound.astype(x.dtype), batch) for x in jax.tree.leaves(value)]
+def _digits(value: Any, scale: Scalar, batch: int) -> list[list[jax.Array]]:
+    scale = jnp.asarray(scale)
+    return [to_digits(x, scale.astype(x.dtype), batch) for x in jax.tree.leaves(value)]
 
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _whole(
-    digits: list[list[jax.Array]], like: Any, norm_bound: Scalar, batch: int
+    digits: list[list[jax.Array]], like: Any, scale: Scalar, norm_bound: Scalar, batch: int
 ) -> tuple[Any, jax.Array]:
     """The sum that the digits stand for, and a norm bound that covers its rounding."""
     leaves, structure = jax.tree.flatten(like)
-    bound = jnp.asarray(norm_bound)
+    scale = jnp.asarray(scale)
     total = [
-        from_digits(x, bound.astype(leaf.dtype), batch, leaf.dtype)
+        from_digits(x, scale.astype(leaf.dtype), batch, leaf.dtype)
         for x, leaf in zip(digits, leaves, strict=True)
     ]
     narrowest = min((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
     charged = slack(leaves, terms=0, part=0, batch=batch, dtype=narrowest)
-    return jax.tree.unflatten(structure, total), bound * (1 + charged)
+    return jax.tree.unflatten(structure, total), jnp.asarray(norm_bound) * (1 + charged)

@@ -123,6 +123,7 @@ class ClippedGradients:
         axes = _axes((parameters, norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         leaves, structure = jax.tree.flatten(parameters)
+        norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
         roundings = []
 
         def own(parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> Any:
@@ -222,9 +223,7 @@ def _in_parts(x: jax.Array, part: int) -> jax.Array:
 
 
 def _is_mask(mask: Any, size: int) -> bool:
-    if mask is None or jnp.shape(mask) != (size,):
-        return False
-    return jnp.issubdtype(jnp.result_type(mask), jnp.bool_)
+    return getattr(mask, "shape", None) == (size,) and mask.dtype == bool
 
 
 def _checked_norm(clip_norm: Scalar) -> Any:
@@ -246,6 +245,13 @@ def _first(examples: Any) -> Any:
 
 
 def _batch_size(examples: Any) -> int:
+    for leaf in jax.tree.leaves(examples):
+        _checks.refuse_foreign_dtype("examples", leaf)
+        if getattr(getattr(leaf, "dtype", None), "kind", "") in set("OSUMm"):
+            raise TypeError(
+                f"examples must be arrays of numbers, got {_checks.described(examples)}: encode"
+                " texts and dates before"
+            )
     shapes = [jnp.shape(x) for x in jax.tree.leaves(examples)]
     sizes = {shape[:1] for shape in shapes}
     if len(sizes) != 1 or sizes & {(), (0,)}:

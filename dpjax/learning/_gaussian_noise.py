@@ -71,7 +71,8 @@ def gaussian_noise(
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
             another one after every step. Every call of `init` starts a training with a key of its
-            own: the first takes this key, later ones fold their number into it. An open
+            own: the first takes this key, later ones fold their number into it. All optimizers of
+            a secret key share the count; those of a seeded key repeat themselves. An open
             `KeyLedger` claims each of them.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
@@ -120,7 +121,7 @@ def gaussian_noise(
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
-    trainings = Trainings()
+    trainings = Trainings(key)
 
     def init(parameters: Any) -> NoiseState:
         coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))

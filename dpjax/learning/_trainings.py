@@ -4,23 +4,30 @@
 it, compile it, or send the optimizer to other processes.
 """
 
+import collections
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
 from jax.extend.core import get_opaque_trace_state
 
-from dpjax.random._open_ledgers import tell_of_training
+from dpjax import _checks
+from dpjax.random._keys import is_seeded
+from dpjax.random._open_ledgers import fingerprint_of_key, tell_of_training
+
+_OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
     """Counts the trainings of one optimizer, and refuses to count where one call serves many."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: jax.Array | None = None) -> None:
         """Remembers the process and the trace of the optimizer."""
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
+        self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
 
     def number(self) -> int:
         """The number of one more training, from 0."""
@@ -35,9 +42,11 @@ class Trainings:
 
     def key(self, key: jax.Array) -> jax.Array:
         """The key of one more training, which ledgers of keys claim: first the given one."""
-        number = self.number()
-        key = jax.random.fold_in(key, number) if number else key
-        tell_of_training(key)
+        if self.number() == 0:
+            tell_of_training(key)
+        if number := next(self._numbers_of_key):
+            key = jax.random.fold_in(key, number)
+            tell_of_training(key)
         return key
 
     def __reduce__(self) -> NoReturn:
@@ -49,3 +58,13 @@ class Trainings:
 
     def __deepcopy__(self, _: Any) -> "Trainings":
         return self
+
+
+def _numbers_of(key: jax.Array) -> Iterator[int]:
+    """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many.
+
+    What comes from a seed must come again, and a traced key is known to nobody yet.
+    """
+    if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
+        return itertools.count()
+    return _OF_KEYS[fingerprint_of_key(key)]

@@ -548,3 +548,45 @@ def test_bad_parameters_are_refused(arguments, error, message):
 def test_bad_batches_are_refused(loss, parameters, examples, mask, error, message):
     with pytest.raises(error, match=message):
         learning.clipped_gradients(loss, clip_norm=1.0)(parameters, examples, mask)
+
+
+CONVOLUTIONS = {
+    "grouped": {"feature_group_count": 2, "padding": "SAME"},
+    "transposed": {"lhs_dilation": (2, 2), "padding": [(1, 1)] * 2},
+    "plain": {"padding": "SAME"},
+}
+
+
+@pytest.mark.parametrize("settings", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_example_makes_the_others_of_a_convolution_nan(settings, dtype):
+    """Under `vmap`, XLA fills kernels of groups up with zeros; and zero times infinity is NaN.
+
+    One record, whose intermediate numbers overflow, made every gradient of its batch NaN, and all
+    counted as zero; in a slot that is masked, too. What else reaches it: parameters that are not
+    the kernel, kernels that an example makes, several trainings under `vmap`.
+    """
+
+    def loss(w, x):
+        kernel = x[0, : 2 // settings.get("feature_group_count", 1), :3, :3]
+        kernel = jnp.broadcast_to(kernel, w.shape)
+        one, other = (
+            jax.lax.conv_general_dilated(x, k, (1, 1), **settings) for k in (w, w**2 + kernel)
+        )
+        return jnp.sum(jnp.sin(one)) + jnp.sum(jnp.sin(other))
+
+    with jax.enable_x64(dtype == "float64"):
+        shape = (4, 2 // settings.get("feature_group_count", 1), 3, 3)
+        weights = jnp.full(shape, 0.3, dtype)
+        examples = jax.random.normal(jax.random.key(0), (4, 1, 2, 5, 5), dtype)
+        clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+        mask = jnp.arange(4) != 2
+        clean = clipped(weights, examples, mask).value
+        assert jnp.linalg.norm(clean) > 0.1
+        for present in (mask, True):
+            dirty = clipped(weights, examples.at[2].set(jnp.inf), present).value
+            np.testing.assert_allclose(dirty, clean, atol=1e-6)
+        both = jax.vmap(lambda w: clipped(w, examples, mask).value)(
+            jnp.stack([weights, jnp.full_like(weights, jnp.nan)])
+        )
+        np.testing.assert_allclose(both[0], clean, atol=1e-6)

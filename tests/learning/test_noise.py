@@ -438,8 +438,8 @@ def test_one_key_is_for_one_training(keys):
     """Folds and restarts: every `init` has a key, and the first the one that was given.
 
     What else calls it: the two halves of a `multi_transform`, and a copy of the optimizer, which
-    share its count. Two optimizers that were given one key are the caller's: a `KeyLedger` and
-    `jax.debug_key_reuse` see them. A state that is put back goes on with its key (security.md).
+    share its count. Two optimizers that were given one seeded key are the caller's: a `KeyLedger`
+    and `jax.debug_key_reuse` see them. A state that is put back goes on with its key (security.md).
     """
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     copied = copy.deepcopy(optax.chain(noise, optax.sgd(1.0)))
@@ -454,6 +454,30 @@ def test_one_key_is_for_one_training(keys):
     assert np.array_equal(jax.random.key_data(states[0].key), jax.random.key_data(keys(3)))
     again = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     assert [two_bits(again.init(PARAMETERS)) for _ in range(4)] == [two_bits(x) for x in states]
+
+
+def made_again(key):
+    return lambda: learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=4)
+
+
+def injected(key):
+    made = optax.inject_hyperparams(learning.gaussian_noise)
+    return lambda: made(key, noise_multiplier=1.0, batch_size=4)
+
+
+@pytest.mark.parametrize("make", [made_again, injected])
+def test_optimizers_of_one_secret_key_share_no_training(make):
+    """`inject_hyperparams` makes the optimizer anew in each call of `init`, and so may a fold.
+
+    What else makes one anew: `inject_stateful_hyperparams`, and every function that returns an
+    optimizer. Inside of `jit` the key is not known to the count, nor is it in another process.
+    """
+    make = make(dpjax.random.secure_key())
+    noise = make()
+    states = [noise.init(PARAMETERS), noise.init(PARAMETERS), make().init(PARAMETERS)]
+    states = [getattr(state, "inner_state", state) for state in states]
+    assert len({tuple(two_bits(state)) for state in states}) == 3
+    jax.jit(lambda state: noise.update(nothing(), state))(noise.init(PARAMETERS))
 
 
 def test_the_adaptive_noise_of_two_trainings_differs(keys):

@@ -120,6 +120,34 @@ def test_parts_of_another_clip_norm(keys):
     assert int(state.noise.step) == 1
 
 
+@pytest.mark.parametrize("lengths", [(60, 2), (2, 60)], ids=["longest first", "longest last"])
+def test_parts_whose_bounds_differ_are_added_up_as_they_are(lengths, keys):
+    """Examples that are padded to the longest of a part go through other numbers of roundings.
+
+    So the norm bounds differ, and here a power of two lies between them: digits that were written
+    by one and read by the other would count twice, or half. What else reaches the line: a load that
+    changes the dtype of examples, or leaves arrays out.
+    """
+
+    def rows(w, indices):
+        return jnp.sum(w[indices])
+
+    clipped = learning.clipped_gradients(rows, clip_norm=1.99998)
+    table, shapes = jnp.zeros((50, 3)), iter(lengths)
+    bounds = [clipped(table, jnp.zeros((4, n), int), True).norm_bound for n in lengths]
+    assert min(bounds) < 2 < max(bounds)
+    found = learning.clipped_in_parts(
+        keys(1),
+        clipped,
+        table,
+        sampling=learning.fixed_size_sampling(8, batch_size=8),
+        examples=lambda indices: jnp.zeros((len(indices), next(shapes)), int),
+        parts=2,
+    )
+    assert float(jnp.linalg.norm(found.value)) == pytest.approx(8 * 1.99998, rel=1e-5)
+    assert found.norm_bound > max(bounds)
+
+
 def test_parts_that_are_none_are_refused(keys):
     sampling = learning.poisson_sampling(N, batch_size=90)
     for parts in (0, sampling.capacity + 1):
