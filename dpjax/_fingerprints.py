@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import struct
 from typing import Any
 
 import jax
@@ -33,7 +34,9 @@ def digest(*parts: Any) -> str:
 
 def _encode(sink: Any, value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
-    if value is None or isinstance(value, (str, int, float)):
+    if isinstance(value, float) and value != value:
+        sink.update(struct.pack("<d", value))  # The text of every NaN is one.
+    elif value is None or isinstance(value, (str, int, float)):
         _encode_text(sink, repr(value))
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         # One class from jax 0.11 on; before, only a closed one has constants.

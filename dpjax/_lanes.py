@@ -6,13 +6,19 @@ what it would compute alone, but for rounding, whatever the other lanes hold. Th
 in this file.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
 
+from dpjax import _checks
 from dpjax._foreign import is_own, key_implementations
-from dpjax._walks import equations
+from dpjax._programs import refuse_outside_code
+from dpjax._walks import JITS, equations
 
 # Under `vmap` all lanes get bits of the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
@@ -23,6 +29,22 @@ _OPAQUE = frozenset(
     (
         *("pallas_call", "core_map", "mpmd_map", "triton_kernel_call", "tpu_custom_call"),
         *("custom_partitioning", "call_exported", "call_hi_primitive"),
+    )
+)
+
+
+# Of these XLA makes one result, however it vectorizes: they move and compare, and compute in bits.
+_EXACT = JITS | frozenset(
+    (
+        *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "reduce_and", "reduce_or"),
+        *("broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "concatenate"),
+    )
+)
+# Of these for integers. XLA leaves division by 0 to the machine, and where NaN goes in a minimum.
+_EXACT_FOR_INTEGERS = frozenset(
+    (
+        *("add", "sub", "mul", "neg", "abs", "sign", "min", "max", "clamp", "reduce_sum"),
+        *("reduce_max", "reduce_min", "convert_element_type"),
     )
 )
 
@@ -58,7 +80,66 @@ def refuse_touching(name: str, traced: Any) -> None:
         )
 
 
-def check_lanes(name: str, function: Callable[..., Any], *batched: Any) -> None:
-    """Refuses a function of one example whose lanes may touch, given arrays of many examples."""
+def is_exact(traced: Any) -> bool:
+    """Whether each lane has the same bits alone and among others, unless a number is subnormal.
+
+    Floats are only moved and compared, so nothing is rounded; a machine may take subnormal ones for
+    0 in one lane and not in another, so constants are none.
+    """
+    found = list(equations(traced.jaxpr))
+    inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
+    constants: list[tuple[Any, Any]] = [
+        (constant, variable.aval.dtype)
+        for program in (traced, *inner)
+        for constant, variable in zip(program.consts, program.jaxpr.constvars, strict=True)
+    ]
+    literals: list[Any] = [x for e in found for x in e.invars if isinstance(x, jex.Literal)]
+    constants += [(x.val, x.aval.dtype) for x in literals]
+    return all(map(_is_exact, found)) and not any(itertools.starmap(_may_be_subnormal, constants))
+
+
+def _is_exact(equation: Any) -> bool:
+    operation = equation.primitive.name
+    if operation == "select_n":  # Among more than two XLA leaves it to the machine, too.
+        return equation.invars[0].aval.dtype == bool
+    if operation in _EXACT:
+        return True
+    atoms = (*equation.invars, *equation.outvars)
+    return operation in _EXACT_FOR_INTEGERS and not any(
+        jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms
+    )
+
+
+def _may_be_subnormal(constant: Any, dtype: Any) -> bool:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return False
+    if _checks.is_traced(constant):
+        return True
+    sizes = np.abs(np.asarray(constant, dtype))
+    return bool(np.any((sizes > 0) & (sizes < jnp.finfo(dtype).tiny)))
+
+
+def check_lanes(
+    name: str, function: Callable[..., Any], *batched: Any
+) -> tuple[Callable[..., Any], Any]:
+    """Refuses a function of one example whose lanes may touch, given arrays of many examples.
+
+    Returns:
+        A function that runs what was checked, and its program.
+    """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-    refuse_touching(name, jax.make_jaxpr(function)(*one))
+
+    # A new function each time: JAX keeps traces, whatever a function closes over by now.
+    def fresh(*example: Any) -> Any:
+        return function(*example)
+
+    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    refuse_touching(name, traced)
+    # Code outside of JAX, and references, may remember one example when they see another.
+    refuse_outside_code(name, traced)
+
+    def checked(*example: Any) -> Any:
+        found = jex.jaxpr_as_fun(traced)(*jax.tree.leaves(example))
+        return jax.tree.unflatten(jax.tree.structure(outputs), found)
+
+    return checked, traced

@@ -224,6 +224,35 @@ def test_it_is_refused_wherever_it_is_assumed(name, place):
         PLACES[place](TOUCHING[name])
 
 
+def remembers():
+    """Holds for every second example that it sees, whatever that is."""
+    seen = jax.new_ref(jnp.int32(0))
+
+    def function(x):
+        seen[...] += 1
+        return jnp.float32(seen[...] % 2)
+
+    return function
+
+
+def of_all_lanes(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(np.cumsum, shape, x, vmap_method="broadcast_all")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_function_of_a_record_remembers_or_asks_python(place):
+    """A loop over records keeps lanes apart, but not what is outside of the loop.
+
+    What else reaches it: losses, oracles and norms, which were refused before, and a mechanism
+    that is given a query's value by hand, where `privatize` does not look at the program.
+    """
+    with pytest.raises(ValueError, match=f"{place} must be a pure function"):
+        PLACES[place](remembers())
+    with pytest.raises(ValueError, match=f"{place} must not call code outside of JAX"):
+        PLACES[place](of_all_lanes)
+
+
 def test_a_key_of_a_record_or_of_a_database_may_be_rbg_nowhere():
     oracle = oracles.independent(jax.random.uniform)
     with pytest.raises(ValueError, match="record must not draw with rbg keys"):

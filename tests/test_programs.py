@@ -177,6 +177,18 @@ def test_shapes_and_structure_matter():
     assert trace(lambda x: x["a"], {"a": RECORDS}) != trace(lambda x: x["b"], {"b": RECORDS})
 
 
+def test_the_bits_of_a_nan_are_in_the_fingerprint():
+    """Every NaN prints as one, but their signs can be told apart; arrays always went by bits."""
+
+    def of(nan):
+        return lambda x: jnp.sum(jnp.signbit(jnp.where(x > 0, nan, 1.0)), dtype=jnp.int32)
+
+    one, other = (jax.jit(of(nan))(jnp.ones(4)) for nan in (np.nan, -np.nan))
+    assert int(one) != int(other)
+    assert fingerprint(of(np.nan)) != fingerprint(of(-np.nan))
+    assert fingerprint(of(np.nan)) == fingerprint(of(np.nan))
+
+
 def test_an_array_that_was_changed_in_place_matters():
     weights = np.ones(4, np.float32)
 

@@ -18,7 +18,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -282,8 +282,9 @@ class LedgerFile:
         self._process = os.getpid()
         self._lock.release()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_connection") and self._process == os.getpid():
+    # When Python ends, what modules held may be gone.
+    def __del__(self, process: Callable[[], int] = os.getpid) -> None:
+        if hasattr(self, "_connection") and self._process == process():
             self.close()
 
     def _connected(self) -> sqlite3.Connection:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpjax import _checks
-from dpjax._lanes import check_lanes
+from dpjax._lanes import check_lanes, is_exact
 from dpjax._numerics import compute_dtype
 from dpjax.base import NeighboringRelation
 from dpjax.queries._query import Query
@@ -23,8 +23,8 @@ LARGEST_TABLE = 2**31 - 2
 def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     """How many records satisfy a predicate.
 
-    It loops over the records, which a CPU does quickly and an accelerator does not;
-    `histogram_query` needs no loop.
+    A predicate that compares numbers, and computes in integers, takes all records at once. One that
+    rounds, divides or draws loops over the records, which is slow on an accelerator.
 
     Args:
         predicate: takes one record, the database's pytree without the leading axis, to a boolean;
@@ -38,8 +38,9 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. The predicate runs on one record at a time, by one program. So it says the same
-        of a record in every slot, and no record changes what it says of another. The release lies
+        attains it. The predicate says the same of a record in every slot, and no record changes
+        what it says of another: it runs on one record at a time, by one program, unless nothing in
+        it rounds. Then subnormal numbers in records count as 0. The release lies
         within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding, with probability 1 - beta:
         `error`.
 
@@ -61,8 +62,11 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
             return jnp.sum(present, dtype=jnp.int32)
         # Under `vmap` XLA computes the last rows by other instructions: there a record may get
         # another float, and one record that is removed would move all that follow.
-        check_lanes("predicate", predicate, records)
-        holds = lax.map(predicate, records)
+        checked, program = check_lanes("predicate", predicate, records)
+        if is_exact(program):
+            holds = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
+        else:
+            holds = lax.map(checked, records)
         one_array = isinstance(holds, jax.Array)
         if not one_array or holds.shape != present.shape or holds.dtype != bool:
             raise TypeError(
@@ -238,7 +242,13 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
 
 def comparable(numbers: jax.Array) -> jax.Array:
     """As floats, but for subnormal ones: 0, which some threads and devices take them for."""
-    numbers = numbers.astype(compute_dtype(numbers.dtype))
+    return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
+
+
+def without_subnormals(numbers: jax.Array) -> jax.Array:
+    """With 0 for subnormal floats."""
+    if not jnp.issubdtype(numbers.dtype, jnp.floating):
+        return numbers
     return jnp.where(jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny, 0, numbers)
 
 
@@ -249,7 +259,7 @@ def _as_codes(records: Any) -> jax.Array:
     """
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)
-    numbers = records.astype(compute_dtype(records.dtype))
+    numbers = comparable(records)
     exact = jnp.abs(numbers) < min(2.0 ** (jnp.finfo(records.dtype).nmant + 1), 2.0**31)
     whole = exact & (numbers == jnp.floor(numbers))
     return jnp.where(whole, numbers, -1).astype(jnp.int32)

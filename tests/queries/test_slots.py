@@ -3,7 +3,8 @@
 Whatever maps a record to integers was looked at:
 
 - A predicate is any code, and runs on one record at a time (`lax.map`). Under `vmap` XLA computes
-  the last rows of a product by other instructions, and their floats differ in the last bit.
+  the last rows of a product by other instructions, and their floats differ in the last bit. One
+  that compares floats and computes in integers alone takes all records at once.
 - Codes, edges, quantiles and names compare, which rounds nothing.
 - Sums, averages, vectors in a ball and clusters round, but never a sum of products: each of their
   operations is one that IEEE 754 rounds alone, whatever instruction carries it out (`in_ball`). The
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from dpjax import NeighboringRelation, queries
+from dpjax._walks import primitives
 from dpjax.queries import (
     _bounded_sums,
     _covariance,
@@ -56,6 +58,98 @@ def test_a_predicate_says_the_same_in_every_slot(capacity):
         records = jnp.asarray(np.tile(record, (capacity, 1)))
         limits = [jnp.min(x) for x in in_all_slots(records)]
         assert {int(count) for count in counts(records, limits)} <= {0, capacity}
+
+
+EXACT = {
+    "less": lambda r: r["x"] < 0.5,
+    "between": lambda r: (r["x"] >= 1e-30) & ~(r["x"] >= jnp.inf),
+    "equal": lambda r: r["x"] == 0,
+    "a coordinate": lambda r: r["v"][1] > r["v"][-1],
+    "all": lambda r: jnp.all(r["v"] > -2),
+    "chosen": lambda r: jnp.where(r["b"], r["x"], r["v"][0]) > 0,
+    "not NaN": lambda r: ~jnp.isnan(r["x"]),
+    "wraps": lambda r: jnp.sum(r["w"] * r["w"] + 7) > jnp.max(r["w"]),
+    "of a table": lambda r: jnp.any(r["i"] == jnp.array([3, -1], jnp.int8)),
+}
+ROUNDING = {
+    "sum": lambda r: r["x"] + 1 > 0,
+    "product": lambda r: 2 * r["x"] > 0,
+    "root": lambda r: jnp.sqrt(r["x"]) > 0,
+    "dot": lambda r: r["v"] @ r["v"] > 1,
+    "in jit": lambda r: jax.jit(jnp.exp)(r["x"]) > 1,
+    "in a branch": lambda r: jax.lax.cond(r["b"], jnp.sin, jnp.cos, r["x"]) > 0,
+    "of an integer": lambda r: r["w"][0].astype(jnp.float32) > 0.5,
+    "to an integer": lambda r: r["x"].astype(jnp.int32) > 0,
+    "a float's minimum": lambda r: jnp.minimum(r["x"], 1) > 0,
+    "a float's sum": lambda r: jnp.sum(r["v"]) > 0,
+    "division by 0": lambda r: jax.lax.div(r["w"][0], r["w"][1]) > 0,
+    "remainder": lambda r: r["w"][0] % 2 == 0,
+    "one of three": lambda r: jax.lax.select_n(r["w"][0], *(jnp.bool_(b) for b in (0, 1, 0))),
+    "subnormal": lambda r: r["x"] > 1e-40,
+    "subnormal table": lambda r: jnp.any(r["x"] > jnp.array([1e-40, 1.0])),
+    "drawn": lambda r: jax.random.bits(jax.random.key(r["w"][0])) > 5,
+}
+ODD = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-45, 1.2e-38, 0.5, 1e38, 3.0]
+
+
+def odd_records(count):
+    choose = np.random.default_rng(2).choice
+    numbers = np.asarray(ODD, np.float32)
+    integers = np.array([0, 1, -1, 3, 2**31 - 1, -(2**31), 46341], np.int32)
+    return {
+        "x": choose(numbers, count),
+        "v": choose(numbers, (count, 3)),
+        "w": choose(integers, (count, 2)),
+        "i": choose(integers, count).astype(np.int8),
+        "b": choose([False, True], count),
+    }
+
+
+def operations_of_count(predicate):
+    return primitives(jax.make_jaxpr(queries.counting_query(predicate))(odd_records(9)).jaxpr)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_predicate_that_rounds_nothing_says_the_same_at_once_and_in_every_slot(name):
+    """Each record over all slots; and what one alone makes of it, but that subnormal numbers are 0.
+
+    Which instruction compares changes nothing, unless it takes subnormal numbers for 0.
+    """
+    assert not {"scan", "while"} & operations_of_count(EXACT[name])
+    count = jax.jit(queries.counting_query(EXACT[name]))
+    for capacity in (9, 67):
+        for row in range(25):
+            record = jax.tree.map(lambda x, row=row: x[row], odd_records(25))
+            tiled = jax.tree.map(lambda x, n=capacity: np.tile(x, (n, *(1,) * x.ndim)), record)
+            flushed = {
+                key: np.where(np.abs(x) < 1e-38, 0, x) if key in "xv" else x
+                for key, x in record.items()
+            }
+            expected = bool(EXACT[name](jax.tree.map(jnp.asarray, flushed)))
+            assert int(count(tiled)) == capacity * expected
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_a_predicate_that_may_round_takes_one_record_at_a_time(name):
+    assert "scan" in operations_of_count(ROUNDING[name])
+
+
+def test_a_limit_that_is_traced_may_be_subnormal():
+    limited = lambda x: queries.counting_query(lambda r: r > x)(jnp.ones(3))  # noqa: E731
+    assert "scan" in primitives(jax.make_jaxpr(limited)(1.0).jaxpr)
+
+
+def test_what_is_checked_is_what_runs():
+    """A predicate that Python changes between two traces rounds in none that runs."""
+    calls = []
+
+    def predicate(record):
+        calls.append(record)
+        return record > 0 if len(calls) == 1 else jnp.exp(record) > 1
+
+    assert "exp" not in primitives(
+        jax.make_jaxpr(queries.counting_query(predicate))(jnp.ones(3)).jaxpr
+    )
 
 
 def test_a_predicate_moves_by_one_where_a_record_is_removed():
