@@ -185,7 +185,8 @@ def trained(update, data):
     def step(w, state, key, data):
         indices, mask = sampling(key)
         return update(w, state, jnp.take(data, indices, axis=0), mask)
-    now, state = w, noise.init(w)
+    same = learning.gaussian_noise(key_noise, noise_multiplier=1.0, batch_size=50)
+    now, state = w, same.init(w)  # The second training of one optimizer has other noise.
     for i in range(5):
         now, state = step(now, state, jax.random.fold_in(key_batches, i), data)
     return now, learning.guarantee(state, sampling, delta=1e-5, method="renyi").epsilon

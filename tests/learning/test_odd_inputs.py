@@ -17,7 +17,7 @@ from dpjax.random import seeded_key
 
 CLIP = 1.0
 KEY = seeded_key(16)
-PARAMETERS = {"w": jnp.asarray([[1.0, -2.0], [0.5, 3.0], [2.0, 1.0]])}
+PARAMETERS = {"w": jnp.asarray([[1.0, -2.0], [0.5, 3.0], [2.0, 1.0]], "float32")}
 ROWS = np.asarray([[3.0, 0.0, 7.0], [1.0, 5.0, 2.0], [0.0, 0.0, 1.0], [4.0, 4.0, 4.0]])
 
 
