@@ -176,9 +176,9 @@ def test_a_killed_process_loses_budget_at_most(kills, path):
         assert process.stdout.readline() == "open\n"
         time.sleep(moments.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
-        # Not by `communicate`, which loses what came in one piece with the first line.
+        # `communicate` alone loses what came in one piece with the first line.
         relied += process.stdout.read().count("paid")
-        process.wait(60)
+        process.communicate(timeout=60)
         file = LedgerFile(path, (10**6, 0))
         file.update()
         # In flight was one debit of each killed process.
