@@ -89,7 +89,7 @@ def bounded_mean_bound(
     lower: float,
     upper: float,
     n: int,
-    d: int = 1,
+    d: int,
     norm: VectorNorm = "l1",
     dtype: jax.typing.DTypeLike = "float32",
 ) -> float:

@@ -44,7 +44,7 @@ def test_norms():
 
 
 def test_float64_records_run_in_float32_where_jax_has_no_float64():
-    narrow = targets.bounded_mean_bound(lower=0, upper=1, n=10**6)
-    assert targets.bounded_mean_bound(lower=0, upper=1, n=10**6, dtype="float64") == narrow
+    narrow = targets.bounded_mean_bound(d=1, lower=0, upper=1, n=10**6)
+    assert targets.bounded_mean_bound(d=1, lower=0, upper=1, n=10**6, dtype="float64") == narrow
     with jax.enable_x64(True):
-        assert targets.bounded_mean_bound(lower=0, upper=1, n=10**6, dtype="float64") < narrow
+        assert targets.bounded_mean_bound(d=1, lower=0, upper=1, n=10**6, dtype="float64") < narrow

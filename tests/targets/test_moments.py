@@ -141,7 +141,7 @@ def test_large_numbers_do_not_overflow():
     target = targets.bounded_mean(lower=0, upper=top)
     database = jnp.full(n, 3e38)
     moved = float(target(database)) - float(target(database.at[0].set(0)))
-    bound = targets.bounded_mean_bound(lower=0, upper=top, n=n)
+    bound = targets.bounded_mean_bound(d=1, lower=0, upper=top, n=n)
     assert 0.99 * top / n < moved <= bound < 1.001 * top / n
     assert float(targets.bounded_mean(lower=0, upper=1e300)(database)) == pytest.approx(3e38)
 
@@ -159,18 +159,18 @@ def test_the_order_of_many_records_never_counts():
 def test_bad_parameters_are_refused():
     for make in (
         lambda **ends: targets.bounded_mean(**ends),
-        lambda **ends: targets.bounded_mean_bound(n=1, **ends),
+        lambda **ends: targets.bounded_mean_bound(d=1, n=1, **ends),
         lambda **ends: targets.moments(order=1, **ends),
         lambda **ends: targets.moments_bound(order=1, n=1, **ends),
     ):
         with pytest.raises(ValueError, match="lower must be below upper"):
             make(lower=1, upper=0)
     with pytest.raises(ValueError, match="n must be"):
-        targets.bounded_mean_bound(lower=0, upper=1, n=0)
+        targets.bounded_mean_bound(d=1, lower=0, upper=1, n=0)
     with pytest.raises(ValueError, match="d must be"):
         targets.bounded_mean_bound(lower=0, upper=1, n=1, d=0)
     with pytest.raises(ValueError, match="norm must be"):
-        targets.bounded_mean_bound(lower=0, upper=1, n=1, norm="l3")
+        targets.bounded_mean_bound(d=1, lower=0, upper=1, n=1, norm="l3")
     with pytest.raises(ValueError, match="order must be"):
         targets.moments(order=0, lower=0, upper=1)
     with pytest.raises(ValueError, match="numbers"):
