@@ -2,8 +2,9 @@
 
 Bounds on one record assume it where records are lanes: per-example gradients, the predicates of
 queries, the records of an oracle, the statistics of a sum. A lane of JAX's own operations computes
-what it would compute alone, but for rounding, whatever the other lanes hold. The exceptions are all
-in this file.
+the same as alone, up to rounding. This file lists the exceptions but one: `vmap` turns convolutions
+of two mapped arrays into grouped ones, where an infinity in one lane may make others NaN.
+`learning/_per_example.py` runs those lane by lane; other callers do not.
 """
 
 import itertools
@@ -129,7 +130,7 @@ def check_lanes(
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
-    # A new function each time: JAX keeps traces, whatever a function closes over by now.
+    # A new function each time: a trace that JAX keeps may hold a stale closure.
     def fresh(*example: Any) -> Any:
         return function(*example)
 

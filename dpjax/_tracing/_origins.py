@@ -97,7 +97,7 @@ def host_errors() -> Iterator[None]:
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:
-    """JAX logs whatever a callback raises, and what it says of ours."""
+    """JAX logs every error of a callback, ours too."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
-from dpjax._files._ledger_file import LedgerFile
+from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
+from dpjax.accounting._ledger_file import LedgerFile
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 BUDGET = (1000, 50)
@@ -176,9 +176,9 @@ def test_a_killed_process_loses_budget_at_most(kills, path):
         assert process.stdout.readline() == "open\n"
         time.sleep(moments.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
-        # Not by `communicate`, which loses what came in one piece with the first line.
+        # `communicate` alone loses what came in one piece with the first line.
         relied += process.stdout.read().count("paid")
-        process.wait(60)
+        process.communicate(timeout=60)
         file = LedgerFile(path, (10**6, 0))
         file.update()
         # In flight was one debit of each killed process.
