@@ -126,7 +126,7 @@ def test_nobody_is_told_to_enlarge_what_is_large_enough(batches, relation):
         epsilon(batches, 1e-2, 100, relation=relation, method="renyi")
     free = learning.poisson_sampling(1000, batch_size=10, capacity=1000)
     with pytest.raises(ValueError, match="take more noise or a larger delta"):
-        epsilon(free, 0.1, 100, delta=1e-30, coordinates=10**9, method="renyi")
+        epsilon(free, 0.1, 100, delta=1e-30, dims=10**9, method="renyi")
 
 
 def test_the_tables_of_the_noise_are_paid_for():

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
 from dpjax.accounting._ledger_file import LedgerFile
 
