@@ -1,8 +1,9 @@
 """How far a reader has to go: `python tests/hops.py` follows the calls of the main functions.
 
-A call is followed by name: of a function, of a method that one class alone defines, and, for a
-mechanism that is called, of the Laplace mechanism. A class that is made leads to its `__call__`.
-The numbers compare versions of the package. They are not the functions that a run enters.
+A call is followed by name: of a function, or of a method that one class alone defines among the
+modules that the caller imports, also by way of others. For `privatize`, a mechanism is the Laplace
+mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the package.
+They are not the functions that a run enters.
 """
 
 import ast
@@ -10,15 +11,16 @@ import collections
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "dpjax"
-STARTS = ("privatize", "sample_sensitivity", "clipped_gradients")
 # What `mechanism(key, value)` and `mechanism._draw` are in the examples of the README.
-DISPATCH = {
+LAPLACE = {
     "mechanism": "SensitivityMechanism.__call__",
     "draw": "Prepared.draw",
     "_draw": "CoordinatewiseMechanism._draw",
     "_calibration": "AdditiveMechanism._calibration",
     "_lattice": "CoordinatewiseMechanism._lattice",
 }
+# The main functions, and whose methods they call without importing them.
+STARTS = {"privatize": LAPLACE, "sample_sensitivity": {}, "clipped_gradients": {}}
 # Methods that arrays and containers have too: whose they are cannot be told by name.
 COMMON = set().union(*map(dir, (dict, list, str, set, tuple, int, object, Path))) | {
     *("value", "shape", "dtype", "norm", "at", "where", "sum", "add", "name", "dot", "mean"),
@@ -38,8 +40,9 @@ def modules():
 class Calls:
     """Which definition names which: a graph of (module, name)."""
 
-    def __init__(self):
+    def __init__(self, dispatch):
         trees = modules()
+        self.dispatch = dispatch
         self.defined = {name: dict(_definitions(tree)) for name, tree in trees.items()}
         self.imported = {name: _imports(tree, trees) for name, tree in trees.items()}
         self.methods = collections.defaultdict(list)
@@ -47,6 +50,18 @@ class Calls:
             for name in names:
                 if "." in name:
                     self.methods[name.split(".")[1]].append((module, name))
+        self.known = {name: self._known(name) for name in trees}
+
+    def _known(self, module):
+        """The modules that a module imports, also by way of others."""
+        found, waiting = {module}, [module]
+        while waiting:
+            for whole, name in self.imported[waiting.pop()].values():
+                target = whole if whole in self.defined else f"{whole}.{name}"
+                if target in self.defined and target not in found:
+                    found.add(target)
+                    waiting.append(target)
+        return found
 
     def of(self, module, name):
         """What a definition calls."""
@@ -60,7 +75,7 @@ class Calls:
                 found |= self._named(module, part.id)
             elif isinstance(part, ast.Attribute):
                 found |= self._attribute(module, name.split(".")[0], part)
-            if isinstance(part, ast.Call) and getattr(part.func, "id", "") in DISPATCH:
+            if isinstance(part, ast.Call) and getattr(part.func, "id", "") in self.dispatch:
                 found |= self._dispatched(part.func.id)
         return found - {(module, name)}
 
@@ -82,13 +97,14 @@ class Calls:
         for known, name in self._named(module, owner) if owner else ():
             if f"{name}.{part.attr}" in self.defined[known]:
                 return {(known, f"{name}.{part.attr}")}
-        if part.attr in DISPATCH:
+        if part.attr in self.dispatch:
             return self._dispatched(part.attr)
         candidates = [] if part.attr in COMMON else self.methods[part.attr]
+        candidates = [one for one in candidates if one[0] in self.known[module]]
         return set(candidates) if len(candidates) == 1 else set()
 
     def _dispatched(self, word):
-        name = DISPATCH[word]
+        name = self.dispatch[word]
         return {found for found in self.methods[name.split(".")[1]] if found[1] == name}
 
 
@@ -130,8 +146,8 @@ def reached(calls, start):
 
 def main():
     """Prints a line for each of the main functions."""
-    calls = Calls()
-    for name in STARTS:
+    for name, dispatch in STARTS.items():
+        calls = Calls(dispatch)
         ((module, _),) = calls._named("dpjax", name) or calls._named("dpjax.learning", name)
         found = reached(calls, (module, name))
         nodes = [calls.defined[module][one] for module, one in found]
