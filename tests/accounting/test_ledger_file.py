@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from dpjax.accounting._ledger_errors import BudgetExceededError, LedgerError
-from dpjax.accounting._ledger_file import LedgerFile
+
+from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+from dpjax._files._ledger_file import LedgerFile
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 BUDGET = (1000, 50)

@@ -249,7 +249,7 @@ def test_writing_is_atomic(sample, tmp_path, monkeypatch):
 
 WRITING = """
 import sys, time
-from dpjax import _durable
+from dpjax._files import _durable
 def parts():
     yield b"some"
     print("writing", flush=True)
@@ -287,8 +287,9 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environm
 RUN = """
 import sys
 import jax, jax.numpy as jnp, dpjax
-from dpjax.sensitivity import _checkpoint, _compiler, _loop
-from dpjax.sensitivity._compiler import compilation
+from dpjax._running import _compiler
+from dpjax.sensitivity import _checkpoint, _loop
+from dpjax._running._compiler import compilation
 path, log = sys.argv[1:]
 compute = _loop.compute_chunks
 def logged(block, key, position, chunks, **settings):

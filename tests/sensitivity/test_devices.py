@@ -71,7 +71,7 @@ def test_selection_never_gathers_the_distances(run_python):
         + """
 import functools, re
 from dpjax.sensitivity._blocks import _compiled_selection, empty_block
-from dpjax.sensitivity._layout import Layout
+from dpjax._running._layout import Layout
 layout = Layout(tuple(jax.devices()), 10**5, 64)
 block = empty_block(layout, {}, np.float32)
 text = _compiled_selection.lower(block, np.uint32(5), mesh=layout.mesh()).compile().as_text()

@@ -604,9 +604,9 @@ def norm(difference):
     return jnp.sum(jax.nn.relu(difference["fit"]))
 
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._layout import Layout
+from dpjax._running._layout import Layout
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._processes import Team
+from dpjax._running._processes import Team
 key = dpjax.random.seeded_key(0)
 pair = RandomPair.trace(key, target, oracle, n=5, norm=norm, positions="last")
 plan = Plan(key, pair, dpjax.operating_point(m=100), 0.99, Layout((None,), 100, 10), Team((0,)))

@@ -496,7 +496,7 @@ import functools
 import jax
 import numpy as np
 from dpjax import targets
-from dpjax._programs import Program
+from dpjax._tracing._programs import Program
 
 def means(database, scale=1.0):
     return {"b": scale * np.mean(database["x"]), "a": 0.0}

@@ -113,7 +113,7 @@ PROCESS = """
 import collections, dataclasses, enum, functools
 import numpy as np
 from sklearn.ensemble import RandomForestRegressor
-from dpjax._host_code import HostCode
+from dpjax._tracing._host_code import HostCode
 
 class Kind(enum.Enum):
     ONE = "one"
