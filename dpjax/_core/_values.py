@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
+from dpjax._core._types import Database, Key, Scalar, Value
 
 __all__ = [
     "Guarantee",
@@ -32,10 +33,7 @@ __all__ = [
     "norm_name",
 ]
 
-Scalar = float | jax.Array
-"""A Python number, or a JAX scalar while it is traced."""
-
-Target = Callable[[Any], Any]
+Target = Callable[[Database], Value]
 """A pure JAX function of a database: a pytree of arrays with a common leading axis of n records."""
 
 
@@ -46,12 +44,12 @@ class Oracle(Protocol):
     databases come from one call, so records that share a hidden cause keep sharing it.
     """
 
-    def __call__(self, key: jax.Array, n: int, /) -> Any:
+    def __call__(self, key: Key, n: int, /) -> Database:
         """Draws a database of n records."""
         ...
 
 
-Norm = Literal["l1", "l2", "linf", "hamming"] | Callable[[Any], jax.Array]
+Norm = Literal["l1", "l2", "linf", "hamming"] | Callable[[Value], jax.Array]
 """The name of a norm, or a function that takes the difference of two target values, a pytree of
 float arrays, to a scalar."""
 

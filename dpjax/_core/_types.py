@@ -1,0 +1,20 @@
+"""Names for values that JAX leaves without a type of their own: pytrees, and keys among arrays."""
+
+from typing import Any, TypeAlias
+
+import jax
+
+Key: TypeAlias = jax.Array
+"""A typed key of JAX, or an array of keys where a function says so."""
+
+PyTree: TypeAlias = Any
+"""Arrays in nested containers, or something else that JAX takes apart into leaves."""
+
+Database: TypeAlias = PyTree
+"""Arrays with a common leading axis of n records, in a pytree."""
+
+Value: TypeAlias = PyTree
+"""Arrays in a pytree: what a target returns, and what a mechanism releases."""
+
+Scalar: TypeAlias = float | jax.Array
+"""A Python number, or a JAX scalar while it is traced."""
