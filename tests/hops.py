@@ -2,8 +2,8 @@
 
 A call is followed by name: of a function, or of a method that one class alone defines among the
 modules that the caller imports, also by way of others. For `privatize`, a mechanism is the Laplace
-mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the package.
-They are not the functions that a run enters.
+mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the
+package. They are not the functions that a run enters.
 """
 
 import ast
