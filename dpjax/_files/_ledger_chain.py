@@ -8,15 +8,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from dpjax._files._durable import Json
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
 FORMAT = 1
-
-Json = dict[str, Any]
-"""An object of JSON."""
 
 
 class Entry(NamedTuple):

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from dpjax._files._durable import sync_folder
+from dpjax._files._durable import Json, sync_folder
 from dpjax._files._forks import close_before_forks
 from dpjax._files._high_water_mark import HighWaterMark, Mark
-from dpjax._files._ledger_chain import FORMAT, Chain, Json, sha256
+from dpjax._files._ledger_chain import FORMAT, Chain, sha256
 from dpjax._files._ledger_errors import LedgerError
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
