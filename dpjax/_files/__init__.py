@@ -1,1 +1,1 @@
-"""Files that are replaced as a whole, and the file of a ledger."""
+"""Files that survive a crash: chunks of finished work, and the file of a ledger."""

@@ -1,45 +1,34 @@
-"""A budget in a file: what is spent is on the disk before anyone relies on it, and stays there.
+"""A budget in a file: a debit is on the disk before the caller relies on it, and stays there.
 
-Entries form a chain: each holds the hash of all before it, the first holds the budget. Beside the
-file lies its high-water mark, the number and hash of the last debit that was relied on; a file that
-does not reach its mark is older than what was published. Sums are integers, computed by every
-process from the entries that it has verified itself.
+Entries form a chain of hashes (`_ledger_chain.py`). Beside the file lies its high-water mark: the
+number and hash of the last debit that a caller relied on. A file that does not reach its mark is
+older than a release that was published. Each process computes sums from the entries that it has
+verified itself.
 
-Nothing here, nor in what it imports, needs more than the standard library.
+This module and its imports need the standard library only.
 """
 
 import contextlib
 import datetime
-import hashlib
-import json
 import math
 import os
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from dpjax._files._durable import sync_folder
+from dpjax._files._durable import Json, sync_folder
 from dpjax._files._forks import close_before_forks
 from dpjax._files._high_water_mark import HighWaterMark, Mark
-from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+from dpjax._files._ledger_chain import FORMAT, Chain, sha256
+from dpjax._files._ledger_errors import LedgerError
 
-EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-_FORMAT = 1
-# Inherited by a fork that Python does not know of: to be neither used nor closed.
+# Connections of a parent whose fork Python did not report. To use or to close one here would drop
+# the parent's locks, so this list keeps them alive.
 _INHERITED: list[sqlite3.Connection | None] = []
-
-
-class Entry(NamedTuple):
-    """One link of the chain, verified."""
-
-    number: int
-    digest: str
-    body: dict[str, Any]
 
 
 class LedgerFile:
@@ -47,13 +36,11 @@ class LedgerFile:
 
     Attributes:
         path: of the SQLite file, links resolved.
-        budget: of epsilon and delta, in units.
-        spent: sums over the entries.
-        entries: those that this process has verified; the first holds the budget.
+        chain: the entries that this process has verified, with their sums.
     """
 
     def __init__(self, path: str | Path, budget: tuple[int, int], *, patience: float = 60.0):
-        """Opens a ledger, or makes one where there is neither a file nor a mark.
+        """Opens a ledger, or makes one where neither the file nor its mark exists.
 
         Args:
             path: of the file.
@@ -61,7 +48,7 @@ class LedgerFile:
             patience: seconds to wait for other processes.
         """
         self.path = Path(path).resolve()
-        self.budget = budget
+        self._budget = budget
         self._mark = HighWaterMark(self.path.with_name(self.path.name + ".mark"))
         self._patience = patience
         self._start()
@@ -72,22 +59,18 @@ class LedgerFile:
     def _start(self) -> None:
         self._process, self._lock = os.getpid(), threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self.entries: list[Entry] = []
-        self.spent = (0, 0)
-        self._keys: set[str] = set()
-        self._releases: dict[str, int] = {}
-        self._neighbors: str | None = None
+        self.chain = Chain(self.path, self._budget)
 
-    # What callers do.
+    # Public methods.
 
     def debit(
-        self, cost: tuple[int, int], *, neighbors: str, key: str | None, **details: Any
+        self, cost: tuple[int, int], *, neighbors: str, key: str | None, **details: object
     ) -> int:
         """Takes a cost from the budget; on return the entry has reached the disk.
 
         Args:
             cost: of epsilon and delta, in units.
-            neighbors: what kind of neighboring databases this is about, one for a whole ledger.
+            neighbors: the neighboring databases that the cost is about, the same in every debit.
             key: a fingerprint, which no other debit may have.
             **details: JSON, for the history.
 
@@ -95,105 +78,69 @@ class LedgerFile:
             The number of the entry.
         """
         with self._writing() as connection:
-            self._refuse(cost, neighbors, key)
+            self.chain.refuse(cost, neighbors, key)
             body = {"epsilon": str(cost[0]), "delta": str(cost[1]), "neighbors": neighbors}
             number = self._append(connection, {**body, "key": key, **details})
         self._raise_mark(number)
         return number
 
-    def store(self, request: str, payload: bytes, **details: Any) -> None:
-        """Keeps what was released; of several releases under one request the first.
+    def store(self, request: str, payload: bytes, **details: object) -> None:
+        """Keeps a release; a request that has one keeps its first.
 
         Args:
-            request: names it.
+            request: its name.
             payload: bytes.
             **details: JSON.
         """
         with self._writing() as connection:
-            if request not in self._releases:
-                body = {"release": request, "payload": _digest(payload)}
+            if request not in self.chain.releases:
+                body = {"release": request, "payload": sha256(payload)}
                 self._append(connection, {**body, **details}, payload)
 
-    def stored(self, request: str) -> tuple[dict[str, Any], bytes] | None:
-        """Details and payload of a release, None where there is none."""
+    def stored(self, request: str) -> tuple[Json, bytes] | None:
+        """Details and payload of a release; None for a request without one."""
         with self._reading() as connection:
-            number = self._releases.get(request)
+            number = self.chain.releases.get(request)
             if number is None:
                 return None
             query = "SELECT payload FROM entries WHERE number = ?"
-            body, row = self.entries[number].body, connection.execute(query, (number,)).fetchone()
-            payload = row[0] if row else None
-            if not isinstance(payload, bytes) or _digest(payload) != body["payload"]:
-                raise self._corrupted(f"what entry {number} has released")
+            row = connection.execute(query, (number,)).fetchone()
+            body, payload = self.chain.entries[number].body, row[0] if row else None
+            if not isinstance(payload, bytes) or sha256(payload) != body["payload"]:
+                raise self.chain.corrupted(f"the release in entry {number}")
             return body, payload
 
     def update(self) -> None:
-        """Takes notice of what other processes have written."""
+        """Reads the entries that other processes have written."""
         with self._reading():
             pass
-
-    def debits(self) -> list[Entry]:
-        """The entries that cost, in order, as far as they are known here."""
-        return [entry for entry in self.entries if "neighbors" in entry.body]
-
-    def has_release(self, request: str | None) -> bool:
-        """Whether a release under this request is known here."""
-        return request in self._releases
-
-    def _refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
-        if min(cost) < 0:
-            raise ValueError(f"cost must not be negative, got {cost}")
-        if key in self._keys:
-            raise ValueError(
-                f"key {str(key)[:12]} was used for a release before: its noise would be the same;"
-                " take a fresh one, by jax.random.split or dpjax.random.secure_key()"
-            )
-        if neighbors != (self._neighbors or neighbors):
-            raise ValueError(
-                f"guarantee is for databases that differ by {neighbors}, the ledger's are for"
-                f" {self._neighbors}: they do not add up"
-            )
-        left = [budget - spent for budget, spent in zip(self.budget, self.spent, strict=True)]
-        if any(price > rest for price, rest in zip(cost, left, strict=True)):
-            raise BudgetExceededError(
-                f"this costs {decimals(cost)}, and of the budget of {self.path.name},"
-                f" {decimals(self.budget)}, there is left {decimals(tuple(left))}"
-            )
 
     # Transactions.
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Alone among all processes; what was appended is on the disk at the end."""
+    def _writing(self) -> Generator[sqlite3.Connection]:
+        """No other process writes meanwhile; on exit the new entries are on the disk."""
         with self._alone():
             connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(connection, "BEGIN IMMEDIATE"):
                 self._catch_up(connection, self._mark.read())
                 yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
             mark = self._mark.read()  # First: the entries that are read next must reach it.
-            connection.execute("BEGIN")
-            try:
+            with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
                 yield connection
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time; what goes wrong with a file is a `LedgerError`."""
+    def _alone(self) -> Generator[None]:
+        """One thread at a time; an error of a file becomes a `LedgerError`."""
         if self._process != os.getpid():
-            # A fork: neither lock nor connection is of use here.
+            # After a fork that Python did not report: the lock may be held by a thread of the
+            # parent, and the connection is the parent's.
             _INHERITED.append(self._connection)
             self._start()
         try:
@@ -203,96 +150,70 @@ class LedgerFile:
             raise LedgerError(f"{self.path}: {error}; nothing was released") from error
 
     def _append(
-        self, connection: sqlite3.Connection, body: dict[str, Any], payload: bytes | None = None
+        self, connection: sqlite3.Connection, body: Json, payload: bytes | None = None
     ) -> int:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        number, last = len(self.entries), self.entries[-1].digest if self.entries else ""
-        text = json.dumps({"time": now, **body}, sort_keys=True)
-        row = (number, text, payload, _link(last, text))
+        number, text, digest = self.chain.link({"time": now, **body})
+        row = (number, text, payload, digest)
         connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", row)
         return number
 
-    # Verification.
-
     def _catch_up(self, connection: sqlite3.Connection, mark: Mark | None) -> None:
-        """Verifies what is new, and that nothing old is gone."""
+        """Verifies the new entries, and that no old one is gone."""
+        entries = self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
-        rows = connection.execute(query, (max(0, len(self.entries) - 1),)).fetchall()
-        if self.entries and (not rows or rows.pop(0)[2] != self.entries[-1].digest):
-            raise self._corrupted("an entry that was there before")
-        for number, text, digest in rows:
-            last = self.entries[-1].digest if self.entries else ""
-            if number != len(self.entries) or _link(last, str(text)) != digest:
-                raise self._corrupted(f"entry {len(self.entries)}")
-            self._take_in(Entry(number, digest, json.loads(text)))
-        if not self.entries:
-            raise LedgerError(f"{self.path} holds no budget: it is no ledger, or has lost it")
+        # The last known entry is read again: a file that was put back may lack or change it.
+        rows = connection.execute(query, (max(0, len(entries) - 1),)).fetchall()
+        if entries and (not rows or rows.pop(0)[2] != self.chain.last_digest):
+            raise self.chain.corrupted("an entry that this process has read")
+        self.chain.extend(rows)
+        if not entries:
+            raise LedgerError(f"{self.path} holds no budget: it is not a ledger, or has lost it")
         if mark is None:
             raise LedgerError(f"{self._mark.path}, the ledger's high-water mark, is missing")
-        if mark.number >= len(self.entries) or self.entries[mark.number].digest != mark.digest:
+        if mark.number >= len(entries) or entries[mark.number].digest != mark.digest:
             raise LedgerError(
-                f"{self.path} is older than what was released, or another ledger: its high-water"
-                f" mark {self._mark.path.name} knows of {mark.number} entries, here are"
-                f" {len(self.entries) - 1}"
+                f"{self.path} is older than a release that used it, or is another ledger: its"
+                f" high-water mark {self._mark.path.name} counts {mark.number} entries, the file"
+                f" has {len(entries) - 1}"
             )
 
-    def _take_in(self, entry: Entry) -> None:
-        body = entry.body
-        if entry.number == 0:
-            budget = (int(body["epsilon"]), int(body["delta"]))
-            if body["format"] != _FORMAT or budget != self.budget:
-                raise ValueError(
-                    f"budget must be the one that {self.path.name} was made with, which never"
-                    f" changes: {decimals(budget)}, got {decimals(self.budget)}"
-                )
-        elif "release" in body:
-            self._releases.setdefault(body["release"], entry.number)
-        else:
-            epsilon, delta = self.spent
-            self.spent = (epsilon + int(body["epsilon"]), delta + int(body["delta"]))
-            self._keys.update(filter(None, [body["key"]]))
-            self._neighbors = body["neighbors"]
-        self.entries.append(entry)
-
-    def _corrupted(self, what: str) -> LedgerError:
-        return LedgerError(f"{self.path} is corrupted: {what} is not what was written")
-
     def _raise_mark(self, number: float) -> None:
-        """Makes the mark cover an entry; it only ever rises, for its writers are alone."""
+        """Makes the mark cover an entry. It never falls, because one process at a time writes."""
         with self._writing():
             mark = self._mark.read()
             if mark is None or mark.number < number:
-                self._mark.write(Mark(self.entries[-1].number, self.entries[-1].digest))
+                last = self.chain.entries[-1]
+                self._mark.write(Mark(last.number, last.digest))
 
     # The connection.
 
     def close(self) -> None:
-        """Closes the file; the last process moves what is in the log to it. Use opens it again."""
+        """Closes the file; the next call opens it again. The last process moves the log into it."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
     def suspend(self) -> None:
-        """Closes the file, and keeps other threads from it."""
+        """Closes the file, and no other thread can open it."""
         self._lock.acquire()
         self.close()
 
     def resume(self) -> None:
-        """Lets the file be opened again, by this process and by its fork."""
+        """Lets this process or its fork open the file again."""
         self._process = os.getpid()
         self._lock.release()
 
-    # When Python ends, what modules held may be gone.
+    # The default binds os.getpid now: when Python ends, modules may be empty.
     def __del__(self, process: Callable[[], int] = os.getpid) -> None:
         if hasattr(self, "_connection") and self._process == process():
             self.close()
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connect()
-        elif self._identity() != self._opened:
+            return self._connect()
+        if self._identity() != self._opened:
             raise LedgerError(f"{self.path} was replaced while it was open")
-        assert self._connection is not None
         return self._connection
 
     def _identity(self) -> tuple[int, int]:
@@ -301,13 +222,13 @@ class LedgerFile:
             raise LedgerError(f"{self.path} has other names, by hard links: each has its own log")
         return status.st_dev, status.st_ino
 
-    def _connect(self) -> None:
+    def _connect(self) -> sqlite3.Connection:
         mark, exists = self._mark.read(), self.path.exists()
         relied_on = mark is not None and mark.number > 0
         if relied_on and not exists:
             raise LedgerError(f"{self.path} is gone, but not its high-water mark")
         if exists and not os.stat(self.path).st_mode & 0o222:
-            raise LedgerError(f"{self.path} is read-only")  # To the superuser nothing is.
+            raise LedgerError(f"{self.path} is read-only")  # The superuser could write to it.
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={'rw' if exists else 'rwc'}",
             uri=True,
@@ -325,15 +246,18 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
-        self._raise_mark(math.inf)  # Which also shows that it can be written.
+        # Covers every entry. It also shows, before a debit, that the mark can be written.
+        self._raise_mark(math.inf)
+        return connection
 
     def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
-        """A file of another program is left as it is.
+        """Makes the ledger in an empty file; leaves a file of another program as it is.
 
-        SQLite looks at the header: to close a second descriptor of a file drops its locks.
+        SQLite reads the header for us. To open the file a second time would be a trap: on POSIX,
+        closing any descriptor of a file drops all of the process's locks on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # After the tables: whoever makes them in between writes both at once.
+        # Read after the tables: a process that makes the ledger in between writes both at once.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
@@ -341,31 +265,26 @@ class LedgerFile:
             raise LedgerError(f"{self.path} is not a ledger, or corrupted")
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """In one transaction of the file itself, so that its header says at once whose it is.
+        """Writes table, first entry and header in one transaction: no other state is ever seen.
 
-        Its mark comes first: a ledger without one has lost it.
+        The mark is written before the commit, because a ledger without its mark is refused.
         """
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(connection, "BEGIN IMMEDIATE"):
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(
                     "CREATE TABLE entries (number INTEGER PRIMARY KEY, body TEXT NOT NULL,"
                     " payload BLOB, hash TEXT NOT NULL)"
                 )
-                epsilon, delta = map(str, self.budget)
-                body = {"format": _FORMAT, "epsilon": epsilon, "delta": delta}
+                epsilon, delta = map(str, self._budget)
+                body = {"format": FORMAT, "epsilon": epsilon, "delta": delta}
                 self._append(connection, {**body, "identity": secrets.token_hex(16)})
                 (digest,) = connection.execute("SELECT hash FROM entries").fetchone()
                 self._mark.write(Mark(0, digest))
                 sync_folder(self.path.parent)
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Turns write-ahead logging on, for which SQLite does not wait."""
+        """Turns write-ahead logging on. SQLite does not wait for a lock here, so this does."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -380,22 +299,13 @@ class LedgerFile:
             return
 
 
-def decimals(amount: tuple[int, ...]) -> str:
-    """An amount of budget, for messages: exactly."""
-    epsilon, delta = map(decimal, amount, (EPSILON_DIGITS, DELTA_DIGITS))
-    return f"epsilon {epsilon}" + (f" and delta {delta}" if amount[1] else "")
-
-
-def decimal(units: int, digits: int) -> str:
-    """A multiple of 10^-digits, with all of its digits."""
-    text = f"{units:0{digits + 1}d}"
-    fraction = text[-digits:].rstrip("0")
-    return text[:-digits] + ("." + fraction if fraction else "")
-
-
-def _link(last: str, text: str) -> str:
-    return _digest(f"{last}\n{text}".encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
+    """Commits on exit; an error undoes everything."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")

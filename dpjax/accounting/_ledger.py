@@ -16,8 +16,9 @@ from dpjax._core._open_ledgers import Account, Request, fingerprint_of_key, refu
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax._exact._numerics import round_up
 from dpjax._files._durable import database_file
+from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, decimals
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
-from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, LedgerFile, decimal, decimals
+from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, concrete
 from dpjax.random._facade import check_key
 
@@ -104,22 +105,22 @@ class Ledger(Account):
     @property
     def budget(self) -> tuple[Decimal, Decimal]:
         """The budget of epsilon and delta."""
-        return _as_decimals(*self._file.budget)
+        return _as_decimals(*self._file.chain.budget)
 
     @property
     def remaining(self) -> tuple[Decimal, Decimal]:
         """What is left of epsilon and delta."""
         self._file.update()
-        (epsilon, delta), spent = self._file.budget, self._file.spent
+        (epsilon, delta), spent = self._file.chain.budget, self._file.chain.spent
         return _as_decimals(epsilon - spent[0], delta - spent[1])
 
     @property
     def spent(self) -> Guarantee:
         """What all that was paid for promises together, see `dpjax.accounting.compose`."""
         self._file.update()
-        guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.debits()]
+        guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.chain.debits()]
         together = compose(*guarantees) if guarantees else Guarantee(0.0)
-        epsilon, delta = map(_as_float, self._file.spent, (EPSILON_DIGITS, DELTA_DIGITS))
+        epsilon, delta = map(_as_float, self._file.chain.spent, (EPSILON_DIGITS, DELTA_DIGITS))
         return Guarantee(
             epsilon,
             min(1.0, delta),
@@ -143,7 +144,7 @@ class Ledger(Account):
         """
         self._file.update()
         rows, spent = [], (0, 0)
-        for _, _, body in self._file.debits():
+        for _, _, body in self._file.chain.debits():
             cost = int(body["epsilon"]), int(body["delta"])
             spent = spent[0] + cost[0], spent[1] + cost[1]
             guarantee = _decoded(body["guarantee"])
@@ -163,7 +164,7 @@ class Ledger(Account):
                     "notes": ", ".join(guarantee.notes),
                     "key": body["key"],
                     "request": body["request"],
-                    "kept": self._file.has_release(body["request"]),
+                    "kept": body["request"] in self._file.chain.releases,
                 }
             )
         return rows
@@ -247,7 +248,7 @@ class Ledger(Account):
 
     def __repr__(self) -> str:
         self._file.update()
-        spent, budget = decimals(self._file.spent), decimals(self._file.budget)
+        spent, budget = decimals(self._file.chain.spent), decimals(self._file.chain.budget)
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
 
 

@@ -1,137 +1,99 @@
-"""Finished chunks on disk, one file each: what they are of, and which cells they hold."""
+"""Finished chunks of a sweep on disk, one file each, with the cells that they hold."""
 
 import contextlib
-import dataclasses
 import hashlib
-import math
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from dpjax._files import _durable
+from dpjax._files._chunks import ChunkFile, check_run, read_chunks, write_chunks
+from dpjax._files._durable import Json, alone, check_folder, sync_folder
 from dpjax.sweeps._cell_keys import WORDS
-from dpjax.sweeps._outputs import Output
 
 _KIND = "chunk"
 _ROW = 4 * WORDS
-# What may differ between parts of a sweep, those of one choice of the static parameters.
+# Parts may differ in these names of their runs.
 _OF_A_PART = ("function", "traced", "batch size")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Chunk:
-    path: pathlib.Path
-    run: dict[str, Any]
-    words: np.ndarray
-    values: list[np.ndarray]
 
 
 class Store:
     """The chunks of one sweep, in a folder.
 
-    A part of the sweep is a choice of its static parameters. Chunks of parts that are not asked for
-    stay where they are.
+    A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
+    ask for stay in the folder.
 
     Attributes:
         path: of the folder.
     """
 
-    def __init__(self, path: Any):
-        """Reads what is there; refuses what is damaged."""
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Makes the folder where there is none."""
         self.path = pathlib.Path(os.fspath(path))
-        # One that is there may lie in a folder that cannot be written to: a disk that is mounted.
-        _durable.check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
+        # An existing folder may be a mounted disk: then only itself must be writable.
+        check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, and is a file")
         self.path.mkdir(exist_ok=True)
-        _durable.sync_folder(self.path.parent)
-        self._chunks: dict[str, list[_Chunk]] = {}
+        sync_folder(self.path.parent)
+        self._chunks: dict[str, list[ChunkFile]] = {}
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator["Store"]:
+    def opened(self) -> Generator["Store"]:
         """Reads all chunks, while no other process writes any."""
         refusal = f"sweep {self.path} is being computed by another process: wait until it has ended"
-        with _durable.alone(self.path / "lock", refusal):
-            _durable.remove_abandoned(self.path, r"\w+\.chunk")
-            for file in sorted(self.path.glob("*.chunk")):
-                part, chunk = _read(file)
-                self._chunks.setdefault(part, []).append(chunk)
+        with alone(self.path / "lock", refusal):
+            for chunk in read_chunks(self.path, r"\w+\.chunk", _KIND):
+                self._chunks.setdefault(chunk.header["part"], []).append(chunk)
             yield self
 
     def batch_size(self, part: str) -> int | None:
         """Cells in a chunk of a part, if there is one."""
-        return next((chunk.run["batch size"] for chunk in self._chunks.get(part, ())), None)
+        return next((x.header["run"]["batch size"] for x in self._chunks.get(part, ())), None)
 
-    def check(self, runs: dict[str, dict[str, Any]], named: dict[str, str]) -> None:
+    def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
         """Refuses chunks of another sweep.
 
         Args:
-            runs: what decides the bits of every part.
-            named: what messages call the parts.
+            runs: everything that decides the bits, for every part.
+            named: names of the parts for messages.
         """
         for part, chunks in self._chunks.items():
-            run = runs.get(part) or _shared(next(iter(runs.values())))
-            where = f" at {named[part]}" if named.get(part) else ""
+            # A part that this call does not ask for: only the rest of its run is known.
+            run = runs.get(part) or next(iter(runs.values()))
+            free = () if part in runs else _OF_A_PART
+            at = f" at {named[part]}" if named.get(part) else ""
             for chunk in chunks:
-                if differing := [name for name in run if run[name] != chunk.run.get(name)]:
-                    raise ValueError(
-                        f"sweep {self.path} is of another run, with another"
-                        f" {', '.join(differing)}{where}: name another folder, or delete this one"
-                    )
+                check_run(chunk, run, f"sweep {self.path}", place="folder", at=at, free=free)
 
     def found(self, part: str, words: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Fills in the values of the cells that are there, and says which."""
+        """Fills in the values of the cells on disk, and says which cells they are."""
         rows = {row: i for i, row in enumerate(_rows(words))}
         there = np.zeros(len(words), bool)
         for chunk in self._chunks.get(part, ()):
-            pairs = [(rows[row], j) for j, row in enumerate(_rows(chunk.words)) if row in rows]
+            stored_words, *stored_values = chunk.arrays
+            pairs = [(rows[row], j) for j, row in enumerate(_rows(stored_words)) if row in rows]
             if pairs:
                 cells, places = map(list, zip(*pairs, strict=True))
                 there[cells] = True
-                for array, stored in zip(values, chunk.values, strict=True):
+                for array, stored in zip(values, stored_values, strict=True):
                     array[cells] = stored[places]
         return there
 
     def add(
         self,
         part: str,
-        run: dict[str, Any],
+        run: Json,
         words: np.ndarray,
-        outputs: Sequence[Output],
         values: Sequence[np.ndarray],
     ) -> None:
         """Writes a chunk."""
-        header = {
-            "part": part,
-            "run": run,
-            "cells": len(words),
-            "outputs": [[x.name, list(x.shape), x.dtype.name] for x in outputs],
-        }
-        data = words.astype("<u4").tobytes()
-        name = hashlib.sha256(part.encode() + data).hexdigest()[:32]
-        body = [data, *(np.ascontiguousarray(array).tobytes() for array in values)]
-        _durable.write(self.path / f"{name}.chunk", _KIND, header, body)
-
-
-def _shared(run: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in run.items() if name not in _OF_A_PART}
+        name = hashlib.sha256(part.encode() + words.tobytes()).hexdigest()[:32]
+        header = {"part": part, "run": run}
+        write_chunks(self.path / f"{name}.chunk", _KIND, header, [words, *values])
 
 
 def _rows(words: np.ndarray) -> list[bytes]:
     data = words.astype("<u4").tobytes()
     return [data[start : start + _ROW] for start in range(0, len(data), _ROW)]
-
-
-def _read(path: pathlib.Path) -> tuple[str, _Chunk]:
-    header, body = _durable.read(path, _KIND)
-    cells = header["cells"]
-    words = np.frombuffer(body, "<u4", WORDS * cells).reshape(cells, WORDS)
-    values, start = [], words.nbytes
-    for _, shape, dtype in header["outputs"]:
-        array = np.frombuffer(body, np.dtype(dtype), cells * math.prod(shape), start)
-        values.append(array.reshape(cells, *shape))
-        start += array.nbytes
-    return header["part"], _Chunk(path, header["run"], words, values)

@@ -194,7 +194,7 @@ def _keep(
     """Keeps a finished chunk, first of all on disk."""
     if store is not None:
         run = runs[part.fingerprint]
-        store.add(part.fingerprint, run, part.words[cells], part.outputs, computed)
+        store.add(part.fingerprint, run, part.words[cells], computed)
     for array, new in zip(values, computed, strict=True):
         array[cells] = new
     there[cells] = True

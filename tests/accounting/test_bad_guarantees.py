@@ -123,7 +123,7 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
     """As one of an older version may, whose hashes are right."""
     ledger = dpjax.Ledger(tmp_path / "ledger.db", epsilon=1)
     ledger.charge(Guarantee(0.5))
-    (entry,) = ledger._file.debits()
+    (entry,) = ledger._file.chain.debits()
     details = {**entry.body, "guarantee": {**entry.body["guarantee"], **stored}}
     for name in ("epsilon", "delta", "time"):
         del details[name]

@@ -44,7 +44,7 @@ def test_ten_tenths_are_one(ledger, keys):
         assert ledger.remaining == (0, Decimal("0.000001"))
         assert ledger.spent.epsilon == 1.0
         with pytest.raises(
-            dpjax.BudgetExceededError, match=r"costs epsilon 0\.1, .* left epsilon 0"
+            dpjax.BudgetExceededError, match=r"costs epsilon 0\.1, .* has epsilon 0 and .* left"
         ):
             LAPLACE(keys(10), 0.5)
     assert paid(ledger) == 10

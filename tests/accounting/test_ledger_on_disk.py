@@ -66,7 +66,7 @@ def test_a_forged_release_in_a_closed_file_is_refused(path):
             connection.execute("UPDATE entries SET payload = ? WHERE number = 1", (forged,))
         connection.close()
         file = LedgerFile(path, BUDGET)
-        with pytest.raises(LedgerError, match="what entry 1 has released is not what was written"):
+        with pytest.raises(LedgerError, match="the release in entry 1 was changed"):
             file.stored("a")
         file.close()
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._files import _durable
+from dpjax._files import _chunks, _durable
 from dpjax._running import _compiler
 from dpjax._running._compiler import compilation
-from dpjax.sensitivity import _checkpoint, _loop
+from dpjax.sensitivity import _loop
 
 M, SIZE = 100, 30
 
@@ -178,7 +178,7 @@ def test_the_processor_is_known_by_its_vector_instructions():
 
 def test_a_file_that_claims_another_version_is_corrupted(sample, monkeypatch):
     sample()
-    monkeypatch.setattr(_durable.json, "loads", _with_old_version(_durable.json.loads))
+    monkeypatch.setattr(_chunks.json, "loads", _with_old_version(_chunks.json.loads))
     with pytest.raises(ValueError, match="corrupted"):
         sample()  # What a file says of itself is under its hash too.
 
@@ -254,7 +254,7 @@ def parts():
     yield b"some"
     print("writing", flush=True)
     time.sleep(600)
-_durable._replace(_durable.pathlib.Path(sys.argv[1]), parts())
+_durable.replace(_durable.pathlib.Path(sys.argv[1]), parts())
 """
 
 
@@ -288,7 +288,7 @@ RUN = """
 import sys
 import jax, jax.numpy as jnp, dpjax
 from dpjax._running import _compiler
-from dpjax.sensitivity import _checkpoint, _loop
+from dpjax.sensitivity import _loop
 from dpjax._running._compiler import compilation
 path, log = sys.argv[1:]
 compute = _loop.compute_chunks
@@ -323,9 +323,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, en
     def stored():
         if not path.exists():
             return set()
-        header = path.read_bytes().split(b"\n")[1]
-        run = _durable.json.loads(header)["run"]
-        return {chunk for _, chunk in _checkpoint._read(path, run)}
+        keys, *_ = _chunks._read(path, "checkpoint").arrays
+        return set(keys[:, 1].tolist())
 
     known = set()
     for _ in range(kills):

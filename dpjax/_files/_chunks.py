@@ -1,0 +1,109 @@
+"""Finished chunks of a run, in files: a header of JSON that names the run, and arrays.
+
+A file starts with its kind and format. Then come a line with the header and a hash of everything,
+and the bytes of the arrays. Damaged files and files of another run are refused, and nothing is
+ever unpickled. A killed process leaves every file whole: each is written beside and then renamed.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax._files._durable import Json, remove_abandoned, replace
+
+_FORMAT = 3
+_LONGEST_HEADER = 2**20
+
+
+class ChunkFile(NamedTuple):
+    """What a file holds."""
+
+    path: Path
+    header: Json
+    arrays: list[np.ndarray]
+
+
+def write_chunks(path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray]) -> None:
+    """Replaces a file by arrays and a header, which holds the "run" that they belong to."""
+    body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    described = [[array.dtype.name, array.shape] for array in arrays]
+    header = {**header, "arrays": described, "bytes": sum(map(len, body))}
+    line = json.dumps({**header, "sha256": _sha256(header, body)}).encode() + b"\n"
+    replace(path, [_magic(kind), line, *body])
+
+
+def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
+    """Reads every file with such a name, and removes partial ones that killed processes left.
+
+    Args:
+        folder: where they are.
+        names: a regular expression for the whole name.
+        kind: of the files; others are refused.
+    """
+    remove_abandoned(folder, names)
+    files = sorted(file for file in folder.iterdir() if re.fullmatch(names, file.name))
+    return [_read(file, kind) for file in files]
+
+
+def check_run(
+    file: ChunkFile, run: Json, owner: str, *, place: str, at: str = "", free: Iterable[str] = ()
+) -> None:
+    """Refuses a file of another run.
+
+    Args:
+        file: as it was read.
+        run: everything that decides the bits of the chunks.
+        owner: what the user calls the file or its folder, with its path.
+        place: "file" or "folder", which the user may name anew or delete.
+        at: where in the run, for the message.
+        free: names of this run that need not agree.
+    """
+    found = file.header["run"]
+    names = [name for name in {**run, **found} if name not in free]
+    if differing := [name for name in names if run.get(name) != found.get(name)]:
+        raise ValueError(
+            f"{owner} is of another run, with another {', '.join(differing)}{at}: name another"
+            f" {place}, or delete this one"
+        )
+
+
+def _read(path: Path, kind: str) -> ChunkFile:
+    magic, data = _magic(kind), memoryview(path.read_bytes())
+    if data[: len(magic)].tobytes() != magic:
+        raise ValueError(f"{kind} {path} is not a {kind} of this version of dpjax")
+    line = bytes(data[len(magic) : len(magic) + _LONGEST_HEADER]).split(b"\n", 1)[0]
+    body = data[len(magic) + len(line) + 1 :]
+    try:
+        header = json.loads(line)
+        expected, length = header.pop("sha256"), int(header["bytes"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise _damaged(path, kind, "is corrupted: its header cannot be read") from None
+    if len(body) < length:
+        raise _damaged(path, kind, "is truncated")
+    if len(body) > length or _sha256(header, [body]) != expected:
+        raise _damaged(path, kind, "is corrupted")
+    arrays, start = list[np.ndarray](), 0  # The hash is right, so the header can be trusted.
+    for dtype, shape in header["arrays"]:
+        arrays.append(np.ndarray(shape, dtype, body, start))
+        start += arrays[-1].nbytes
+    return ChunkFile(path, header, arrays)
+
+
+def _damaged(path: Path, kind: str, how: str) -> ValueError:
+    return ValueError(f"{kind} {path} {how}: delete it to start anew")
+
+
+def _magic(kind: str) -> bytes:
+    return f"dpjax {kind} {_FORMAT}\n".encode()
+
+
+def _sha256(header: Json, body: Iterable[memoryview]) -> str:
+    sha = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for part in body:
+        sha.update(part)
+    return sha.hexdigest()
