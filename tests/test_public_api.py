@@ -164,10 +164,10 @@ def test_nothing_is_public_twice():
 SIGNATURES = {
     "operating_point": "* m gamma method confidence",
     "sample_sensitivity": (
-        "key target oracle * n norm m gamma method confidence positions batch_size mesh progress"
+        "key target oracle * n norm m gamma method confidence positions chunk_size mesh progress"
         " checkpoint"
     ),
-    "sensitivity_samples": "key target oracle * n norm m positions batch_size mesh",
+    "sensitivity_samples": "key target oracle * n norm m positions chunk_size mesh",
     "analytic_sensitivity": "value * norm n",
     "laplace": "sensitivity epsilon",
     "gaussian": "sensitivity epsilon delta * calibration",
@@ -190,12 +190,12 @@ DEFAULTS = {
         "gamma": None,
         "method": "exact",
         "positions": "last",
-        "batch_size": None,
+        "chunk_size": None,
         "mesh": None,
         "progress": False,
         "checkpoint": None,
     },
-    "sensitivity_samples": {"positions": "last", "batch_size": None, "mesh": None},
+    "sensitivity_samples": {"positions": "last", "chunk_size": None, "mesh": None},
     "analytic_sensitivity": {"n": None},
     "gaussian": {"calibration": "analytic"},
     "bernstein": {"order": 1},
@@ -249,7 +249,7 @@ def test_keys_come_first_and_have_no_default(name):
         (dpjax.Release, "value guarantee"),
         (
             dpjax.Sensitivity,
-            "value norm n relation gamma confidence m k method identity batch_size target records",
+            "value norm n relation gamma confidence m k method identity chunk_size target records",
         ),
     ],
 )

@@ -226,7 +226,7 @@ class Sensitivity:
         k: the order statistic taken; None for a bound.
         method: "exact", "dkw" or "analytic".
         positions: which record of a pair was changed: "last", "average" or "each".
-        batch_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
+        chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
         zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
         identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
         target: fingerprint of the traced target; None for a bound.
@@ -249,7 +249,7 @@ class Sensitivity:
     k: int | None = static(default=None)
     method: str = static(default="analytic")
     positions: Positions = static(default="last")
-    batch_size: int | None = static(default=None)
+    chunk_size: int | None = static(default=None)
     zero_allowed: bool = static(default=False)
     identity: str | None = static(default=None)
     target: str | None = static(default=None)

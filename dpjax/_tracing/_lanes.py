@@ -2,9 +2,8 @@
 
 Bounds on one record assume it where records are lanes: per-example gradients, the predicates of
 queries, the records of an oracle, the statistics of a sum. A lane of JAX's own operations computes
-the same as alone, up to rounding. This file lists the exceptions but one: `vmap` turns convolutions
-of two mapped arrays into grouped ones, where an infinity in one lane may make others NaN.
-`learning/_per_example.py` runs those lane by lane; other callers do not.
+the same as alone, up to rounding. This file lists the exceptions but one: convolutions by many
+kernels, which `_one_by_one.py` runs one after the other wherever lanes must not touch.
 """
 
 import itertools
@@ -18,6 +17,8 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._tracing._foreign import is_own, key_implementations
+from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._programs import refuse_outside_code
 from dpjax._tracing._walks import JITS, equations
 
@@ -58,7 +59,7 @@ def touching(traced: Any) -> str | None:
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
         operation = equation.primitive.name
-        if operation == "custom_vmap_call":
+        if has_users_rule(equation):
             return "have a rule for vmap of its own (custom_vmap); leave that to JAX"
         if operation in _FIRST_KEY_FOR_ALL:
             return f"draw by {operation}; draw with jax.random"
@@ -140,7 +141,7 @@ def check_lanes(
     refuse_outside_code(name, traced)
 
     def checked(*example: Any) -> Any:
-        found = jex.jaxpr_as_fun(traced)(*jax.tree.leaves(example))
+        found = evaluate(traced, *jax.tree.leaves(example))
         return jax.tree.unflatten(jax.tree.structure(outputs), found)
 
     return checked, traced

@@ -7,6 +7,7 @@ As many such calls as there are threads wait for ever: none is left for their pa
 single matrix is never cut, so it never waits, however many there are and whatever runs beside it.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dpjax._tracing._walks import bind, replaced
+from dpjax._tracing._walks import bind
 
 # Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
 # batch axes; their largest operand without a batch is a matrix.
@@ -27,19 +28,39 @@ NAMES = frozenset(
 )
 
 
-def concerns(primitives: set[str]) -> bool:
-    """Whether a program with these operations may call LAPACK, in a rule for `vmap` too."""
-    return not primitives.isdisjoint(NAMES | {"custom_vmap_call"})
+@dataclasses.dataclass(frozen=True)
+class OneByOne:
+    """A rule for `vmap` under which every lane computes what it computes alone."""
+
+    rule: Callable[..., Any]
+
+    def __call__(self, size: int, mapped: list[bool], *operands: Any) -> Any:
+        """The outputs of all lanes, and which of them have a lane each."""
+        return self.rule(size, mapped, *operands)
 
 
-def evaluate(program: Any, *operands: Any) -> list[Any]:
-    """The outputs of a traced program; its LAPACK calls take one matrix each, also under `vmap`."""
-    return replaced(program, operands, _one_matrix_each)
+def is_one_by_one(equation: Any) -> bool:
+    """Whether an operation has such a rule."""
+    return isinstance(getattr(equation.params.get("rule"), "rule", None), OneByOne)
 
 
-def _one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
-    if equation.primitive.name not in NAMES:
-        return None
+def has_users_rule(equation: Any) -> bool:
+    """Whether an operation has a rule for `vmap` that the user wrote."""
+    return equation.primitive.name == "custom_vmap_call" and not is_one_by_one(equation)
+
+
+def with_rule(call: Callable[..., Any], rule: OneByOne) -> Callable[..., Any]:
+    """A call that `vmap` computes by a rule."""
+    computed = custom_vmap(lambda *operands: call(*operands))
+    computed.def_vmap(rule)
+    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
+    differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
+    return differentiable
+
+
+def one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    """The outputs of a LAPACK call, by calls that take one matrix each, also under `vmap`."""
     call = _for_each_matrix(lambda *one: bind(equation, equation.params, one))
     for _ in range(max(x.ndim for x in operands) - 2):
         call = jax.vmap(call)
@@ -49,11 +70,7 @@ def _one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any] | None
 def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     """A LAPACK call that `vmap` turns into a loop on a CPU, and into a batched call elsewhere."""
 
-    @custom_vmap
-    def alone(*operands: Any) -> Sequence[Any]:
-        return call(*operands)
-
-    @alone.def_vmap
+    @OneByOne
     def loop(size: int, mapped: list[bool], *operands: Any) -> tuple[Sequence[Any], Sequence[bool]]:
         def one_by_one(*operands: Any) -> Sequence[Any]:
             def at(index: jax.Array) -> Sequence[Any]:
@@ -72,7 +89,5 @@ def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequen
             outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
         return outputs, [True] * len(outputs)
 
-    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
-    differentiable = jax.custom_jvp(lambda *operands: alone(*operands))
-    differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
-    return differentiable
+    alone = with_rule(call, loop)
+    return alone

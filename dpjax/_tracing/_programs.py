@@ -11,10 +11,12 @@ import jax.extend.core as jex
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
-from dpjax._tracing import _lapack, _origins
+from dpjax._tracing import _origins
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
+from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._walks import depends_on, equations, primitives, sizes_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
@@ -102,10 +104,7 @@ class Program:
         operands = jax.tree.leaves(arguments)
         if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
             operands.insert(0, _origins.private() if origin is None else origin)
-        run = jex.jaxpr_as_fun(self.jaxpr)
-        if _lapack.concerns(self.primitives()):
-            run = functools.partial(_lapack.evaluate, self.jaxpr)
-        return jax.tree.unflatten(self.outputs.structure, run(*operands))
+        return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and (
@@ -170,7 +169,7 @@ def needs_no_values(name: str) -> Iterator[None]:
 
 def _rules_for_vmap(jaxpr: Any) -> list[Any]:
     """The user's own rules for `vmap`, in order."""
-    rules = (x.params["rule"] for x in equations(jaxpr) if x.primitive.name == "custom_vmap_call")
+    rules = (x.params["rule"] for x in equations(jaxpr) if has_users_rule(x))
     return [getattr(rule, "rule", rule) for rule in rules]
 
 
@@ -185,7 +184,7 @@ def _host_call(equation: Any) -> HostCall | None:
 def refuse_outside_code(name: str, traced: Any) -> None:
     """Refuses what could raise, print or remember where it sees a private database."""
     seen = list(equations(traced.jaxpr))
-    if any(equation.primitive.name == "custom_vmap_call" for equation in seen):
+    if any(map(has_users_rule, seen)):
         seen += equations(_batched(traced).jaxpr)
     for equation in seen:
         operation = equation.primitive.name

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from dpjax._exact._numerics import compute_dtype
-from dpjax._tracing import _lapack, _walks
+from dpjax._tracing._one_by_one import vmapped
 from dpjax.learning._layers import Gradients, formed
 from dpjax.learning._uses import TracedLoss, Use, moved, run_with
 
@@ -54,7 +53,7 @@ def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: 
             probes, [parameters[i] for i in own]
         )
 
-    computed = _in_a_batch(one, examples)
+    computed = vmapped(one, examples)
     # The norms must be those of the numbers that are summed: what is computed twice, in other
     # company, may be rounded in another way.
     (losses, saved), (at_probes, at_parameters) = lax.optimization_barrier(computed)
@@ -76,56 +75,6 @@ def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: 
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )
-
-
-def _in_a_batch(function: Callable[[Any], Any], examples: Any) -> Any:
-    """What `vmap` computes, by calls of LAPACK that cannot wait for each other."""
-    batched = jax.vmap(_convolved_alone(function, examples))
-    traced, outputs = jax.make_jaxpr(batched, return_shape=True)(examples)
-    if not _lapack.concerns(_walks.primitives(traced.jaxpr)):
-        return batched(examples)
-    found = _lapack.evaluate(traced, *jax.tree.leaves(examples))
-    return jax.tree.unflatten(jax.tree.structure(outputs), found)
-
-
-def _convolved_alone(function: Callable[[Any], Any], examples: Any) -> Callable[[Any], Any]:
-    """The function, where no convolution takes an example together with the kernel of another.
-
-    `vmap` makes groups of such examples, and XLA may fill groups up with zeros. Zero times what is
-    not finite is NaN: one example would make all others NaN.
-    """
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-    traced, outputs = jax.make_jaxpr(function, return_shape=True)(one)
-    if "conv_general_dilated" not in _walks.primitives(traced.jaxpr):
-        return function
-
-    def alone(example: Any) -> Any:
-        found = _walks.replaced(traced, jax.tree.leaves(example), _convolution_alone)
-        return jax.tree.unflatten(jax.tree.structure(outputs), found)
-
-    return alone
-
-
-def _convolution_alone(equation: Any, operands: list[Any]) -> list[Any] | None:
-    if equation.primitive.name != "conv_general_dilated":
-        return None
-    return [_lane_by_lane(lambda *xs: _walks.bind(equation, equation.params, xs)[0])(*operands)]
-
-
-def _lane_by_lane(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that `vmap` over its kernels computes one after the other."""
-    computed = custom_vmap(convolution)
-
-    @computed.def_vmap
-    def _(_: int, mapped: list[bool], x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, bool]:
-        axes = tuple(0 if each else None for each in mapped)
-        if not mapped[1]:
-            return _lane_by_lane(jax.vmap(convolution, axes))(x, kernel), True
-        if not mapped[0]:
-            return lax.map(lambda kernel: computed(x, kernel), kernel), True
-        return lax.map(lambda pair: computed(*pair), (x, kernel)), True
-
-    return computed
 
 
 def _probed(program: Any, used: dict[int, Use], probes: Any, inputs: list[Any]) -> Any:

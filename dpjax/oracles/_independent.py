@@ -61,8 +61,8 @@ class IndependentRecords(abc.ABC):
         def record(number: jax.Array) -> Any:
             return self.record(jax.random.fold_in(key, number))
 
-        check_lanes("record", record, numbers)
-        return jax.vmap(record)(numbers)
+        checked, _ = check_lanes("record", record, numbers)
+        return jax.vmap(checked)(numbers)
 
 
 @frozen_pytree

@@ -12,10 +12,10 @@ _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
 
 
-def chunk_size(pair: RandomPair, m: int, batch_size: int | None) -> int:
+def pairs_in_a_chunk(pair: RandomPair, m: int, chunk_size: int | None) -> int:
     """Pairs in a chunk: a function of programs, m, shapes and backend alone, never more than m."""
-    if batch_size is not None:
-        most = _checks.integer("batch_size", batch_size, least=1)
+    if chunk_size is not None:
+        most = _checks.integer("chunk_size", chunk_size, least=1)
         return _size_of_parts(pair, m, most)
     most = fitting(pair.bytes_of_a_pair)
     if pair.calls_host:

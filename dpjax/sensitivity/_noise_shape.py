@@ -14,7 +14,7 @@ from dpjax._running._waiting import wait_for
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._origins import host_errors
 from dpjax.random._facade import sampling_key
-from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
@@ -35,7 +35,7 @@ def noise_shape(
     *,
     n: int,
     m: int | None = None,
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
 ) -> NoiseShape:
     """Finds the shape of noise that hides a replaced record with the least energy.
 
@@ -52,7 +52,7 @@ def noise_shape(
         oracle: as for `dpjax.sample_sensitivity`.
         n: records of a database, at least 1.
         m: number of pairs; 10 for each coordinate, and 1000 at least, unless told.
-        batch_size: pairs in a chunk; by default what fits the cache or the device.
+        chunk_size: pairs in a chunk; by default what fits the cache or the device.
 
     Returns:
         A `NoiseShape`, to be passed to `dpjax.sample_sensitivity` as `norm`.
@@ -99,7 +99,7 @@ def noise_shape(
     if m is None:
         m = max(_LEAST_PAIRS, _PAIRS_PER_COORDINATE * size)
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
-    moment, largest = _second_moment(key, pair, m, chunk_size(pair, m, batch_size))
+    moment, largest = _second_moment(key, pair, m, pairs_in_a_chunk(pair, m, chunk_size))
     matrix = _fitting_matrix(moment)
     inverse = np.linalg.inv(matrix)
     typical = np.sqrt(np.trace(inverse @ moment @ inverse))

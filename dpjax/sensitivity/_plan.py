@@ -12,7 +12,7 @@ from dpjax._running._compiler import compilation
 from dpjax._running._layout import Layout, devices_of, placed
 from dpjax._running._processes import Team
 from dpjax._tracing._fingerprints import digest
-from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
@@ -54,7 +54,7 @@ class Plan:
         gamma: float | None,
         method: Method,
         confidence: Any,
-        batch_size: int | None,
+        chunk_size: int | None,
         mesh: Mesh | None,
         team: Team,
     ) -> "Plan":
@@ -71,7 +71,7 @@ class Plan:
         layout = Layout(
             devices_of(mesh, calls_host=pair.calls_host),
             point.m,
-            chunk_size(pair, point.m, batch_size),
+            pairs_in_a_chunk(pair, point.m, chunk_size),
         )
         plan = cls(placed(key, layout), pair, point, stated, layout, team)
         if layout.spans_hosts:

@@ -43,7 +43,7 @@ def sample_sensitivity(
     method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
     positions: Positions = "last",
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
     mesh: Mesh | None = None,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -78,7 +78,7 @@ def sample_sensitivity(
             of two records may change it. "average": one drawn uniformly, and the guarantee is
             averaged over positions. "each": every position is sampled separately and the worst one
             counts; n times the work.
-        batch_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
+        chunk_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
             on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
@@ -157,7 +157,7 @@ def sample_sensitivity(
             gamma=gamma,
             method=method,
             confidence=confidence,
-            batch_size=batch_size,
+            chunk_size=chunk_size,
             mesh=mesh,
             team=team,
         )
@@ -177,7 +177,7 @@ def sample_sensitivity(
         k=plan.point.k,
         method=plan.point.method,
         positions=positions,
-        batch_size=plan.layout.size,
+        chunk_size=plan.layout.size,
         zero_allowed=estimate == 0,
         identity=plan.identity,
         target=plan.pair.released.fingerprint,

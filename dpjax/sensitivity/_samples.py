@@ -11,7 +11,7 @@ from dpjax._running._layout import Layout, devices_of, outside_any_mesh, placed
 from dpjax._running._processes import Team, together
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import all_distances, spread_chunks
-from dpjax.sensitivity._chunks import chunk_distances, chunk_size
+from dpjax.sensitivity._chunks import chunk_distances, pairs_in_a_chunk
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 from dpjax.sensitivity._plan import check_same_call, run_of
@@ -27,7 +27,7 @@ def sensitivity_samples(
     norm: Norm,
     m: int,
     positions: Positions = "last",
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
@@ -45,7 +45,7 @@ def sensitivity_samples(
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values.
         m: number of pairs, at least 1.
         positions: which record changes: "last", "average" (a random one) or "each".
-        batch_size: pairs in a chunk; by default what fits the cache or the device.
+        chunk_size: pairs in a chunk; by default what fits the cache or the device.
         mesh: devices to spread the pairs over; by default the default device.
 
     Returns:
@@ -65,7 +65,7 @@ def sensitivity_samples(
         `dpjax.operating_point` speaks of, for m, gamma and confidence C fixed before they are
         looked at. For J gammas, or J reruns from which one is picked, use C' = 1 - (1 - C)/J, or
         the band of method "dkw", which holds for all gammas at once. None of the checks of
-        `dpjax.sample_sensitivity` is made. The same bits for one batch size and backend; inside a
+        `dpjax.sample_sensitivity` is made. The same bits for one chunk size and backend; inside a
         larger compiled program the last bits may differ.
 
     Source:
@@ -91,7 +91,7 @@ def sensitivity_samples(
         m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         layout = Layout(
-            devices_of(mesh, calls_host=pair.calls_host), m, chunk_size(pair, m, batch_size)
+            devices_of(mesh, calls_host=pair.calls_host), m, pairs_in_a_chunk(pair, m, chunk_size)
         )
         if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
             return _on_the_host(key, pair, layout, team)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._exact._fixed_point import average
+from dpjax._tracing._one_by_one import vmapped
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Summable:
 
     def __call__(self, database: Any) -> Any:
         """The value on a database, a pytree of arrays with leading axis n."""
-        statistics = jax.vmap(self.statistic)(database)
+        statistics = vmapped(self.statistic, database)
         if self.largest is not None:
             return self.finish(jax.tree.map(lambda x: average(x, self.largest), statistics))
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)

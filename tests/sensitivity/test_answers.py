@@ -39,7 +39,7 @@ key = dpjax.random.seeded_key(int(sys.argv[2]))
 mesh = jax.make_mesh((jax.device_count(),), ("devices",)) if jax.device_count() > 1 else None
 sensitivity = dpjax.sample_sensitivity(
     key, target, lambda key, n: jax.random.normal(key, (n, 32)), n=200, m=300, gamma=0.1,
-    norm="l2", mesh=mesh, batch_size=64, allow_cancellation=True)
+    norm="l2", mesh=mesh, chunk_size=64, allow_cancellation=True)
 private = dpjax.privatize(target, dpjax.gaussian(sensitivity, epsilon=0.5, delta=1e-6))
 databases = jax.random.normal(jax.random.key(1), (8, 200, 32))
 jax.block_until_ready(private(key, databases[0]))

@@ -34,7 +34,7 @@ def sample(key, uniform, tmp_path):
             "n": 4,
             "norm": "l1",
             "m": M,
-            "batch_size": SIZE,
+            "chunk_size": SIZE,
             "checkpoint": tmp_path / "run",
             **settings,
         }
@@ -132,7 +132,7 @@ OTHERS = {
     "norm": lambda _: {"norm": "l2"},
     "n": lambda _: {"n": 5},
     "m": lambda _: {"m": M + 1},
-    "chunk size": lambda _: {"batch_size": 20},
+    "chunk size": lambda _: {"chunk_size": 20},
     "positions": lambda _: {"positions": "average"},
 }
 
@@ -300,7 +300,7 @@ def logged(block, key, position, chunks, **settings):
 _loop.compute_chunks = logged
 value = dpjax.sample_sensitivity(
     jax.random.key(0), lambda x: jnp.mean(jnp.sort(x)), lambda key, n: jax.random.normal(key, (n,)),
-    n=1000, norm="l1", m=6_000, gamma=0.05, batch_size=200, checkpoint=path,
+    n=1000, norm="l1", m=6_000, gamma=0.05, chunk_size=200, checkpoint=path,
 ).value
 print(value.hex())
 """

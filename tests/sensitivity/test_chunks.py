@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax.sensitivity._blocks import _compiled_step
-from dpjax.sensitivity._chunks import chunk_size
+from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._pairs import RandomPair
 
 
@@ -17,9 +17,9 @@ from dpjax.sensitivity._pairs import RandomPair
 def size(key, uniform):
     """The chunk size for a mean of n records."""
 
-    def size(m, *, n, target=jnp.mean, batch_size=None, key=key):
+    def size(m, *, n, target=jnp.mean, chunk_size=None, key=key):
         sampler = RandomPair.trace(key, target, uniform, n=n, norm="l1", positions="last")
-        return chunk_size(sampler, m, batch_size)
+        return pairs_in_a_chunk(sampler, m, chunk_size)
 
     return size
 
@@ -32,7 +32,7 @@ def test_a_chunk_fits_the_cache_of_a_cpu(size):
 
 
 def test_a_chunk_is_never_more_than_all_pairs(size):
-    assert size(5, n=10) == size(5, n=10, batch_size=100) == 5
+    assert size(5, n=10) == size(5, n=10, chunk_size=100) == 5
     assert size(1, n=10) == 1
 
 
@@ -54,12 +54,12 @@ def test_chunks_for_the_host_are_even(size):
     """Padding costs evaluations there: fewer than one for each chunk."""
     on_host = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
     for m, chosen in ((900, None), (901, None), (10**5, None), (100, 64), (7, 3), (1, None)):
-        chunk = size(m, n=4, target=on_host, batch_size=chosen)
+        chunk = size(m, n=4, target=on_host, chunk_size=chosen)
         chunks = -(-m // chunk)
         assert chunks * chunk - m < chunks
         assert chunk <= (chosen or max(64, -(-m // 16)))
-        assert size(m, n=4, target=on_host, batch_size=chunk) == chunk  # So a run can be repeated.
-    assert size(100, n=4, batch_size=64) == 64
+        assert size(m, n=4, target=on_host, chunk_size=chunk) == chunk  # So a run can be repeated.
+    assert size(100, n=4, chunk_size=64) == 64
 
 
 def test_what_the_target_computes_counts_too(size):
@@ -78,7 +78,7 @@ def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilation
             return jnp.max(database) * 0.5
 
         sensitivity = dpjax.sample_sensitivity(
-            key, target, uniform, n=4, norm="l1", m=100, batch_size=25
+            key, target, uniform, n=4, norm="l1", m=100, chunk_size=25
         )
         return sensitivity.value
 
@@ -93,7 +93,7 @@ def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilation
 @pytest.fixture
 def sample(key, uniform):
     return lambda progress: dpjax.sample_sensitivity(
-        key, jnp.max, uniform, n=1, norm="l1", m=100, batch_size=30, progress=progress
+        key, jnp.max, uniform, n=1, norm="l1", m=100, chunk_size=30, progress=progress
     )
 
 

@@ -22,11 +22,11 @@ key = jax.random.key(0)
 def oracle(key, n):
     return jax.random.normal(key, (n,))
 def sample(mesh=None, **settings):
-    settings = {"n": 50, "norm": "l1", "m": 1000, "gamma": 0.05, "batch_size": 64, **settings}
+    settings = {"n": 50, "norm": "l1", "m": 1000, "gamma": 0.05, "chunk_size": 64, **settings}
     return dpjax.sample_sensitivity(key, jnp.mean, oracle, mesh=mesh, **settings).value
 def distances(mesh=None):
     return np.asarray(dpjax.sensitivity_samples(
-        key, jnp.mean, oracle, n=50, norm="l1", m=1000, batch_size=64, mesh=mesh))
+        key, jnp.mean, oracle, n=50, norm="l1", m=1000, chunk_size=64, mesh=mesh))
 """
 
 
@@ -49,7 +49,7 @@ for mesh in meshes:
 with jax.set_mesh(meshes[0]):
     assert sample() == sample(meshes[2]) == value
 inside = jax.jit(lambda: dpjax.sensitivity_samples(
-    key, jnp.mean, oracle, n=50, norm="l1", m=1000, batch_size=64, mesh=meshes[2]))()
+    key, jnp.mean, oracle, n=50, norm="l1", m=1000, chunk_size=64, mesh=meshes[2]))()
 np.testing.assert_allclose(inside, expected, rtol=1e-3)
 each = [sample(mesh, n=3, m=100, positions="each", gamma=0.2) for mesh in (None, meshes[3])]
 assert each[0] == each[1]
@@ -97,7 +97,7 @@ def oracle(key, n):
     return {"x": jax.random.normal(features, (n, 32)), "y": jax.random.normal(responses, (n,))}
 for mesh in (jax.make_mesh((8,), ("devices",)), jax.make_mesh((2,), ("devices",))):
     dpjax.sample_sensitivity(jax.random.key(0), ridge, oracle, n=300, norm="l2", m=1024,
-                             gamma=0.05, batch_size=64, mesh=mesh)
+                             gamma=0.05, chunk_size=64, mesh=mesh)
 """,
         timeout=120,
         devices=8,
@@ -286,7 +286,7 @@ public = jnp.asarray(np.random.default_rng(0).normal(size=40).astype(np.float32)
 def resampled(key, n):
     return public[jax.random.randint(key, (n,), 0, 40)]
 values = [dpjax.sample_sensitivity(key, jnp.mean, resampled, n=50, norm="l1", m=500, gamma=0.05,
-          batch_size=32, mesh=mesh).value for mesh in (None, jax.make_mesh((8,), ("d",)))]
+          chunk_size=32, mesh=mesh).value for mesh in (None, jax.make_mesh((8,), ("d",)))]
 assert values[0] == values[1]
 """,
         devices=8,

@@ -78,7 +78,7 @@ def test_directions_that_nothing_moves_get_some_noise():
 def test_distances_are_of_what_gets_noise(shape):
     """To the last bit: of A^-1 f as a release computes it, not of a product in floats."""
     distances = dpjax.sensitivity_samples(
-        KEY_SAMPLE, target, oracle, n=N, norm=shape, m=4, batch_size=4
+        KEY_SAMPLE, target, oracle, n=N, norm=shape, m=4, chunk_size=4
     )
     for index, distance in enumerate(np.asarray(distances)):
         value, other = (np.asarray(shape.mapped(x), float) for x in moved(KEY_SAMPLE, index))

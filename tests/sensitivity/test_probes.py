@@ -56,7 +56,7 @@ def test_a_rule_is_run_on_as_many_databases_as_in_a_chunk(key, uniform):
         return sums / 10 if axis_size == 256 else sums, True
 
     with pytest.raises(ValueError, match="something else for many databases at once"):
-        dpjax.sample_sensitivity(key, target, uniform, batch_size=256, **SETTINGS)
+        dpjax.sample_sensitivity(key, target, uniform, chunk_size=256, **SETTINGS)
 
 
 def test_rules_that_nothing_is_compared_with_are_refused(key, uniform):

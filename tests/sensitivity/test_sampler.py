@@ -20,7 +20,7 @@ def sample(key, uniform):
     """
 
     def sample(target=jnp.mean, oracle=uniform, **settings):
-        settings = {"n": 5, "norm": "l1", "m": 100, "batch_size": 50, **settings}
+        settings = {"n": 5, "norm": "l1", "m": 100, "chunk_size": 50, **settings}
         return dpjax.sample_sensitivity(settings.pop("key", key), target, oracle, **settings)
 
     return sample
@@ -102,7 +102,7 @@ def test_what_a_sensitivity_carries(sample):
     assert sensitivity.relation is dpjax.NeighboringRelation.REPLACE_ONE
     assert repr(sensitivity.records) == "float32[5]"
     assert repr(sensitivity.outputs) == "float32[]"
-    assert sensitivity.batch_size == 50
+    assert sensitivity.chunk_size == 50
     assert not sensitivity.zero_allowed
 
 
@@ -480,8 +480,8 @@ def test_other_keys_are_refused(sample, uniform, kind):
         ({"method": "dkw", "confidence": 0.9}, "confidence must be None"),
         ({"norm": "l3"}, "norm must be a function or one of"),
         ({"positions": "first"}, "positions must be one of"),
-        ({"batch_size": 0}, "batch_size must be .* got 0"),
-        ({"batch_size": 2.0}, "batch_size must be an integer"),
+        ({"chunk_size": 0}, "chunk_size must be .* got 0"),
+        ({"chunk_size": 2.0}, "chunk_size must be an integer"),
     ],
 )
 def test_bad_settings_are_refused(sample, settings, message):

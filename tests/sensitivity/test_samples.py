@@ -29,10 +29,10 @@ def normal(key, n):
     return jax.random.normal(key, (n,))
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 7])
-def test_pair_i_is_drawn_from_fold_in(samples, key, uniform, batch_size):
-    """Recomputed by hand. A maximum has no rounding, so the bits agree at any batch size."""
-    found = samples(batch_size=batch_size)
+@pytest.mark.parametrize("chunk_size", [None, 1, 7])
+def test_pair_i_is_drawn_from_fold_in(samples, key, uniform, chunk_size):
+    """Recomputed by hand. A maximum has no rounding, so the bits agree at any chunk size."""
+    found = samples(chunk_size=chunk_size)
     for i in range(20):
         records = uniform(jax.random.fold_in(key, i), 6)
         database, neighbor = records[:5], records[jnp.array([0, 1, 2, 3, 5])]
@@ -57,7 +57,7 @@ def test_a_secure_key_becomes_one_threefry_key(samples, uniform):
     batch = jax.random.wrap_key_data(
         jnp.stack([jax.random.key_data(key)] * 2), impl=dpjax.random.CHACHA20
     )
-    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, batch_size=20)))(batch)
+    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, chunk_size=20)))(batch)
     np.testing.assert_array_equal(stacked, [found, found])
     sampled = [
         dpjax.sample_sensitivity(key, jnp.max, uniform, n=5, norm="l1", m=20)
@@ -72,19 +72,19 @@ def test_other_targets_agree_to_rounding_at_any_batch_size(samples):
         matrix = database.reshape(4, 4)
         return jnp.linalg.solve(matrix @ matrix.T + jnp.eye(4), matrix[0]), jnp.mean(database)
 
-    some = [samples(solve, n=16, norm="l2", m=40, batch_size=size) for size in (1, 7, 40)]
+    some = [samples(solve, n=16, norm="l2", m=40, chunk_size=size) for size in (1, 7, 40)]
     np.testing.assert_allclose(some[0], some[1], rtol=0, atol=2e-6)
     np.testing.assert_allclose(some[0], some[2], rtol=0, atol=2e-6)
 
 
 def test_the_last_chunk_is_padded(samples):
-    few, many = (samples(jnp.mean, n=100, m=m, batch_size=8) for m in (13, 16))
+    few, many = (samples(jnp.mean, n=100, m=m, chunk_size=8) for m in (13, 16))
     np.testing.assert_array_equal(few, many[:13])
 
 
 @pytest.mark.parametrize("k", [1, 250, 500])
 def test_the_sampler_selects_among_the_same_bits(samples, key, k):
-    distances = samples(jnp.mean, normal, n=20, m=500, batch_size=64)
+    distances = samples(jnp.mean, normal, n=20, m=500, chunk_size=64)
     sampler = RandomPair.trace(key, jnp.mean, normal, n=20, norm="l1", positions="last")
     layout = Layout((None,), 500, 64)
     block = sample_block(key, sampler, layout, team=Team((0,)))
@@ -102,7 +102,7 @@ def test_the_host_selects_what_a_program_does(monkeypatch):
 
 
 def test_under_jit_and_vmap_over_keys(samples, keys):
-    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, batch_size=8)))(
+    stacked = jax.jit(jax.vmap(lambda key: samples(key=key, chunk_size=8)))(
         jnp.stack([keys(0), keys(1)])
     )
     assert stacked.shape == (2, 20)
@@ -148,7 +148,7 @@ def test_float64_distances(samples, key, uniform, x64):
         ({"n": 0}, "n must be .* got 0"),
         ({"norm": "l3"}, "norm must be"),
         ({"positions": "all"}, "positions must be"),
-        ({"batch_size": 0}, "batch_size must be"),
+        ({"chunk_size": 0}, "chunk_size must be"),
     ],
 )
 def test_bad_settings_are_refused(samples, settings, message):

@@ -142,13 +142,13 @@ def test_a_failure_names_the_pair(side, name, wrap, key):
     np.testing.assert_array_equal(target(RECORDS), np.zeros(D))  # Traced before, as private.
     message = rf"^host target failed on pair 13 \({name}\): ValueError: no such thing$"
     with pytest.raises(RuntimeError, match=message):
-        distances(key, target, batch_size=8)
+        distances(key, target, chunk_size=8)
 
 
 def test_a_failure_inside_a_larger_program_names_the_pair(key):
     target = targets.host(fails_on([pair(key, 13)[1]]), output=VALUE)
     with pytest.raises(RuntimeError, match=r"pair 13 \(the neighbor\)"):
-        jax.block_until_ready(jax.jit(lambda key: distances(key, target, batch_size=8))(key))
+        jax.block_until_ready(jax.jit(lambda key: distances(key, target, chunk_size=8))(key))
 
 
 def test_a_failure_in_the_test_of_order_names_the_database(key):
@@ -209,7 +209,7 @@ def test_what_was_finished_before_a_failure_is_kept(key, tmp_path):
 
     def run(checkpoint):
         log.write_text("")
-        options = {"m": 60, "gamma": 0.2, "batch_size": 8, "checkpoint": tmp_path / checkpoint}
+        options = {"m": 60, "gamma": 0.2, "chunk_size": 8, "checkpoint": tmp_path / checkpoint}
         value = dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", **options).value
         return value, len(log.read_text())
 

@@ -311,7 +311,7 @@ def test_a_target_of_a_library_is_sampled_and_released(target, lenient):
         norm="l2",
         m=21,
         positions="average",  # What a solver leaves undone may depend on the order.
-        batch_size=7,
+        chunk_size=7,
         allow_cancellation=True,
     )
     # Hardly any noise, so that what is released can be compared.

@@ -110,7 +110,7 @@ def test_the_sampler_adds_two_copies_of_the_parameters(optimizer, kept):
         return jnp.mean(jnp.square(x - jnp.sum(w)))
 
     def sample(key):
-        options = {"n": 4, "norm": "l2", "m": 500, "batch_size": 500}
+        options = {"n": 4, "norm": "l2", "m": 500, "chunk_size": 500}
         return dpjax.sensitivity_samples(
             key, fit, lambda key, n: jax.random.normal(key, (n,)), **options
         )

@@ -15,7 +15,9 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 import dpjax
 from dpjax import learning, oracles, queries, targets
-from dpjax._tracing._lanes import refuse_touching, touching
+from dpjax._tracing._lanes import check_lanes, refuse_touching, touching
+from dpjax._tracing._one_by_one import vmapped
+from dpjax._tracing._programs import Program
 from dpjax.sensitivity import _probes
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -174,6 +176,67 @@ def test_lanes_of_everything_else_do_not_touch(name):
     for strange in (0.7, -5.0, 1e30, np.nan, np.inf, -np.inf):
         found = np.asarray(function(batch.at[1].set(strange)))
         np.testing.assert_array_equal(np.delete(found, 1), np.delete(expected, 1))
+
+
+CONVOLUTIONS = {
+    "grouped": {"feature_group_count": 2, "padding": "SAME"},
+    "transposed": {"lhs_dilation": (2, 2), "padding": [(1, 1)] * 2},
+    "plain": {"padding": "SAME"},
+}
+
+
+def independent_records(convolved, images):
+    """Every record looks up its own image: records of one key have numbers of their own."""
+
+    key = jax.random.key(0)
+    keys = jax.random.key_data(jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(4)))
+
+    def record(key):
+        mine = jnp.all(keys == jax.random.key_data(key)[None], axis=1)
+        return convolved(images[jnp.argmax(mine)])
+
+    return oracles.independent(record)(key, 4)
+
+
+SEPARATED = {
+    "vmapped": vmapped,
+    "checked": lambda f, images: jax.vmap(check_lanes("it", f, images)[0])(images),
+    "program": lambda f, images: jax.vmap(Program.trace("it", f, images[0]))(images),
+    "statistic": lambda f, images: targets.summable(
+        lambda x: jnp.nan_to_num(f(x), posinf=0, neginf=0)
+    )(images)[None],
+    "record": independent_records,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("settings", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("place", SEPARATED)
+def test_no_lane_of_a_convolution_makes_another_nan(place, settings, dtype):
+    """XLA fills the kernels of groups up with zeros, and zero times infinity is NaN.
+
+    A statistic that takes NaN for 0 then lost all records by one that overflows. What else reaches
+    it: losses, which are in tests/learning, and lanes of lanes, as records in sampled pairs.
+    """
+    groups = settings.get("feature_group_count", 1)
+
+    def convolved(x):
+        kernel = jnp.broadcast_to(x[0, : 2 // groups, :3, :3], (4, 2 // groups, 3, 3))
+        return jnp.sum(jnp.sin(lax.conv_general_dilated(x, kernel, (1, 1), **settings)))
+
+    with jax.enable_x64(dtype == "float64"):
+        images = jax.random.normal(jax.random.key(0), (4, 1, 2, 5, 5), dtype)
+        alone = np.array([convolved(image) for image in images])
+        alone[2] = np.nan
+        found = SEPARATED[place](convolved, images.at[2].set(jnp.inf))
+        expected = np.nansum(alone, keepdims=True) if place == "statistic" else alone
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        if place in ("statistic", "vmapped"):  # Lanes of lanes, as the sampler runs them.
+            both = jnp.stack([images, images.at[2].set(jnp.inf)])
+            program = Program.trace("it", lambda x: SEPARATED[place](convolved, x), images)
+            assert touching(program.jaxpr) is None
+            np.testing.assert_allclose(jax.vmap(program)(both)[1], expected, rtol=1e-4)
+            assert program == Program.trace("it", lambda x: SEPARATED[place](convolved, x), images)
 
 
 # Where it is refused.

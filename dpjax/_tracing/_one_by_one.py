@@ -1,0 +1,64 @@
+"""Operations that `vmap` must not compute together: LAPACK calls, and convolutions by many kernels.
+
+`vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups up
+with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. Here such
+convolutions run one after the other. `_lapack.py` says why LAPACK calls do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax import lax
+
+from dpjax._tracing._lapack import NAMES, OneByOne, is_one_by_one, one_matrix_each, with_rule
+from dpjax._tracing._walks import bind, primitives, replaced
+
+_CONVOLUTION = "conv_general_dilated"
+_CONCERNED = NAMES | {_CONVOLUTION, "custom_vmap_call"}
+
+
+def evaluate(program: Any, *operands: Any) -> list[Any]:
+    """The outputs of a traced program, whose lanes stay apart under `vmap`."""
+    if primitives(program.jaxpr).isdisjoint(_CONCERNED):
+        return jex.jaxpr_as_fun(program)(*operands)
+    return replaced(program, operands, _one_by_one)
+
+
+def vmapped(function: Callable[..., Any], *batched: Any) -> Any:
+    """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
+
+    # A new function each time: a trace that JAX keeps may hold a stale closure.
+    def fresh(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    leaves = jax.vmap(lambda *xs: evaluate(traced, *xs))(*jax.tree.leaves(batched))
+    return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+
+
+def _one_by_one(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+    name = equation.primitive.name
+    if name in NAMES:
+        return one_matrix_each(equation, operands)
+    if name == _CONVOLUTION:
+        return [_kernel_by_kernel(lambda *xs: bind(equation, equation.params, xs)[0])(*operands)]
+    # What was made apart before stays as it is.
+    return bind(equation, equation.params, operands) if is_one_by_one(equation) else None
+
+
+def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A convolution that `vmap` over its kernels computes one after the other."""
+
+    @OneByOne
+    def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
+        if not mapped[1]:  # Many inputs with one kernel are one longer batch, without groups.
+            return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
+        if not mapped[0]:
+            return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
+        return lax.map(lambda pair: computed(*pair), operands), True
+
+    computed = with_rule(convolution, rule)
+    return computed
