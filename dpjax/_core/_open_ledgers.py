@@ -46,7 +46,7 @@ class OpenLedger(abc.ABC):
 
     def __enter__(self) -> Self:
         block = contextlib.ExitStack()
-        block.enter_context(with_open((*_OPEN.get(), self)))
+        block.enter_context(_with_open((*_OPEN.get(), self)))
         _BLOCKS.set((*_BLOCKS.get(), block))
         return self
 
@@ -94,7 +94,7 @@ def open_ledgers() -> tuple["OpenLedger", ...]:
 
 
 @contextlib.contextmanager
-def with_open(ledgers: tuple[OpenLedger, ...]) -> Iterator[None]:
+def _with_open(ledgers: tuple[OpenLedger, ...]) -> Iterator[None]:
     """Opens these ledgers and no others."""
     token = _OPEN.set(ledgers)
     try:

@@ -14,13 +14,13 @@ from jax.scipy.special import logsumexp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._values import Release, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
-from dpjax.mechanisms._mechanism import begin, guarantee_under
+from dpjax.mechanisms._mechanism import begin
 from dpjax.random._facade import (
     LAPLACE,
     Calibration,
@@ -33,7 +33,7 @@ from dpjax.random._facade import (
     noisy_units,
 )
 from dpjax.release._prepared import prepared
-from dpjax.release._transaction import pay_and_draw
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 # The quadrature of log_prob: how many scales of the threshold's noise on either side, in panels
@@ -161,13 +161,13 @@ class AboveThreshold(LatticeMechanism):
             )
         prepared(self)  # Refuses a batch.
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
-        mechanism: Any = self  # Type checkers take the norm for any text.
-        guarantee = guarantee_under(key, mechanism)
-
-        def draw() -> Release:
-            return Release(_start(self, key), guarantee)
-
-        return pay_and_draw(draw, key, self, guarantee=guarantee, what=type(self).__name__).value
+        return pay_and_draw(
+            lambda: _start(self, key),
+            key,
+            self,
+            guarantee=guarantee_under(key, self.guarantee),
+            what=type(self).__name__,
+        ).value
 
     def step(self, state: SparseVectorState, query: Any) -> tuple[SparseVectorState, jax.Array]:
         """Answers one query, which may be chosen by the answers before it.

@@ -201,7 +201,7 @@ def test_a_new_ledger_has_spent_nothing(ledger):
 
 
 def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkeypatch):
-    seen, draw = [], _prepared.Prepared.draw
+    seen, draw = [], _prepared.Prepared.noisy_value
 
     def observed(self, key, value):
         if isinstance(key, jax.core.Tracer):  # Traced, to find out what is asked for.
