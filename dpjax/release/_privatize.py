@@ -74,7 +74,6 @@ def privatize(
 
     Example:
         >>> import jax.numpy as jnp
-    import numpy as np
         >>> import dpjax
         >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
         >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
