@@ -370,7 +370,7 @@ def _check_statement(event: "SampledEvent | Guarantee") -> None:
         _check_number("confidence", event.confidence, 1)
 
 
-def _check_number(name: str, value: Any, most: float) -> None:
+def _check_number(name: str, value: Value, most: float) -> None:
     """Refuses a known number outside [0, most]."""
     if isinstance(value, float) and 0 <= value <= most:
         return
@@ -387,7 +387,7 @@ def _check_number(name: str, value: Any, most: float) -> None:
         raise ValueError(f"{name} must be {expected}, got {_number(value)}")
 
 
-def _number(value: Any, rounding: str = decimal.ROUND_CEILING) -> str:
+def _number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
@@ -411,7 +411,7 @@ def _digits(number: Any, rounding: str) -> str:
     return f"{float(decimal.Context(6, rounding).create_decimal(every_digit)):.6g}"
 
 
-def _is(value: Any, number: float) -> bool:
+def _is(value: Value, number: float) -> bool:
     return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))
 
 

@@ -107,7 +107,7 @@ class SensitivityMechanism(abc.ABC):
             return math.inf, 1.0
         return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
 
-    def _compiles_in_pieces(self, value: Any) -> bool:
+    def _compiles_in_pieces(self, value: Value) -> bool:
         """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
         del value
         return False
@@ -115,7 +115,7 @@ class SensitivityMechanism(abc.ABC):
     def _delta(self) -> Scalar:
         return 0.0
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         """Refuses values of a shape or dtype that the mechanism cannot take."""
         del value  # Most mechanisms take any.
 
