@@ -82,7 +82,11 @@ class CoordinatewiseMechanism(LatticeMechanism):
         return self.grid_for(like=value)
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None, *, like: PyTree = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Between which values nothing is clamped; what lies outside is released as the nearer end.
 

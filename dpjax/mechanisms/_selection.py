@@ -110,7 +110,11 @@ class SelectionMechanism(LatticeMechanism):
         return draw(key, value, self._calibration(value))
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None, *, like: PyTree = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Which gaps to the best score are told apart: larger ones count as the largest of these.
 

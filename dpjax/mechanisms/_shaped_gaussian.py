@@ -68,7 +68,11 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         return jax.tree.map(lambda leaf: 0.0, value)
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: DTypeLike | None = None, *, like: PyTree = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Between which values nothing is clamped: 2^36 steps of the grid before A^-1.
 
