@@ -73,7 +73,7 @@ class Result:
     def error(self) -> float:
         """What the noise stays below in 95% of releases, for all coordinates at once."""
         shape = self.true_value.shape
-        return float(self.mechanism.error_quantile(0.95, shape=shape, simultaneous=True))
+        return float(self.mechanism.error(confidence=0.95, shape=shape, simultaneous=True))
 
 
 def run(key: jax.Array, job: Job) -> Result:

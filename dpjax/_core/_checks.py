@@ -11,7 +11,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from dpjax._core._types import PyTree, Value
 from dpjax._exact._numerics import compute_dtype
 
 
@@ -29,12 +31,12 @@ class _Brief(reprlib.Repr):
         return super().repr_instance(x, level)
 
 
-def shown(value: Any) -> str:
+def shown(value: Value) -> str:
     """A value for messages."""
     return _Brief().repr(value)
 
 
-def described(tree: Any) -> str:
+def described(tree: PyTree) -> str:
     """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
     text = jax.tree.map(_described_leaf, tree)
     return text if isinstance(text, str) else shown(text)
@@ -46,12 +48,12 @@ def _described_leaf(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: Value) -> bool:
     """Whether a value is known only when the compiled program runs."""
     return isinstance(value, jax.core.Tracer)
 
 
-def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -> Any:
+def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Any]) -> Any:
     if is_traced(value):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
             raise ValueError(
@@ -74,27 +76,27 @@ def _scalar(name: str, value: Any, expected: str, valid: Callable[[Any], Any]) -
     return number
 
 
-def positive(name: str, value: Any) -> Any:
+def positive(name: str, value: Value) -> Any:
     """A finite number above 0."""
     return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
 
 
-def non_negative(name: str, value: Any) -> Any:
+def non_negative(name: str, value: Value) -> Any:
     """A finite number, 0 or above."""
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
 
 
-def finite(name: str, value: Any) -> Any:
+def finite(name: str, value: Value) -> Any:
     """A finite number."""
     return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
 
 
-def fraction(name: str, value: Any) -> Any:
+def fraction(name: str, value: Value) -> Any:
     """A number strictly between 0 and 1."""
     return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 
 
-def integer(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+def integer(name: str, value: Value, *, least: int, most: int | None = None) -> int:
     """A concrete integer in a range."""
     expected = f"an integer of at least {least}" + (f" and at most {most}" if most else "")
     try:
@@ -108,7 +110,7 @@ def integer(name: str, value: Any, *, least: int, most: int | None = None) -> in
     return number
 
 
-def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+def choice(name: str, value: Value, choices: tuple[str, ...]) -> str:
     """One of a few words."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {shown(value)}")
@@ -130,30 +132,30 @@ def is_staging() -> bool:
     return is_traced(jnp.zeros(()) + 0)
 
 
-def host_only(name: str, value: Any, instead: str) -> None:
+def host_only(name: str, value: Value, instead: str) -> None:
     """Refuses to run on the host what is being traced."""
     if is_traced(value):
         raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
 
 
-def function(name: str, value: Any) -> Callable[..., Any]:
+def function(name: str, value: Value) -> Callable[..., Any]:
     """Something that can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
     return value
 
 
-def real_arrays(name: str, tree: Any) -> Any:
+def real_arrays(name: str, tree: PyTree) -> Any:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
     return _each_leaf(name, tree, _real_array)
 
 
-def real_shapes(name: str, tree: Any) -> Any:
+def real_shapes(name: str, tree: PyTree) -> Any:
     """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
     return _each_leaf(name, tree, _real_shape)
 
 
-def host_numbers(name: str, value: Any) -> np.ndarray:
+def host_numbers(name: str, value: Value) -> np.ndarray:
     """Public real numbers as a NumPy array, in a dtype of their own."""
     refuse_foreign_dtype(name, value)
     array = value if isinstance(value, jax.Array) else _in_native_order(np.asarray(value))
@@ -166,7 +168,7 @@ def _in_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def booleans(name: str, value: Any) -> Any:
+def booleans(name: str, value: Value) -> Any:
     """Public booleans, which may be written as 0 and 1."""
     if is_traced(value):
         return value.astype(bool)
@@ -176,7 +178,7 @@ def booleans(name: str, value: Any) -> Any:
     return array.astype(bool)
 
 
-def _each_leaf(name: str, tree: Any, convert: Callable[[str, Any], Any]) -> Any:
+def _each_leaf(name: str, tree: PyTree, convert: Callable[[str, Any], Any]) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
@@ -242,7 +244,7 @@ def _check_real_dtype(name: str, leaf: Any) -> None:
         raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
 
 
-def saturating_cast(array: Any, dtype: Any) -> jax.Array:
+def saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
     A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
@@ -256,7 +258,7 @@ def saturating_cast(array: Any, dtype: Any) -> jax.Array:
         return _saturating_cast(array, dtype)
 
 
-def _saturating_cast(array: Any, dtype: Any) -> jax.Array:
+def _saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
     dtype = np.dtype(dtype)
     if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
         return jnp.asarray(array, dtype)

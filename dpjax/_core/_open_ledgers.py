@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Key
 from dpjax._core._values import Guarantee, Release
 
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
@@ -46,7 +47,7 @@ class OpenLedger(abc.ABC):
 
     def __enter__(self) -> Self:
         block = contextlib.ExitStack()
-        block.enter_context(with_open((*_OPEN.get(), self)))
+        block.enter_context(_with_open((*_OPEN.get(), self)))
         _BLOCKS.set((*_BLOCKS.get(), block))
         return self
 
@@ -56,9 +57,7 @@ class OpenLedger(abc.ABC):
         block.close()
 
     @abc.abstractmethod
-    def record(
-        self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
-    ) -> None:
+    def record(self, key: Key, guarantee: Guarantee, what: str, request: Request | None) -> None:
         """Takes note of a release, or refuses it."""
 
 
@@ -74,7 +73,7 @@ class Account(OpenLedger):
         """Remembers a release; of several under one request the first, which is returned."""
 
 
-def fingerprint_of_key(key: jax.Array) -> str:
+def fingerprint_of_key(key: Key) -> str:
     """Names a key and tells nothing of it, if it has 256 random bits."""
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
@@ -94,7 +93,7 @@ def open_ledgers() -> tuple["OpenLedger", ...]:
 
 
 @contextlib.contextmanager
-def with_open(ledgers: tuple[OpenLedger, ...]) -> Iterator[None]:
+def _with_open(ledgers: tuple[OpenLedger, ...]) -> Iterator[None]:
     """Opens these ledgers and no others."""
     token = _OPEN.set(ledgers)
     try:

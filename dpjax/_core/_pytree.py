@@ -7,6 +7,7 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree, Value
 from dpjax._exact._numerics import outward
 
 T = TypeVar("T")
@@ -49,14 +50,14 @@ def _register_rounded(cls: type[T]) -> type[T]:
     constants = [field.name for field in fields if "static" in field.metadata]
     toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
 
-    def leaf(name: str, value: Any) -> Any:
+    def leaf(name: str, value: Value) -> Any:
         return value if toward[name] is None else outward(value, toward[name])
 
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(value: Value) -> tuple[list[Any], tuple[Any, ...]]:
         state = vars(value)
         return [leaf(name, state[name]) for name in toward], tuple(state[x] for x in constants)
 
-    def flatten_with_keys(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten_with_keys(value: Value) -> tuple[list[Any], tuple[Any, ...]]:
         leaves, metadata = flatten(value)
         keys = map(jax.tree_util.GetAttrKey, toward)
         return list(zip(keys, leaves, strict=True)), metadata
@@ -79,7 +80,7 @@ class TreeSpec:
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     @classmethod
-    def of(cls, tree: Any) -> "TreeSpec":
+    def of(cls, tree: PyTree) -> "TreeSpec":
         """The description of a tree of arrays, tracers or shape structs."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))

@@ -7,6 +7,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Database
 
 
 @frozen_pytree
@@ -26,7 +27,7 @@ class PaddedRecords:
     present: jax.Array
 
 
-def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int]:
+def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Any, int]:
     """The arrays of a database, and its number of records; a table is a dict of its columns.
 
     Refusals depend on structure, dtypes and sizes alone.
@@ -53,7 +54,7 @@ def record_arrays(name: str, database: Any, *, least: int = 1) -> tuple[Any, int
     return records, n
 
 
-def check_padded(database: Any) -> None:
+def check_padded(database: Database) -> None:
     """Refuses a database whose arrays show its number of records, where that is private."""
     if not isinstance(database, PaddedRecords):
         raise ValueError(

@@ -16,5 +16,8 @@ Database: TypeAlias = PyTree
 Value: TypeAlias = PyTree
 """Arrays in a pytree: what a target returns, and what a mechanism releases."""
 
+TreeDef: TypeAlias = Any
+"""A `jax.tree_util.PyTreeDef`, which JAX exports as a variable."""
+
 Scalar: TypeAlias = float | jax.Array
 """A Python number, or a JAX scalar while it is traced."""

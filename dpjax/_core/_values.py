@@ -5,14 +5,14 @@ import decimal
 import enum
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
-from dpjax._core._types import Database, Key, Scalar, Value
+from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 
 __all__ = [
     "Guarantee",
@@ -30,6 +30,8 @@ __all__ = [
     "Sensitivity",
     "Target",
     "describe_confidence",
+    "guarantee_in",
+    "is_mechanism",
     "norm_name",
 ]
 
@@ -278,7 +280,7 @@ class Release:
         Holds neither the database nor the target's exact value, so it may be stored and sent.
     """
 
-    value: Any
+    value: Value
     guarantee: Guarantee
 
     def __repr__(self) -> str:
@@ -289,7 +291,8 @@ class Mechanism(Protocol):
     """A keyed randomized map from target values to releases, calibrated to a sensitivity.
 
     A frozen pytree: epsilon, delta and the sensitivity's value are leaves, norm and sizes are
-    static, so a mechanism passes through `jit` and `vmap` like an array.
+    static, so a mechanism passes through `jit` and `vmap` like an array. Mechanisms that add noise
+    also have `error(confidence=...)`, a bound on the distance of a release from the true value.
     """
 
     @property
@@ -299,12 +302,17 @@ class Mechanism(Protocol):
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """What the noise is calibrated to."""
+        """The sensitivity that the noise is calibrated to."""
         ...
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one release promises."""
+        """The guarantee of one release."""
+        ...
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """The cost of one release: rho and delta of approximate zCDP."""
         ...
 
     @property
@@ -312,19 +320,36 @@ class Mechanism(Protocol):
         """The epsilon-delta part of one release, for the accountants of dp-accounting."""
         ...
 
-    def __call__(self, key: jax.Array, value: Any, /) -> Release:
-        """Releases a value of the target."""
+    def __call__(self, key: Key, value: Value, /) -> Release:
+        """Releases a value of the target; open ledgers pay for it first."""
         ...
 
-    def log_prob(self, output: Any, value: Any, /) -> jax.Array:
+    def draw(self, key: Key, value: Value, /) -> Value:
+        """The value of a release, for code that has paid: no ledger hears of this draw."""
+        ...
+
+    def log_prob(self, output: Value, value: Value, /) -> jax.Array:
         """Log density (log probability where outputs are discrete) of a released value."""
         ...
 
-    def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
-    ) -> Any:
-        """How far the noise may take a release from the truth, with a given probability."""
+    def clamped(self, value: Value, /) -> Value:
+        """The value that is released instead of this one: finite and in range."""
         ...
+
+    def grids(self, value: Value, /) -> PyTree:
+        """The spacing of each array of a release, 0 for none; an empty tree states nothing."""
+        ...
+
+
+def is_mechanism(candidate: object) -> TypeGuard[Mechanism]:
+    """Whether something has the sensitivity that noise is calibrated to, as mechanisms do."""
+    return isinstance(getattr(candidate, "sensitivity", None), Sensitivity)
+
+
+def guarantee_in(candidate: object) -> Guarantee | None:
+    """The guarantee of a mechanism, of a release, or of something else that has one."""
+    found = candidate if isinstance(candidate, Guarantee) else getattr(candidate, "guarantee", None)
+    return found if isinstance(found, Guarantee) else None
 
 
 def norm_name(norm: Norm) -> str:
@@ -345,7 +370,7 @@ def _check_statement(event: "SampledEvent | Guarantee") -> None:
         _check_number("confidence", event.confidence, 1)
 
 
-def _check_number(name: str, value: Any, most: float) -> None:
+def _check_number(name: str, value: Value, most: float) -> None:
     """Refuses a known number outside [0, most]."""
     if isinstance(value, float) and 0 <= value <= most:
         return
@@ -362,7 +387,7 @@ def _check_number(name: str, value: Any, most: float) -> None:
         raise ValueError(f"{name} must be {expected}, got {_number(value)}")
 
 
-def _number(value: Any, rounding: str = decimal.ROUND_CEILING) -> str:
+def _number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
@@ -386,7 +411,7 @@ def _digits(number: Any, rounding: str) -> str:
     return f"{float(decimal.Context(6, rounding).create_decimal(every_digit)):.6g}"
 
 
-def _is(value: Any, number: float) -> bool:
+def _is(value: Value, number: float) -> bool:
     return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))
 
 

@@ -1,12 +1,12 @@
 """Zero-concentrated differential privacy: what releases cost in it, and what it is worth."""
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee
+from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
 from dpjax.accounting._composition import concrete
 
 # What roundings in float64 may add, relative to the terms of a sum.
@@ -27,11 +27,10 @@ class Concentration(NamedTuple):
     delta: float
 
 
-def concentration(release: Any) -> Concentration:
+def concentration(release: object) -> Concentration:
     """What one release costs: by its mechanism, if that knows better than its guarantee."""
-    known = getattr(release, "zcdp", None)
-    if known is not None:
-        rho, delta = map(float, known)
+    if is_mechanism(release):
+        rho, delta = map(float, release.zcdp)
         if not (rho >= 0 and 0 <= delta <= 1):
             raise ValueError(
                 "zcdp of a mechanism must be rho, 0 or above, and delta, from 0 to 1, got"
@@ -43,10 +42,10 @@ def concentration(release: Any) -> Concentration:
     return Concentration(rho, float(guarantee.delta))
 
 
-def guarantee_of(release: Any) -> Guarantee:
+def guarantee_of(release: object) -> Guarantee:
     """The guarantee of a mechanism, or of a release, or one as it is; in Python numbers."""
-    promised = release if isinstance(release, Guarantee) else getattr(release, "guarantee", None)
-    if not isinstance(promised, Guarantee):
+    promised = guarantee_in(release)
+    if promised is None:
         raise TypeError(
             "releases must be mechanisms or guarantees, got"
             f" {type(release).__name__}: {_checks.shown(release)}"

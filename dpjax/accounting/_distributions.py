@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from dpjax._core import _checks
+from dpjax._core._values import is_mechanism
 from dpjax.accounting._concentrated import guarantee_of
 
 # The accountants' own rounding: of sums of 10^5 terms, in delta also of fast Fourier transforms.
@@ -63,9 +64,9 @@ def _counted(releases: list[Any], accounting: Any) -> dict[tuple[Any, ...], int]
     return collections.Counter(_kind(release, accounting) for release in releases)
 
 
-def _kind(release: Any, accounting: Any) -> tuple[Any, ...]:
+def _kind(release: object, accounting: Any) -> tuple[Any, ...]:
     promised = guarantee_of(release)
-    event: Any = getattr(release, "dp_event", None)
+    event: Any = release.dp_event if is_mechanism(release) else None
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return "gaussian", event.noise_multiplier * (1 - _ROUNDING)
     # The event of some mechanisms is a Laplace mechanism of larger epsilon.

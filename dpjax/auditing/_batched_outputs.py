@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._values import Release
+from dpjax._core._values import Release, is_mechanism
 
 # Few sizes, so that audits with different numbers of samples share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
@@ -58,7 +58,7 @@ class Sampler:
     @property
     def has_log_prob(self) -> bool:
         """Whether the mechanism states its distribution."""
-        return hasattr(self.mechanism, "log_prob")
+        return is_mechanism(self.mechanism)
 
     def plan(self, key: jax.Array, value: Any, neighbor: Any, samples: int) -> SamplePlan:
         """Spends the samples; refuses outputs that cannot be compared."""
@@ -108,7 +108,8 @@ class Sampler:
         return jax.vmap(self._release, in_axes=(0, None))(jax.random.split(key, size), value)
 
     def _trace_log_ratios(self, outputs: Any, value: Any, neighbor: Any) -> jax.Array:
-        log_prob = jax.vmap(getattr(self.mechanism, "log_prob"), in_axes=(0, None))  # noqa: B009
+        assert is_mechanism(self.mechanism)
+        log_prob = jax.vmap(self.mechanism.log_prob, in_axes=(0, None))
         return log_prob(outputs, value) - log_prob(outputs, neighbor)
 
 

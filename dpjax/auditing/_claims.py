@@ -8,27 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core._values import Guarantee
+from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
 from dpjax.auditing import _bits
 from dpjax.auditing import _features as features
 
 
-def claim_of(mechanism: Any) -> Guarantee | None:
-    """What a mechanism promises; None where that is nothing."""
-    guarantee = getattr(mechanism, "guarantee", None)
-    if not isinstance(guarantee, Guarantee):
-        return None
-    return guarantee if math.isfinite(float(guarantee.epsilon)) else None
+def claim_of(mechanism: object) -> Guarantee | None:
+    """The guarantee of a mechanism; None where it promises nothing."""
+    guarantee = guarantee_in(mechanism)
+    return guarantee if guarantee and math.isfinite(float(guarantee.epsilon)) else None
 
 
-def as_clamped(mechanism: Any, value: Any) -> Any:
-    """A value as it gets noise, in the words of `mechanism.clamped`.
+def as_clamped(mechanism: object, value: Any) -> Any:
+    """A value as a mechanism releases it.
 
-    Where there is no such method: NaN as 0, and infinities as the largest floats.
+    Of a function that is no mechanism: NaN as 0, and infinities as the largest floats.
     """
-    clamped = getattr(mechanism, "clamped", None)
-    if clamped is not None:
-        return clamped(value)
+    if is_mechanism(mechanism):
+        return mechanism.clamped(value)
     return jax.tree.map(lambda x: jnp.nan_to_num(x) if _is_float(x) else x, value)
 
 
@@ -46,10 +43,10 @@ class StatedGrid:
     exponents: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, mechanism: Any, value: Any) -> "StatedGrid":
-        """By `mechanism.grids`; without that method, nothing is stated."""
-        grids = getattr(mechanism, "grids", None)
-        steps = () if grids is None else map(float, jax.tree.leaves(grids(value)))
+    def of(cls, mechanism: object, value: Any) -> "StatedGrid":
+        """By `mechanism.grids`; a function that is no mechanism states nothing."""
+        grids = mechanism.grids(value) if is_mechanism(mechanism) else ()
+        steps = map(float, jax.tree.leaves(grids))
         return cls(tuple(math.frexp(step)[1] - 1 if step > 0 else None for step in steps))
 
     def misses(self, outputs: Any) -> np.ndarray:

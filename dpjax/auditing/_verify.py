@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from dpjax._core import _checks
+from dpjax._core._values import is_mechanism
 from dpjax.auditing._audit import Pair, Pairs, audit
 from dpjax.auditing._claims import as_clamped, claim_of
 from dpjax.auditing._result import AuditResult
@@ -129,12 +130,12 @@ def _within_claim(mechanism: Any, value: Any, neighbor: Any, pairs: Pairs | None
     return value, neighbor, checked
 
 
-def _check_distance(mechanism: Any, pair: Pair) -> None:
-    norm, sensitivity = (getattr(mechanism, name, None) for name in ("norm", "sensitivity"))
-    if norm is None or sensitivity is None:
+def _check_distance(mechanism: object, pair: Pair) -> None:
+    if not is_mechanism(mechanism):
         return  # Nothing says how far its promise reaches.
     value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
-    length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
+    length = float(distance(mechanism.norm, value, neighbor))
+    most = float(mechanism.sensitivity.value)
     if length > most * (1 + _ROUNDING):
         raise ValueError(
             f"neighbor must be within the sensitivity {most:g} of value, got distance {length:g}:"

@@ -1,5 +1,6 @@
 """Linear classifiers by objective perturbation: noise in what is minimized."""
 
+import functools
 from typing import Any
 
 import jax
@@ -79,18 +80,12 @@ class ObjectivePerturbation:
             raise ValueError("training must be a single one, got a batch: map over it by jax.vmap")
         _dtype_that_runs(self.dtype)
         records = self._records(database)
-        promised = guarantee_under(key, self)  # pyright: ignore[reportArgumentType]
-
-        def draw(key: jax.Array, records: Any) -> Release:
-            # A NaN in a private value is not an error to stop at.
-            with jax.debug_nans(False), jax.debug_infs(False):
-                return Release(_released(self, key, records), promised)
-
+        draw = functools.partial(_released, self)
         return pay_and_draw(
             lambda: draw(key, records),
             key,
             (self, records),
-            guarantee=promised,
+            guarantee=guarantee_under(key, self.guarantee),
             what="objective perturbation",
             name=name,
             request=lambda name: request_of(name, draw, key, TreeSpec.of(records), self),

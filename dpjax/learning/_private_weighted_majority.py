@@ -123,28 +123,28 @@ class PrivateWeightedMajority(SensitivityMechanism):
         scores = scan_steps(lambda _, cumulative: -cumulative, losses)
         return jnp.sum(jax.vmap(self.choice.log_prob)(jnp.asarray(output), scores))
 
-    def error_quantile(
+    def excess_loss(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """How far the loss so far of an expert that is followed may exceed that of the best.
+        """A bound on the loss so far of an expert that is followed, minus that of the best.
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that the bound is kept; in (0, 1).
             shape: (T, k); it is needed where simultaneous.
             simultaneous: for all experts at all steps, instead of for each one of them.
 
         Returns:
-            A scalar, a sum of losses.
+            A scalar, a sum of losses in units of their grid.
         """
-        probability = _checks.fraction("probability", probability)
+        confidence = _checks.fraction("confidence", confidence)
         if simultaneous and shape is not None:
-            probability = 1 - (1 - probability) / self.steps
+            confidence = 1 - (1 - confidence) / self.steps
         experts = None if shape is None else tuple(shape)[1:]
-        gap = self.choice.error_quantile(probability, shape=experts, simultaneous=simultaneous)
+        gap = self.choice.score_gap(confidence=confidence, shape=experts, simultaneous=simultaneous)
         return gap / 2.0 ** loss_bits(self.steps)
 
 

@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._values import Release, Scalar, Sensitivity
+from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
-from dpjax.mechanisms._mechanism import begin, guarantee_under
+from dpjax.mechanisms._mechanism import begin
 from dpjax.random._facade import (
     LAPLACE,
     Calibration,
@@ -33,7 +35,7 @@ from dpjax.random._facade import (
     noisy_units,
 )
 from dpjax.release._prepared import prepared
-from dpjax.release._transaction import pay_and_draw
+from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 # The quadrature of log_prob: how many scales of the threshold's noise on either side, in panels
@@ -55,7 +57,7 @@ class SparseVectorState:
         left the promise.
     """
 
-    key: jax.Array
+    key: Key
     noisy_threshold: Limbs
     remaining: jax.Array
 
@@ -92,14 +94,14 @@ class AboveThreshold(LatticeMechanism):
     def _lattice(self) -> Lattice | None:
         return LAPLACE.lattice
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
             raise ValueError(
                 "value must be one array of queries' answers, shape (K,), got"
                 f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
             )
 
-    def _before_noise(self, value: Any) -> Any:
+    def _before_noise(self, value: Value) -> PyTree:
         # For shapes and dtypes: the draw rounds integers to the grid as they are.
         return value.astype(jnp.result_type(float))
 
@@ -108,13 +110,13 @@ class AboveThreshold(LatticeMechanism):
         """How many scales of a query's noise the sensitivity is charged for positive answers."""
         return self.positives * (1 if self.monotone else 2)
 
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         return self._calibrated(self._charged * (1 + self._charged ** (-2 / 3)), arrays)
 
-    def _threshold_calibration(self, arrays: Any) -> Calibration:
+    def _threshold_calibration(self, arrays: PyTree) -> Calibration:
         return self._calibrated(1 + self._charged ** (2 / 3), arrays)
 
-    def _calibrated(self, multiplier: float, arrays: Any) -> Calibration:
+    def _calibrated(self, multiplier: float, arrays: PyTree) -> Calibration:
         return Calibration(
             multiplier * self.sensitivity.value / self.epsilon,
             self.sensitivity.value,
@@ -130,14 +132,14 @@ class AboveThreshold(LatticeMechanism):
         answer = jnp.zeros(1)
         return ComparisonNoise.of(self._calibration(answer), self._threshold_calibration(answer))
 
-    def _check_fit(self, arrays: Any, calibration: Calibration) -> None:
+    def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
         super()._check_fit(arrays, calibration)
         super()._check_fit(arrays, self._threshold_calibration(arrays))
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         return first_above(key, value, self.threshold, self._noise(), self.positives)
 
-    def start(self, key: jax.Array) -> SparseVectorState:
+    def start(self, key: Key) -> SparseVectorState:
         """Draws the noise of the threshold, for queries that come one by one.
 
         Args:
@@ -161,15 +163,15 @@ class AboveThreshold(LatticeMechanism):
             )
         prepared(self)  # Refuses a batch.
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
-        mechanism: Any = self  # Type checkers take the norm for any text.
-        guarantee = guarantee_under(key, mechanism)
+        return pay_and_draw(
+            lambda: _start(self, key),
+            key,
+            self,
+            guarantee=guarantee_under(key, self.guarantee),
+            what=type(self).__name__,
+        ).value
 
-        def draw() -> Release:
-            return Release(_start(self, key), guarantee)
-
-        return pay_and_draw(draw, key, self, guarantee=guarantee, what=type(self).__name__).value
-
-    def step(self, state: SparseVectorState, query: Any) -> tuple[SparseVectorState, jax.Array]:
+    def step(self, state: SparseVectorState, query: PyTree) -> tuple[SparseVectorState, jax.Array]:
         """Answers one query, which may be chosen by the answers before it.
 
         A state serves one query: go on with the one that is returned.
@@ -193,7 +195,7 @@ class AboveThreshold(LatticeMechanism):
         with jax.debug_nans(False), jax.debug_infs(False):
             return _step(self, state, answer)
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Answers as they are compared: NaN as 0, and what is out of `range` as its nearer end.
 
         Args:
@@ -215,7 +217,7 @@ class AboveThreshold(LatticeMechanism):
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         answers = self.clamped(value)
         self._check_value(answers)
         noise, dtype = self._noise(), compute_dtype(answers.dtype)
@@ -237,36 +239,38 @@ class AboveThreshold(LatticeMechanism):
         possible = (places.shape == (self.positives,)) & jnp.all(inside) & jnp.all(ordered)
         return jnp.where(possible, found, -jnp.inf)
 
-    def error_quantile(
+    def margin(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """How far from the threshold an answer must be for it to be right, with a probability.
+        """The distance from the threshold at which a comparison is right, at a confidence.
 
         For each query that is compared; simultaneous: for the first K of them at once.
 
         Args:
-            probability: in (0, 1).
+            confidence: in (0, 1).
             shape: (K,), the number of queries; it, or `like`, is needed where simultaneous.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of answers.
             simultaneous: for all queries at once.
 
         Returns:
-            A scalar in the units of the answers.
+            A scalar in the units of the answers; it covers the rounding to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of queries, got ()")
         arrays, _ = self._asked(shape or (1,) if like is None else shape, like)
-        tail = (1 - _checks.fraction("probability", probability)) / 2
+        tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
         # One half of the tail for the threshold's noise, the other for that of the queries.
-        bound = noise.threshold.scale * -math.log(tail)
-        return as_number(bound + noise.numbers.scale * math.log(queries / tail))
+        line = noise.threshold.scale * -math.log(tail)
+        # Query, threshold and their noise are each rounded by half a step.
+        steps = 2 * power_of_two(noise.numbers.exponent, jnp.result_type(float))
+        return as_number(line + noise.numbers.scale * math.log(queries / tail) + steps)
 
 
 def above_threshold(
@@ -354,7 +358,7 @@ def above_threshold(
 
 
 @jax.jit
-def _start(mechanism: AboveThreshold, key: jax.Array) -> SparseVectorState:
+def _start(mechanism: AboveThreshold, key: Key) -> SparseVectorState:
     first, rest = jax.random.split(key_for_each(key, mechanism.threshold))
     noise = mechanism._noise()
     line = noisy_units(mechanism.threshold, lattice_noise(first, ()), noise.threshold)
@@ -383,7 +387,7 @@ def _half_rule() -> tuple[np.ndarray, np.ndarray]:
     return points.ravel(), (log_weights[None, :] + np.log(half) - points).ravel() - math.log(2)
 
 
-def _threshold_rule(dtype: Any) -> tuple[jax.Array, jax.Array]:
+def _threshold_rule(dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     points, log_weights = _half_rule()
     nodes = jnp.asarray(np.concatenate([-points[::-1], points]), dtype)
     return nodes, jnp.asarray(np.concatenate([log_weights[::-1], log_weights]), dtype)

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import PyTree
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
@@ -51,7 +52,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     def _delta(self) -> Scalar:
         return self.delta
 
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         calibration = Calibration(
             self.scale,
             self.sensitivity.value,
@@ -71,7 +72,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
             return self.scale
         return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
 
-    def _check_fit(self, arrays: Any, calibration: Calibration) -> None:
+    def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
         lattice = self.noise.lattice
         assert lattice is not None
         if not _checks.is_traced(self.delta) and not calibration.covers(lattice, self.delta, np):

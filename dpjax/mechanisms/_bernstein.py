@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
@@ -21,7 +23,7 @@ from dpjax.sensitivity._norms import grid_dtype
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
-    What `effective_scale`, `grid_for`, `range` and `error_quantile` say of a shape, whatever it is,
+    What `effective_scale`, `grid_for`, `range` and `error` say of a shape, whatever it is,
     holds where the value is one lattice. With `like` they know how many there are.
 
     Attributes:
@@ -55,12 +57,12 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         """Scale of the noise in a lattice value, where the value is one lattice."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
-    def _example(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
         """One lattice, whatever the shape."""
         del shape
         return jax.ShapeDtypeStruct(self.lattice_shape, dtype)
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         for leaf in jax.tree.leaves(value):
             if leaf.shape != self.lattice_shape:
                 raise ValueError(
@@ -68,7 +70,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
                     f" dpjax.on_lattice), got shape {leaf.shape}"
                 )
 
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         lattices = len(jax.tree.leaves(arrays))
         # In the l1 norm: every one of the coordinates moves by the sensitivity.
         coordinates = lattices * math.prod(self.lattice_shape)
@@ -82,43 +84,43 @@ class BernsteinMechanism(CoordinatewiseMechanism):
             grid_dtype(arrays),
         )
 
-    def _before_noise(self, value: Any) -> Any:
+    def _before_noise(self, value: Value) -> PyTree:
         return jax.tree.map(_as_float, value)
 
-    def _after_noise(self, noisy: Any) -> Any:
+    def _after_noise(self, noisy: PyTree) -> Value:
         return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
 
-    def _noisy(self, output: Any) -> Any:
+    def _noisy(self, output: Value) -> PyTree:
         def is_polynomial(x: Any) -> bool:
             return isinstance(x, BernsteinPolynomial)
 
         return jax.tree.map(lambda x: x.values, output, is_leaf=is_polynomial)
 
-    def error_quantile(
+    def error(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
-    ) -> Any:
-        """How far the noise takes a lattice value, or the released polynomial, from the truth.
+    ) -> PyTree:
+        """A bound on the distance of a noisy lattice value, or of the polynomial, from the truth.
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that the bound is kept; in (0, 1).
             shape: ignored: the shape of a lattice is the mechanism's.
             like: a pytree of lattices; without it, one lattice.
-            simultaneous: a bound for all the polynomials everywhere on the cube, against the
-                polynomials without noise, instead of the quantile for each lattice value.
+            simultaneous: for all the polynomials everywhere on the cube, against the polynomials
+                without noise, instead of for each lattice value.
 
         Returns:
             A scalar in the units of the function, one for every lattice of `like`.
         """
-        quantiles = super().error_quantile(
-            probability, shape=shape, like=like, simultaneous=simultaneous
+        bounds = super().error(
+            confidence=confidence, shape=shape, like=like, simultaneous=simultaneous
         )
         growth = sup_norm_growth(self.degree, self.dims, self.order) if simultaneous else 1.0
-        return jax.tree.map(lambda quantile: growth * quantile, quantiles)
+        return jax.tree.map(lambda bound: growth * bound, bounds)
 
     @property
     def dp_event(self) -> Any:

@@ -11,6 +11,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._types import Database
 from dpjax._exact._numerics import compute_dtype
 
 
@@ -148,7 +149,7 @@ def on_lattice(
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
 
-    def lattice_target(database: Any) -> Any:
+    def lattice_target(database: Database) -> Any:
         return lattice_values(target(database), degree, dims)
 
     return lattice_target

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._exact import _limbs
-from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
+from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number, whole
 from dpjax.mechanisms._mechanism import sum_over_leaves
 from dpjax.random._facade import (
     Lattice,
@@ -23,6 +25,8 @@ from dpjax.random._facade import (
 )
 from dpjax.sensitivity._norms import is_float
 
+# Covers the tables of the noise, and scales that are known in float32.
+OUTWARD_QUANTILE = 1 + 2.0**-20
 # Of an interval, in scales: narrower ones have the density times the width for a probability.
 _NARROW = 2.0**-12
 
@@ -51,22 +55,22 @@ class CoordinatewiseMechanism(LatticeMechanism):
     def _lattice(self) -> Lattice | None:
         return self.noise.lattice
 
-    def _after_noise(self, noisy: Any) -> Any:
+    def _after_noise(self, noisy: PyTree) -> Value:
         """What is released of noisy arrays."""
         return noisy
 
-    def _noisy(self, output: Any) -> Any:
+    def _noisy(self, output: Value) -> PyTree:
         """The noisy arrays that an output was made of."""
         return output
 
-    def _compiles_in_pieces(self, value: Any) -> bool:
+    def _compiles_in_pieces(self, value: Value) -> bool:
         return self._is_exact and shares_programs(value)
 
-    def _draw(self, key: jax.Array, value: Any) -> Any:
+    def _draw(self, key: Key, value: Value) -> Value:
         arrays = self._before_noise(value)
         return self._after_noise(add_noise(key, arrays, self._calibration(arrays), self.noise))
 
-    def grids(self, value: Any) -> Any:
+    def grids(self, value: Value) -> PyTree:
         """The spacing of every array that gets noise: a power of two for floats, 1 for integers.
 
         Args:
@@ -78,7 +82,11 @@ class CoordinatewiseMechanism(LatticeMechanism):
         return self.grid_for(like=value)
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Between which values nothing is clamped; what lies outside is released as the nearer end.
 
@@ -101,7 +109,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         high = jax.tree.map(upper_end, arrays)
         return jax.tree.map(operator.neg, high), high
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """The arrays that get noise: NaN becomes 0, what is out of `range` its nearer end.
 
         Args:
@@ -119,7 +127,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
 
         return jax.tree.map(as_noised, arrays)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         arrays = self._before_noise(_checks.real_arrays("value", value))
         calibration = self._calibration(arrays)
 
@@ -130,21 +138,22 @@ class CoordinatewiseMechanism(LatticeMechanism):
 
         return sum_over_leaves(of_array, self._noisy(output), arrays)
 
-    def error_quantile(
+    def error(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
-    ) -> Any:
-        """What the noise of a coordinate stays below with a given probability, or a higher one.
+    ) -> PyTree:
+        """A bound on the distance of a release from the true value, at a confidence.
 
-        Of the noise alone: rounding adds up to a step of the grid (to integers, 1/2), and a value
-        out of the mechanism's range is clamped first.
+        It covers the noise and the rounding to the grid, or to integers. The true value is the
+        `clamped` one. A float that is released is also rounded to its dtype, which adds half a unit
+        in its last place.
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that a coordinate keeps the bound; in (0, 1).
             shape: of the value, of JAX's default float; () unless told.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: for all coordinates of all arrays at once, instead of for each one.
@@ -154,18 +163,29 @@ class CoordinatewiseMechanism(LatticeMechanism):
         """
         arrays, calibration = self._asked(shape, like)
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
-        quantile = self.noise.tail_quantile(tail_of_one(probability, together))
-        return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration) * quantile, arrays)
+        quantile = noise_quantile(self.noise, confidence, together)
+
+        def bound(leaf: jax.ShapeDtypeStruct) -> Scalar:
+            noise = self._scale_drawn(leaf, calibration) * quantile
+            if is_float(leaf):
+                # Half a step for the value, and half a step for the noise.
+                return noise + self._spacing(leaf, calibration)
+            return whole(noise + 0.5)  # Of an integer by which integers differ.
+
+        return jax.tree.map(bound, arrays)
 
 
-def tail_of_one(probability: float, together: int) -> float:
-    """The tail per coordinate: 1 - probability^(1/d) where d independent ones must hold at once."""
-    probability = _checks.fraction("probability", probability)
-    return -math.expm1(math.log(probability) / together)
+def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
+    """The value, in scales, that so many coordinates of noise keep within at a confidence.
+
+    Each of d independent coordinates may exceed it with probability 1 - confidence^(1/d).
+    """
+    confidence = _checks.fraction("confidence", confidence)
+    return OUTWARD_QUANTILE * noise.tail_quantile(-math.expm1(math.log(confidence) / together))
 
 
 def _log_prob(
-    output: Any, center: jax.Array, scale: jax.Array, noise: Noise, end: float
+    output: Value, center: jax.Array, scale: jax.Array, noise: Noise, end: float
 ) -> jax.Array:
     """Log density of one noisy array; log probability where it holds integers.
 
@@ -200,7 +220,7 @@ def _log_prob(
     return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))
 
 
-def _integer_difference(output: jax.Array, center: jax.Array, dtype: Any) -> jax.Array:
+def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) -> jax.Array:
     """The difference of two integers of a dtype, as a float: it may need one bit more."""
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)

@@ -5,8 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Scalar
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
@@ -39,19 +42,19 @@ class LatticeMechanism(SensitivityMechanism):
         """What the noise is drawn from; None for noise in floats."""
 
     @abc.abstractmethod
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         """What the noise must cover: a function of the arrays' shapes and dtypes alone."""
 
-    def _before_noise(self, value: Any) -> Any:
+    def _before_noise(self, value: Value) -> PyTree:
         """The arrays that are rounded and get noise."""
         return value
 
-    def _example(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
         """The value that a shape and a dtype stand for."""
         count(shape)
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         """Refuses values of a structure or shape that the mechanism cannot take."""
         del value  # Most mechanisms take any.
 
@@ -59,7 +62,7 @@ class LatticeMechanism(SensitivityMechanism):
     def _is_exact(self) -> bool:
         return self._lattice is not None
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         self._check_structure(value)
         # Of shapes and dtypes alone: nothing that a value holds may decide what is refused.
         arrays = jax.eval_shape(self._before_noise, value)
@@ -68,7 +71,7 @@ class LatticeMechanism(SensitivityMechanism):
         if self._is_exact and not _checks.is_traced(self.epsilon):
             self._check_fit(arrays, calibration)
 
-    def _check_fit(self, arrays: Any, calibration: Calibration) -> None:
+    def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
         """Refuses concrete parameters that no grid can carry for arrays of this size."""
         assert self._lattice is not None
         if calibration.zero_allowed or _checks.is_traced(calibration.scale):
@@ -82,7 +85,7 @@ class LatticeMechanism(SensitivityMechanism):
                 )
 
     def _asked(
-        self, shape: tuple[int, ...] | None, like: Any, dtype: Any = None
+        self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[Any, Calibration]:
         """What a caller asks about: shapes and dtypes of the arrays, and their calibration."""
         if like is None:
@@ -104,7 +107,7 @@ class LatticeMechanism(SensitivityMechanism):
         """What a scalar float is rounded to; integers are not rounded."""
         return self.grid_for()
 
-    def grid_for(self, shape: tuple[int, ...] | None = None, *, like: Any = None) -> Any:
+    def grid_for(self, shape: tuple[int, ...] | None = None, *, like: PyTree = None) -> PyTree:
         """What arrays are rounded to before they get noise: a power of two, 1 for integers.
 
         Args:
@@ -117,17 +120,19 @@ class LatticeMechanism(SensitivityMechanism):
         """
         arrays, calibration = self._asked(shape, like)
 
-        def spacing(leaf: Any) -> Scalar:
-            if self._lattice is None or calibration.zero_allowed:
-                return 0.0
-            if not is_float(leaf):
-                return 1.0
-            exponent = calibration.fit(self._lattice, leaf.dtype).exponent
-            return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
+        return jax.tree.map(lambda leaf: self._spacing(leaf, calibration), arrays)
 
-        return jax.tree.map(spacing, arrays)
+    def _spacing(self, leaf: jax.ShapeDtypeStruct, calibration: Calibration) -> Scalar:
+        if self._lattice is None or calibration.zero_allowed:
+            return 0.0
+        if not is_float(leaf):
+            return 1.0
+        exponent = calibration.fit(self._lattice, leaf.dtype).exponent
+        return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
 
-    def effective_scale(self, shape: tuple[int, ...] | None = None, *, like: Any = None) -> Any:
+    def effective_scale(
+        self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
+    ) -> PyTree:
         """The scale really drawn; for selections, how far a score must fall for a factor e.
 
         It covers rounding floats to the grid, as the norm of ones grows with the size, and the
@@ -160,3 +165,8 @@ def as_number(scalar: Any) -> Scalar:
     if isinstance(scalar, int) or _checks.is_traced(scalar) or jnp.ndim(scalar) > 0:
         return scalar
     return float(scalar)
+
+
+def whole(bound: Scalar) -> Scalar:
+    """The largest integer within a bound, which an integer keeps if it keeps the bound."""
+    return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))

@@ -1,12 +1,12 @@
 """The base of mechanisms that everybody runs on an answer of their own."""
 
 import abc
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
 from dpjax.random._facade import in_range
@@ -36,10 +36,10 @@ class LocalMechanism(SensitivityMechanism):
         """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
 
     @abc.abstractmethod
-    def _draw_answers(self, key: jax.Array, answers: jax.Array) -> jax.Array:
+    def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
         """What is reported for an array of answers."""
 
-    def _draw(self, key: jax.Array, value: Any) -> Any:
+    def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
         keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
         reported = [
@@ -47,12 +47,12 @@ class LocalMechanism(SensitivityMechanism):
         ]
         return jax.tree.unflatten(structure, reported)
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         for leaf in jax.tree.leaves(value):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
 
-    def _number_of_answers(self, shape: tuple[int, ...] | None, like: Any) -> int:
+    def _number_of_answers(self, shape: tuple[int, ...] | None, like: PyTree) -> int:
         if like is None:
             return count(() if shape is None else shape)
         if shape is not None:
@@ -61,7 +61,7 @@ class LocalMechanism(SensitivityMechanism):
         self._check_value(value)
         return sum(leaf.size for leaf in jax.tree.leaves(value))
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Answers as they are kept or lied about: clamped to [0, categories).
 
         Args:

@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
     NeighboringRelation,
@@ -24,9 +25,9 @@ from dpjax._core._values import (
 )
 from dpjax._exact._numerics import outward
 from dpjax.random._facade import check_key
-from dpjax.release._prepared import prepared
+from dpjax.release._prepared import Prepared, prepared
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.sensitivity._norms import norm_function
+from dpjax.sensitivity._norms import is_float, norm_function
 
 
 class SensitivityMechanism(abc.ABC):
@@ -45,20 +46,21 @@ class SensitivityMechanism(abc.ABC):
         the sensitivity; (epsilon, delta, gamma)-random DP follows.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
     norm: Norm
 
     @abc.abstractmethod
-    def _draw(self, key: jax.Array, value: Any) -> Any:
+    def _draw(self, key: Key, value: Value) -> Value:
         """The noisy value; pure, and the same program for every epsilon.
 
-        Of the sensitivity it sees value, norm and relation, and whether 0 is allowed: neither m nor
-        gamma, which would make other programs.
+        The sensitivity here has value, norm, relation and `zero_allowed` only. Its m and gamma do
+        not matter to the noise, and would make other programs.
         """
 
     @abc.abstractmethod
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         """Log density, or log probability where outputs are discrete, of releasing an output.
 
         Args:
@@ -70,22 +72,13 @@ class SensitivityMechanism(abc.ABC):
         """
 
     @abc.abstractmethod
-    def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
-    ) -> Any:
-        """What the noise stays below with a given probability, or a higher one.
+    def clamped(self, value: Value) -> Value:
+        """The value that is released instead of this one: finite and in range."""
 
-        Of the noise alone: rounding adds up to a step of the grid (to integers, 1/2), and a value
-        out of the mechanism's range is clamped first.
-
-        Args:
-            probability: in (0, 1).
-            shape: shape of the value.
-            simultaneous: for all coordinates at once, instead of for each one of them.
-
-        Returns:
-            A scalar in the units of the value.
-        """
+    def grids(self, value: Value) -> PyTree:
+        """The spacing of each array of a release; an empty tree, where none is stated."""
+        del value
+        return ()
 
     @property
     def dp_event(self) -> Any:
@@ -114,7 +107,7 @@ class SensitivityMechanism(abc.ABC):
             return math.inf, 1.0
         return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
 
-    def _compiles_in_pieces(self, value: Any) -> bool:
+    def _compiles_in_pieces(self, value: Value) -> bool:
         """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
         del value
         return False
@@ -122,7 +115,7 @@ class SensitivityMechanism(abc.ABC):
     def _delta(self) -> Scalar:
         return 0.0
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         """Refuses values of a shape or dtype that the mechanism cannot take."""
         del value  # Most mechanisms take any.
 
@@ -154,14 +147,14 @@ class SensitivityMechanism(abc.ABC):
             _notes(sensitivity),
         )
 
-    def __call__(self, key: jax.Array, value: Any) -> Release:
+    def __call__(self, key: Key, value: Value) -> Release:
         """Releases a value of the target under the mechanism's guarantee.
 
         Args:
             key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases
                 of one value under one key, at two epsilons, give the value away. A ledger that is
                 open (`dpjax.Ledger`, `dpjax.random.KeyLedger`) claims it.
-            value: a pytree of real arrays. What it holds never decides whether a release happens:
+            value: a pytree of real arrays. Its contents never decide whether a release happens:
                 NaN and values out of range become fixed public values and get noise.
 
         Returns:
@@ -176,22 +169,58 @@ class SensitivityMechanism(abc.ABC):
                 if a ledger knows the key.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
+        mechanism, arrays = self._ready(key, value)
+        return pay_and_draw(
+            lambda: mechanism.noisy_value(key, arrays),
+            key,
+            (self, arrays),
+            guarantee=guarantee_under(key, self.guarantee),
+            what=type(self).__name__,
+        )
+
+    def draw(self, key: Key, value: Value) -> Value:
+        """The value of a release. Open ledgers are not told, so whoever calls this has paid.
+
+        It is a part of a larger release, which pays once for all of its draws. Everybody else calls
+        the mechanism itself.
+
+        Args:
+            key: a typed key, used for nothing else.
+            value: a pytree of real arrays.
+
+        Returns:
+            What `mechanism(key, value).value` is.
+
+        Raises:
+            TypeError: as a release does.
+            ValueError: as a release does.
+        """
+        mechanism, arrays = self._ready(key, value)
+        return mechanism.noisy_value(key, arrays)
+
+    def _ready(self, key: Key, value: Value) -> tuple[Prepared, Value]:
+        """The mechanism and the value as programs take them; all that is refused is refused here.
+
+        The checks look at structures, shapes and dtypes alone, so each kind of value is checked
+        once.
+        """
         check_key(key)
         mechanism = prepared(self)
-        value = _checks.real_arrays("value", value)
-        kind = _kind_of(value)
-        if kind not in mechanism.accepted:
-            _check_sampled_outputs(self.sensitivity, value)
-            self._check_value(value)
-            mechanism.accepted.add(kind)
-        guarantee = guarantee_under(key, self)
-
-        def draw() -> Release:
-            # A NaN in a private value is not an error to stop at.
-            with jax.debug_nans(False), jax.debug_infs(False):
-                return Release(mechanism.draw(key, value), guarantee)
-
-        return pay_and_draw(draw, key, (self, value), guarantee=guarantee, what=type(self).__name__)
+        arrays = _checks.real_arrays("value", value)
+        got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs
+        if got in mechanism.accepted:
+            return mechanism, arrays
+        if sampled is not None and (
+            got.structure != sampled.structure
+            or any(
+                x.shape != y.shape or is_float(x) != is_float(y)
+                for x, y in zip(got.leaves, sampled.leaves, strict=True)
+            )
+        ):
+            raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
+        self._check_value(arrays)
+        mechanism.accepted.add(got)
+        return mechanism, arrays
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
@@ -267,25 +296,3 @@ def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
     if sensitivity.zero_allowed:
         notes += ("no noise",)
     return notes
-
-
-def _kind_of(value: Any) -> Any:
-    """What the checks of a value look at."""
-    leaves, structure = jax.tree.flatten(value)
-    return structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _check_sampled_outputs(sensitivity: Sensitivity, value: Any) -> None:
-    sampled = sensitivity.outputs
-    if sampled is None:
-        return
-    got = TreeSpec.of(value)
-    if got.structure != sampled.structure or any(
-        x.shape != y.shape or _kind(x.dtype) != _kind(y.dtype)
-        for x, y in zip(got.leaves, sampled.leaves, strict=True)
-    ):
-        raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
-
-
-def _kind(dtype: Any) -> str:
-    return "float" if jnp.issubdtype(dtype, jnp.floating) else "integer"

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import round_to_grid
@@ -130,7 +131,7 @@ def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
     return low, high
 
 
-def check_records(value: Any) -> None:
+def check_records(value: Value) -> None:
     """Refuses what is not one array of numbers."""
     if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
         raise ValueError(
@@ -139,7 +140,7 @@ def check_records(value: Any) -> None:
         )
 
 
-def clamped_records(value: Any, lower: float, upper: float) -> jax.Array:
+def clamped_records(value: Value, lower: float, upper: float) -> jax.Array:
     """Records as floats between the bounds, NaN as the lower one."""
     x = _checks.real_arrays("value", value)
     x = x.astype(compute_dtype(x.dtype))

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, outward
-from dpjax.mechanisms._coordinatewise import tail_of_one
+from dpjax.mechanisms._coordinatewise import noise_quantile
+from dpjax.mechanisms._lattice_mechanism import as_number
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._ordered_records import (
     OrderedRecords,
@@ -91,7 +93,7 @@ class ProposeTestRelease(SensitivityMechanism):
     def _delta(self) -> Scalar:
         return self.delta
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         check_records(value)
 
     @property
@@ -140,7 +142,7 @@ class ProposeTestRelease(SensitivityMechanism):
             return records.absolute(statistic)
         return _limbs.from_integers(statistic)
 
-    def _draw(self, key: jax.Array, value: Any) -> Reply:
+    def _draw(self, key: Key, value: Value) -> Reply:
         records, statistic, distance = self._measured(value)
         test, answer = self._fits()
         least = self.least_distance
@@ -155,7 +157,7 @@ class ProposeTestRelease(SensitivityMechanism):
             jnp.where(usable, passed.astype(jnp.int32), -1), jnp.where(usable, number, jnp.nan)
         )
 
-    def grids(self, value: Any) -> Any:
+    def grids(self, value: Value) -> PyTree:
         """What each number of a release is a multiple of; 0 for the one that is no number.
 
         Args:
@@ -167,7 +169,7 @@ class ProposeTestRelease(SensitivityMechanism):
         del value
         return Reply(jnp.float32(0), power_of_two(self._exponent, jnp.float32))
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Records as they are ordered: between the bounds, NaN as the lower one.
 
         Args:
@@ -178,7 +180,7 @@ class ProposeTestRelease(SensitivityMechanism):
         """
         return clamped_records(value, self.lower, self.upper)
 
-    def distance(self, value: Any) -> jax.Array:
+    def distance(self, value: Value) -> jax.Array:
         """How many replacements lead to a database that the bound does not hold for: private.
 
         Run it on public or drawn records, to choose a bound: below `least_distance` there will
@@ -194,7 +196,7 @@ class ProposeTestRelease(SensitivityMechanism):
         self._check_value(records)
         return _distance(self, records)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         value = _checks.real_arrays("value", value)
         self._check_value(value)
         dtype = compute_dtype(value.dtype)
@@ -211,22 +213,19 @@ class ProposeTestRelease(SensitivityMechanism):
         silent = jnp.where(is_silence, LAPLACE.log_cdf(-margin), -jnp.inf)
         return jnp.where(answered == 1, LAPLACE.log_cdf(margin) + density, silent)
 
-    def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
-    ) -> Scalar:
-        """What the noise of an answer stays below.
+    def error(self, *, confidence: float = 0.95) -> Scalar:
+        """A bound on the distance of an answer from the true statistic; silence has no error.
 
         Args:
-            probability: in (0, 1).
-            shape: of the answer, ().
-            simultaneous: for all numbers of the answer, of which there is one.
+            confidence: the probability, at least, that an answer keeps the bound; in (0, 1).
 
         Returns:
-            A scalar in the units of the records.
+            A scalar in the units of the records; it covers the rounding to the grid.
         """
-        del shape, simultaneous
-        quantile = LAPLACE.tail_quantile(tail_of_one(probability, 1))
-        return self._fits()[1].scale * power_of_two(self._exponent, jnp.float32) * quantile
+        noise = self._fits()[1].scale * noise_quantile(LAPLACE, confidence)
+        # The noise and each quantile are rounded by half a step.
+        steps = noise + (1 + len(self.probabilities)) / 2
+        return as_number(steps * power_of_two(self._exponent, jnp.float32))
 
     @property
     def dp_event(self) -> Any:

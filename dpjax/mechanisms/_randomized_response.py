@@ -10,6 +10,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
@@ -44,10 +45,10 @@ class RandomizedResponse(LocalMechanism):
         lie = int(self.lie_weight)
         return 2**32 - (self.categories - 1) * lie, lie
 
-    def _draw_answers(self, key: jax.Array, answers: jax.Array) -> jax.Array:
+    def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
         return keep_or_lie(key, answers, self.lie_weight, self.categories)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         weight = jnp.asarray(self.lie_weight).astype(jnp.float32)
         weight = jnp.where(weight == 0, jnp.nan, weight) / 2.0**32
 
@@ -61,18 +62,18 @@ class RandomizedResponse(LocalMechanism):
 
         return sum_over_leaves(answer, output, _checks.real_arrays("value", value))
 
-    def error_quantile(
+    def lies(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
-    ) -> Any:
-        """The number of lies among the answers of a shape; of a single answer, 0 or 1.
+    ) -> int:
+        """The most lies among the answers of a shape, at a confidence; of one answer, 0 or 1.
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that there are no more; in (0, 1).
             shape: shape of the value.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: over all the answers, instead of for each one of them.
@@ -80,13 +81,10 @@ class RandomizedResponse(LocalMechanism):
         Returns:
             An integer.
         """
+        confidence = _checks.fraction("confidence", confidence)
         answers = self._number_of_answers(shape, like)
         lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
-        return int(
-            scipy.stats.binom.ppf(
-                _checks.fraction("probability", probability), answers if simultaneous else 1, lying
-            )
-        )
+        return int(scipy.stats.binom.ppf(confidence, answers if simultaneous else 1, lying))
 
     @property
     def dp_event(self) -> Any:

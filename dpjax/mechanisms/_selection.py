@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
-from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
+from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number, whole
 from dpjax.mechanisms._mechanism import begin, check_noise
 from dpjax.random._facade import (
     EXPONENTIAL,
@@ -84,14 +86,14 @@ class SelectionMechanism(LatticeMechanism):
     def _lattice(self) -> Lattice | None:
         return EXPONENTIAL if self.exact else None
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
             raise ValueError(
                 "value must be one array of scores over the response set, shape (K,), got"
                 f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
             )
 
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         # Of the noise of a single option at a time, on both of the neighbors.
         return Calibration(
             2 * self.sensitivity.value / self.epsilon,
@@ -103,12 +105,16 @@ class SelectionMechanism(LatticeMechanism):
             grid_dtype(arrays),
         )
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         draw = self.rule.draw if self.exact else self.rule.draw_in_floats
         return draw(key, value, self._calibration(value))
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Which gaps to the best score are told apart: larger ones count as the largest of these.
 
@@ -132,7 +138,7 @@ class SelectionMechanism(LatticeMechanism):
             return jnp.asarray(jnp.finfo(dtype).max, dtype)
         return largest_gap(calibration.fit(EXPONENTIAL, scores.dtype), dtype)
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Scores as they are compared: finite, NaN as the lowest; integers as they are.
 
         Args:
@@ -144,7 +150,7 @@ class SelectionMechanism(LatticeMechanism):
         scores = _checks.real_arrays("value", value)
         return clamped_scores(scores) if is_float(scores) else scores
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
@@ -155,35 +161,37 @@ class SelectionMechanism(LatticeMechanism):
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         return -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
 
-    def error_quantile(
+    def score_gap(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A gap of scores that the selected one stays within.
+        """A gap of scores that the selected one stays within, at a confidence.
 
         A response with a gap g is selected with probability at most exp(-epsilon g / (2 Delta)).
-        For each response: one with a larger gap is selected with probability below 1 - p. For all
-        K at once: whatever is selected has a gap of at most this, with probability p.
+        For each response: with probability at least `confidence` it is not selected, if its gap is
+        larger. For all K at once: with that probability the selected one has no larger gap.
 
         Args:
-            probability: p, in (0, 1).
+            confidence: in (0, 1).
             shape: (K,), the number of responses; it, or `like`, is needed where simultaneous.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of scores.
             simultaneous: for all responses at once, instead of for each one of them.
 
         Returns:
-            A scalar in the units of the scores.
+            A scalar in the units of the scores; it covers their rounding to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of responses, got ()")
         scores, calibration = self._asked(shape, like)
-        tail = 1 - _checks.fraction("probability", probability)
+        tail = 1 - _checks.fraction("confidence", confidence)
         responses = self._responses(scores) if simultaneous else 1
-        return self._scale_drawn(scores, calibration) * math.log(responses / tail)
+        gap = self._scale_drawn(scores, calibration) * math.log(responses / tail)
+        # Either score of a gap is rounded by half a step.
+        return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: Any) -> int:
         """How many options there are, in all selections together."""

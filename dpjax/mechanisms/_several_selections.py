@@ -1,12 +1,12 @@
 """Several exponential mechanisms that share an epsilon."""
 
 import dataclasses
-from typing import Any
 
 import jax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
@@ -39,14 +39,14 @@ class SeveralSelections(SelectionMechanism):
         rho, delta = super().zcdp
         return rho / self.count, delta
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or len(value) != self.count:
             raise ValueError(
                 f"value must be one array of scores, shape ({self.count}, K), got"
                 f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
             )
 
-    def _calibration(self, arrays: Any) -> Calibration:
+    def _calibration(self, arrays: PyTree) -> Calibration:
         together = super()._calibration(arrays)
         return dataclasses.replace(
             together,
@@ -54,10 +54,10 @@ class SeveralSelections(SelectionMechanism):
             epsilon=together.epsilon / self.count,
         )
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         return indices_of_rows(key, value, self._calibration(value))
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
 
@@ -81,8 +81,8 @@ def select_each(
     Returns:
         A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
         releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
-        score. `mechanism.error_quantile(p, shape=(count, K), simultaneous=True)` is a gap to the
-        best score of its row that no selection exceeds, with probability p.
+        score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` is a gap to the best score
+        of its row that no selection exceeds, with probability .95.
 
     Raises:
         TypeError: if a parameter is not a number.

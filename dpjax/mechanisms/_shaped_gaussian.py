@@ -6,17 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._coordinatewise import tail_of_one
+from dpjax.mechanisms._coordinatewise import noise_quantile
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.sensitivity._shaped_norm import NoiseShape
-
-# Covers the roundings of an error bar in float32.
-_OUTWARD = 1 + 2.0**-20
 
 
 @frozen_pytree
@@ -24,7 +23,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
     """Adds Gaussian noise to A^-1 f and releases A times that; made by `shaped_gaussian`.
 
     `scale`, `effective_scale` and `grid_for` are of the one array A^-1 f that gets noise, whatever
-    the shape that they are asked for; `range`, `clamped`, `error_quantile` and `log_prob` are of
+    the shape that they are asked for; `range`, `clamped`, `error` and `log_prob` are of
     value and release. Releases lie on no grid.
 
     Attributes:
@@ -48,28 +47,32 @@ class ShapedGaussianMechanism(AdditiveMechanism):
     def _norm_of_noise(self) -> Norm:
         return "l2"
 
-    def _example(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
         """The value of the target, whatever the shape."""
         del shape, dtype
         return self._shape.outputs.tree()
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         self._shape.check_fits(value)
 
-    def _before_noise(self, value: Any) -> Any:
+    def _before_noise(self, value: Value) -> PyTree:
         return self._shape.mapped(value)
 
-    def _after_noise(self, noisy: Any) -> Any:
+    def _after_noise(self, noisy: PyTree) -> Value:
         return self._shape.shaped(noisy)
 
-    def _noisy(self, output: Any) -> Any:
+    def _noisy(self, output: Value) -> PyTree:
         return self._shape.mapped_in_floats(output)
 
-    def grids(self, value: Any) -> Any:
+    def grids(self, value: Value) -> PyTree:
         return jax.tree.map(lambda leaf: 0.0, value)
 
     def range(
-        self, shape: tuple[int, ...] | None = None, dtype: Any = None, *, like: Any = None
+        self,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        *,
+        like: PyTree = None,
     ) -> tuple[Any, Any]:
         """Between which values nothing is clamped: 2^36 steps of the grid before A^-1.
 
@@ -89,7 +92,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         high = jax.tree.map(lambda leaf: self._shape.largest_value, like)
         return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """The value that is released: NaN becomes 0, what is out of `range` its nearer end.
 
         Args:
@@ -100,37 +103,38 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         """
         return self._shape.clamped(_checks.real_arrays("value", value))
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         return super().log_prob(output, value) + self._shape.log_determinant
 
-    def error_quantile(
+    def error(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
-    ) -> Any:
-        """What the noise of each coordinate stays below with a given probability, or a higher one.
+    ) -> PyTree:
+        """A bound on the distance of each coordinate of a release from the true value.
 
-        Of the noise alone: rounding adds up to a step of the grids. For all at once, coordinates
-        count as independent, which is the worst case (Šidák 1967).
+        It covers the noise and the rounding to both grids. For all coordinates at once they count
+        as independent, which is the worst case (Šidák 1967).
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that a coordinate keeps its bound; in (0, 1).
             shape: ignored: the shapes are those of the target's value.
             like: a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: for all coordinates of all arrays at once, instead of for each one.
 
         Returns:
-            A pytree like the value, with a quantile for each coordinate.
+            A pytree like the value, with a bound for each coordinate.
         """
         del shape
         matrix = self._shape.matrix
-        together = len(matrix) if simultaneous else 1
-        quantile = self.noise.tail_quantile(tail_of_one(probability, together))
-        deviations = jnp.asarray(_OUTWARD * np.linalg.norm(matrix, axis=1))
-        return self._shape.unflattened(self.effective_scale(like=like) * quantile * deviations)
+        quantile = noise_quantile(self.noise, confidence, len(matrix) if simultaneous else 1)
+        noise = self.effective_scale(like=like) * quantile * np.linalg.norm(matrix, axis=1)
+        # Steps of the noise's grid are mapped like noise. The value's own grid adds half a step.
+        steps = self.grid_for(like=like) * np.abs(matrix).sum(axis=1)
+        return self._shape.unflattened(jnp.asarray(noise + steps + 2.0 ** (self._shape.unit - 1)))
 
 
 def shaped_gaussian(
@@ -156,7 +160,7 @@ def shaped_gaussian(
 
     Returns:
         A `ShapedGaussianMechanism`: `mechanism(key, value)` releases a pytree like the value that
-        the shape was learned from; integers become floats. `error_quantile` is per coordinate.
+        the shape was learned from; integers become floats. `error` is per coordinate.
 
     Raises:
         TypeError: if a parameter is not a number, or the sensitivity not a `Sensitivity`.
@@ -189,7 +193,7 @@ def shaped_gaussian(
         ...     key_sample, mean, oracle, n=100, norm=shape, gamma=0.05
         ... )
         >>> mechanism = dpjax.shaped_gaussian(sensitivity, epsilon=1.0, delta=1e-5)
-        >>> first, second = mechanism.error_quantile(0.95)
+        >>> first, second = mechanism.error(confidence=0.95)
         >>> bool(second < 0.2 * first)
         True
     """

@@ -12,11 +12,13 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, outward
-from dpjax.mechanisms._coordinatewise import tail_of_one
+from dpjax.mechanisms._coordinatewise import noise_quantile
+from dpjax.mechanisms._lattice_mechanism import as_number
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._ordered_records import (
     OrderedRecords,
@@ -77,7 +79,7 @@ class SmoothQuantile(SensitivityMechanism):
     def _delta(self) -> Scalar:
         return self.delta
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         check_records(value)
 
     @property
@@ -98,7 +100,7 @@ class SmoothQuantile(SensitivityMechanism):
         scale = smooth / jnp.asarray(self.shift, jnp.float32)
         return records, rank, private_fit(records.exponent, scale)
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         records, rank, fit = self._measured(value)
         (noise,) = laplace_steps(key, fit)
         noisy = _limbs.add(records.absolute(records.steps[rank]), noise)
@@ -106,7 +108,7 @@ class SmoothQuantile(SensitivityMechanism):
         released = steps_to_float(noisy, records.exponent, dtype)
         return jnp.where(jnp.isnan(fit.scale), jnp.nan, released)
 
-    def grids(self, value: Any) -> Any:
+    def grids(self, value: Value) -> PyTree:
         """What the release is a multiple of, a power of two.
 
         Args:
@@ -118,7 +120,7 @@ class SmoothQuantile(SensitivityMechanism):
         del value
         return power_of_two(self._exponent, jnp.float32)
 
-    def noise_scale(self, value: Any) -> jax.Array:
+    def noise_scale(self, value: Value) -> jax.Array:
         """The scale of the noise that a database gets: S(x) / alpha, as private as the database.
 
         Run it on public or drawn records, to see what to expect.
@@ -133,7 +135,7 @@ class SmoothQuantile(SensitivityMechanism):
         self._check_value(records)
         return _noise_scale(self, records)
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Records as they are ordered: between the bounds, NaN as the lower one.
 
         Args:
@@ -144,7 +146,7 @@ class SmoothQuantile(SensitivityMechanism):
         """
         return clamped_records(value, self.lower, self.upper)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         value = _checks.real_arrays("value", value)
         self._check_value(value)
         records, rank, fit = self._measured(value)
@@ -153,25 +155,23 @@ class SmoothQuantile(SensitivityMechanism):
         scale = fit.scale.astype(dtype)
         return LAPLACE.log_density((jnp.asarray(output, dtype) - center) / scale) - jnp.log(scale)
 
-    def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
-    ) -> Scalar:
-        """What the noise stays below for the worst of all databases: (upper - lower) / alpha.
+    def error(self, *, confidence: float = 0.95) -> Scalar:
+        """A bound on the distance of a release from the true quantile, for all databases.
 
-        The scale of the noise is private. What to expect on databases like yours `noise_scale` says
-        on public ones.
+        The scale of the noise is private. This is the bound for the largest one, (upper - lower) /
+        alpha. Run `noise_scale` on public records to see what to expect on databases like yours.
 
         Args:
-            probability: in (0, 1).
-            shape: of the release, ().
-            simultaneous: for all numbers of the release, of which there is one.
+            confidence: the probability, at least, that a release keeps the bound; in (0, 1).
 
         Returns:
-            A scalar in the units of the records.
+            A scalar in the units of the records; it covers the rounding to the grid.
         """
-        del shape, simultaneous
-        quantile = LAPLACE.tail_quantile(tail_of_one(probability, 1))
-        return (self.upper - self.lower) / self.shift * quantile
+        step = power_of_two(self._exponent, jnp.float32)
+        quantile = noise_quantile(LAPLACE, confidence)
+        # The bounds are rounded to the grid too, and the scale by up to 2^-14.
+        scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-13)
+        return as_number(scale * quantile + step)
 
     @property
     def dp_event(self) -> Any:

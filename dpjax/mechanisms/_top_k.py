@@ -8,6 +8,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
@@ -31,15 +32,15 @@ class TopK(SeveralSelections):
         Those of the factory that made it.
     """
 
-    def _check_structure(self, value: Any) -> None:
+    def _check_structure(self, value: Value) -> None:
         SelectionMechanism._check_structure(self, value)
         if value.size < self.count:
             raise ValueError(f"value must hold at least k={self.count} scores, got {value.size}")
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         return peeled_indices(key, value, self._calibration(value), self.count)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
 
@@ -79,8 +80,8 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
     Returns:
         A `TopK`: `mechanism(key, scores)` takes scores of shape (K,) and releases indices of shape
         (k,), int32, no two the same. NaN counts as the lowest score.
-        `mechanism.error_quantile(p, shape=(K,), simultaneous=True)` is how far any of them may
-        score below the truly k-th best, with probability p.
+        `mechanism.score_gap(shape=(K,), simultaneous=True)` bounds how far any of them may score
+        below the truly k-th best, with probability .95.
 
     Raises:
         TypeError: if a parameter is not a number.

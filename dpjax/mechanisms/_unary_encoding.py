@@ -9,6 +9,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
@@ -45,11 +46,11 @@ class UnaryEncoding(LocalMechanism):
         """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
         return int(self.truth_weight), int(self.lie_weight)
 
-    def _draw_answers(self, key: jax.Array, answers: jax.Array) -> jax.Array:
+    def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
         weights = self.truth_weight, self.lie_weight
         return flipped_one_hot(key, answers, weights, self.categories)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         lie, truth = (jnp.asarray(x, jnp.uint32) for x in (self.lie_weight, self.truth_weight))
 
         def log_share(weight: jax.Array) -> jax.Array:
@@ -68,18 +69,18 @@ class UnaryEncoding(LocalMechanism):
 
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
-    def error_quantile(
+    def lies(
         self,
-        probability: float,
         *,
+        confidence: float = 0.95,
         shape: tuple[int, ...] | None = None,
-        like: Any = None,
+        like: PyTree = None,
         simultaneous: bool = False,
-    ) -> Any:
-        """The number of bits that are not those of the truth, of an answer or of all of them.
+    ) -> int:
+        """The most bits that differ from the truth, of one answer or of all, at a confidence.
 
         Args:
-            probability: in (0, 1).
+            confidence: the probability, at least, that there are no more; in (0, 1).
             shape: shape of the value.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: over all the answers, instead of for each one of them.
@@ -88,7 +89,7 @@ class UnaryEncoding(LocalMechanism):
             An integer.
         """
         answers = self._number_of_answers(shape, like) if simultaneous else 1
-        each = (1 + _checks.fraction("probability", probability)) / 2
+        each = (1 + _checks.fraction("confidence", confidence)) / 2
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)
         missed = scipy.stats.binom.ppf(each, answers, 1 - truth)
         return int(missed + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie))

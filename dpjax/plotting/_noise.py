@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.plotting._axes import axes_or_new, style, with_unit
 
 _POINTS = 1_001
@@ -62,7 +63,7 @@ def noise(
     if not mechanisms:
         raise ValueError("mechanisms must hold at least one, got none")
     for name, mechanism in mechanisms.items():
-        if not adds_noise(mechanism):
+        if not isinstance(mechanism, CoordinatewiseMechanism):
             raise TypeError(
                 f"mechanisms must add noise to numbers, got {type(mechanism).__name__} as {name!r}"
             )
@@ -88,8 +89,3 @@ def noise(
     ax.set_ylabel(with_unit("probability density", f"1/{unit}" if unit else ""))
     ax.legend(frameon=False)
     return ax
-
-
-def adds_noise(mechanism: Any) -> bool:
-    """Whether a mechanism adds noise to numbers; others select, or lie."""
-    return hasattr(mechanism, "noise") and hasattr(mechanism, "effective_scale")

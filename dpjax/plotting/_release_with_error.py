@@ -7,8 +7,8 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._values import Mechanism, Release
+from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above, with_unit
-from dpjax.plotting._noise import adds_noise
 
 
 def release_with_error(
@@ -43,7 +43,7 @@ def release_with_error(
         ValueError: if the truth has another shape, or there is not one name for each coordinate.
 
     Formal guarantees:
-        Bars are `mechanism.error_quantile`: of the noise alone, public, and the same whatever was
+        Bars are `mechanism.error`: public, rounding included, and the same whatever was
         released. Without `truth` nothing private is drawn.
 
     Source:
@@ -58,7 +58,7 @@ def release_with_error(
         >>> axes.get_ylabel()
         'value [mm]'
     """
-    if not adds_noise(mechanism) or not hasattr(release.value, "dtype"):
+    if not isinstance(mechanism, CoordinatewiseMechanism) or not hasattr(release.value, "dtype"):
         raise TypeError(
             "release must be an array with additive noise, got"
             f" {_checks.described(release.value)} by {type(mechanism).__name__}; polynomials are"
@@ -66,8 +66,8 @@ def release_with_error(
         )
     shape = release.value.shape
     values = np.asarray(release.value, np.float64).ravel()
-    adding: Any = mechanism  # Others of the protocol do not know `like`.
-    error = float(adding.error_quantile(probability, like=release.value, simultaneous=simultaneous))
+    error = mechanism.error(confidence=probability, like=release.value, simultaneous=simultaneous)
+    error = float(error)
     if truth is not None and np.shape(truth) != shape:
         raise ValueError(
             f"truth must have the shape of the release, {shape}, got {np.shape(truth)}"

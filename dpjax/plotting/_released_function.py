@@ -35,7 +35,7 @@ def released_function(
         raw: the function of the private database, which takes points of shape (dims,) in
             [0, 1]^dims to numbers; drawn, it is not private.
         error: half the width of the band around the release in one variable, in the units of the
-            function: `mechanism.error_quantile(probability, simultaneous=True)` holds everywhere;
+            function: `mechanism.error(simultaneous=True)` holds everywhere;
             with `like=` where it was released as one of several.
         domain: what 0 and 1 are in each coordinate, in units; by default 0 and 1.
         codomain: what values 0 and 1 of the function are, in units.

@@ -107,21 +107,19 @@ def private_k_means(
     sensitivity = analytic_sensitivity(reach, norm="l2", relation=NeighboringRelation(relation))
     mechanism, guarantee = _share_of(sensitivity, steps, epsilon, delta, k * (1 + dims))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
-    notes = guarantee_under(key, mechanism).notes
+    notes = guarantee_under(key, mechanism.guarantee).notes
     promised = dataclasses.replace(guarantee, notes=notes)
 
-    def draw(key: jax.Array, slots: Any) -> Release:
+    def draw(key: jax.Array, slots: Any) -> dict[str, jax.Array]:
         records, present = slots
         start_key, *keys = jax.random.split(key, 1 + steps)
-        # A NaN in a private value is not an error to stop at.
-        with jax.debug_nans(False), jax.debug_infs(False):
-            inside = _placed(into_unit_ball(records), present)
-            centers, counts = _points_of_ball(start_key, k, dims), jnp.zeros(k)
-            for step_key in keys:
-                total = _totals(inside, present, centers, bits=bits)
-                noisy = mechanism(step_key, total).value
-                centers, counts = _moved(centers, noisy, unit, mechanism.scale * unit)
-        return Release({"centers": middle[None] + size * centers, "counts": counts}, promised)
+        inside = _placed(into_unit_ball(records), present)
+        centers, counts = _points_of_ball(start_key, k, dims), jnp.zeros(k)
+        for step_key in keys:
+            total = _totals(inside, present, centers, bits=bits)
+            noisy = mechanism.draw(step_key, total)
+            centers, counts = _moved(centers, noisy, unit, mechanism.scale * unit)
+        return {"centers": middle[None] + size * centers, "counts": counts}
 
     slots = present_records(database)
     return pay_and_draw(

@@ -188,40 +188,29 @@ class Mwem(SensitivityMechanism):
         *_, (_, _, log_probs) = self._learn(measure, drawn)
         return jnp.sum(log_probs)
 
-    def error_quantile(
-        self,
-        probability: float,
-        *,
-        shape: tuple[int, ...] | None = None,
-        like: Any = None,
-        simultaneous: bool = True,
-    ) -> Scalar:
-        """How far any answer of the average may lie from the truth, with a given probability.
+    def error(self, *, confidence: float = 0.95) -> Scalar:
+        """A bound on the distance of every answer of the average from the truth, at a confidence.
 
         sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries up to E and U
-        updates in all rounds: a is what measurements may be off, b how much worse than the selected
-        query another one may be answered.
+        updates in all rounds. a bounds the error of the measurements. b bounds how much worse
+        another query may be answered than the selected one.
 
         Args:
-            probability: in (0, 1).
-            shape: it is that of the answers.
-            like: the same.
-            simultaneous: it always is for all answers at once.
+            confidence: the probability, at least, that all answers keep the bound; in (0, 1).
 
         Returns:
             A scalar; a bound where `records` is how many records there are, none out of range.
         """
-        del shape, like, simultaneous
-        missed = (1 - _checks.fraction("probability", probability)) / (2 * self.rounds)
-        # Noise and the two answers that are compared are rounded to integers.
-        off = self.measurement.error_quantile(1 - missed) + 0.5
-        worse = 1 + self.selection.error_quantile(
-            1 - missed, shape=self.workload.shape, simultaneous=True
-        )
+        missed = (1 - _checks.fraction("confidence", confidence)) / (2 * self.rounds)
+        answer = jax.ShapeDtypeStruct((), jnp.int32)
+        scores = jax.ShapeDtypeStruct(self.workload.shape, jnp.uint32)
+        off = self.measurement.error(confidence=1 - missed, like=answer)
+        gap = self.selection.score_gap(confidence=1 - missed, like=scores, simultaneous=True)
         updates = 1 + self.replays * (self.rounds + 1) / 2  # In an average round.
         learned = 4 * (self.records * self._entry) ** 2 / self.rounds
         cells = math.prod(self.workload.cells)
-        return (learned * math.log(cells) + off**2 * updates) ** 0.5 + worse
+        # The two answers that are compared are rounded to integers: 1/2 each.
+        return (learned * math.log(cells) + off**2 * updates) ** 0.5 + gap + 1
 
 
 def mwem(
@@ -263,7 +252,7 @@ def mwem(
         epsilon-DP under the relation: T selections and T measurements, each with epsilon / (2 T),
         for a record moves no answer by more than the workload's `sensitivity("linf")`. Exact: true
         answers are integers, each draw has a key of its own, and the table is made of what has been
-        released. Whatever `records` is, it is private; how accurate, says `error_quantile`.
+        released. Whatever `records` is, it is private; `error` says how accurate.
 
     Source:
         Hardt, Ligett and McSherry, "A simple and practical algorithm for differentially private

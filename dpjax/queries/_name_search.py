@@ -192,23 +192,19 @@ class NameSearch(SensitivityMechanism):
             }
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-    def error_quantile(
-        self, probability: float, *, shape: tuple[int, ...] = (), simultaneous: bool = False
-    ) -> Any:
-        """What the noise of a count stays below.
+    def error(self, *, confidence: float = 0.95, simultaneous: bool = False) -> Scalar:
+        """A bound on the distance of a noisy count from the true count, at a confidence.
 
         Args:
-            probability: in (0, 1).
-            shape: of the value; it does not matter.
+            confidence: the probability, at least, that a count keeps the bound; in (0, 1).
             simultaneous: for all counts of all levels at once, instead of for each one of them.
 
         Returns:
             A number of people.
         """
-        del shape
         counts = (self.width, *self._counts_of_a_level()) if simultaneous else ()
         like = jax.ShapeDtypeStruct(counts, jnp.int32)
-        return self._level().error_quantile(probability, like=like, simultaneous=simultaneous) + 0.5
+        return self._level().error(confidence=confidence, like=like, simultaneous=simultaneous)
 
 
 def name_search(
@@ -229,8 +225,8 @@ def name_search(
     Args:
         epsilon: of all levels together; finite, above 0. Each level has epsilon / width.
         width: letters of a name that count, at least 1; a longer name is cut off.
-        threshold: at least 1. Above `error_quantile(p, simultaneous=True)`, nothing that nobody has
-            is followed or found, with probability p.
+        threshold: at least 1. Above `error(confidence=p, simultaneous=True)`, no name that nobody
+            has is followed or found, with probability p.
         capacity: at least 1.
         relation: which databases are neighbors.
 
@@ -251,8 +247,8 @@ def name_search(
         name moves them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one.
         Each level is (epsilon / width)-DP at the scale 2 width / epsilon (width / epsilon), and
         they compose, chosen as they are by what came before; all are epsilon^2 / (2 width)-zCDP.
-        With e = `error_quantile(p, simultaneous=True)`, with probability p all counts are within e.
-        Then all names that at least threshold + e people have are found, unless the capacity was
+        With e = `error(confidence=p, simultaneous=True)`, all counts are within e, with probability
+        p. Then all names that at least threshold + e people have are found, unless the capacity was
         used up (`search.cut_off`), and none that fewer than threshold - e have. Exact given uniform
         bits.
 

@@ -115,9 +115,9 @@ class QuantileScores(KnownSensitivity):
             TypeError: if beta is not a number.
             ValueError: if beta is out of range.
         """
-        probability = 1 - _checks.fraction("beta", beta)
+        confidence = 1 - _checks.fraction("beta", beta)
         scores = jax.ShapeDtypeStruct((len(self.numerators), self.grid.size), jnp.result_type(int))
-        gap = mechanism.error_quantile(probability, like=scores, simultaneous=True)
+        gap = mechanism.score_gap(confidence=confidence, like=scores, simultaneous=True)
         return float(gap) / self.denominator
 
 

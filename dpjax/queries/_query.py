@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._values import Mechanism, NeighboringRelation
+from dpjax._core._values import NeighboringRelation
+from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.queries._padded_records import present_records
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -74,7 +75,7 @@ class Query(KnownSensitivity):
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
-    def error(self, mechanism: Mechanism, *, beta: float) -> float:
+    def error(self, mechanism: CoordinatewiseMechanism, *, beta: float) -> float:
         """How far an `estimate` may lie from the truth, in all coordinates at once.
 
         Args:
@@ -91,16 +92,11 @@ class Query(KnownSensitivity):
         """
         beta = _checks.fraction("beta", beta)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
-        # Noise is rounded to integers.
-        noise = _noise_quantile(mechanism, 1 - beta, value) + 0.5
-        return (float(noise) + self.rounding) * self.unit
+        error = mechanism.error(confidence=1 - beta, like=value, simultaneous=True)
+        return (float(error) + self.rounding) * self.unit
 
 
 def rounded_estimate(query: Query, value: jax.Array) -> jax.Array:
     """As `Query.estimate`, jit-able, in JAX's default float, which may round it."""
     floats = value.astype(jnp.result_type(float)) * query.unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
-
-
-def _noise_quantile(mechanism: Any, probability: float, value: Any) -> Any:
-    return mechanism.error_quantile(probability, like=value, simultaneous=True)

@@ -1,17 +1,26 @@
 """From a target and a mechanism to a private function of the database."""
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import OpenLedger, Request
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import check_padded, record_arrays
-from dpjax._core._values import Mechanism, NeighboringRelation, Release, Sensitivity, Target
+from dpjax._core._types import Database, Key, Value
+from dpjax._core._values import (
+    Mechanism,
+    NeighboringRelation,
+    Release,
+    Sensitivity,
+    Target,
+    is_mechanism,
+)
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.random._facade import check_key
@@ -77,56 +86,49 @@ def privatize(
             "ledger must be a dpjax.Ledger or a dpjax.random.KeyLedger, got"
             f" {type(ledger).__name__}: {_checks.shown(ledger)}"
         )
-    sensitivity = _sensitivity_of(mechanism)
+    if not is_mechanism(mechanism):
+        raise TypeError(
+            "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
+            f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
+        )
+    sensitivity = mechanism.sensitivity
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    requests: dict[Any, Request | None] = {}
 
-    def private(key: jax.Array, database: Any, *, name: str | None = None) -> Release:
+    @functools.lru_cache  # Tracing a draw takes longer than drawing.
+    def request_for(
+        name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
+    ) -> Request | None:
+        any_key = jax.ShapeDtypeStruct((), key)
+        return request_of(name, mechanism.draw, any_key, value, fingerprint, records, mechanism)
+
+    def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
         records = _records(database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
         if traced.is_concrete:
             traced.check_unchanged("target")
 
-        def draw() -> Release:
+        def draw() -> Value:
             if not traced.is_concrete:
-                return mechanism(key, traced(records))
-            errors = host_errors() if traced.calls_host else contextlib.nullcontext()
-            # A NaN in a private value is not an error to stop at.
-            with jax.debug_nans(False), jax.debug_infs(False), errors:
-                return mechanism(key, evaluate_alone(records, program=traced))
-
-        def request(name: str | None) -> Request | None:
-            asked = traced.fingerprint, TreeSpec.of(records)
-            if (name, key.dtype, asked) not in requests:
-                requests[name, key.dtype, asked] = request_of(
-                    name, mechanism, key, traced.outputs, *asked, mechanism
-                )
-            return requests[name, key.dtype, asked]
+                return mechanism.draw(key, traced(records))
+            with host_errors() if traced.calls_host else contextlib.nullcontext():
+                return mechanism.draw(key, evaluate_alone(records, program=traced))
 
         return pay_and_draw(
             draw,
             key,
             (mechanism, records, traced.jaxpr.consts),
-            guarantee=guarantee_under(key, mechanism),
+            guarantee=guarantee_under(key, mechanism.guarantee),
             what=getattr(target, "__name__", type(target).__name__),
             name=name,
-            request=request,
+            request=lambda name: request_for(
+                name, key.dtype, traced.outputs, traced.fingerprint, TreeSpec.of(records)
+            ),
             ledger=ledger,
         )
 
     return private
-
-
-def _sensitivity_of(mechanism: Any) -> Sensitivity:
-    sensitivity = getattr(mechanism, "sensitivity", None)
-    if not isinstance(sensitivity, Sensitivity):
-        raise TypeError(
-            "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
-            f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
-        )
-    return sensitivity
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
@@ -145,8 +147,8 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
     return program
 
 
-def _records(database: Any, sensitivity: Sensitivity) -> Any:
-    """The database as the arrays that were sampled; refusals depend on its structure alone."""
+def _records(database: Database, sensitivity: Sensitivity) -> Database:
+    """The database in the dtypes that were sampled; refusals depend on its structure alone."""
     if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
         check_padded(database)
     records, n = record_arrays("database", database)

@@ -3,41 +3,44 @@
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from dpjax._core._open_ledgers import Request
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._values import Release
+from dpjax._core._types import Key, Value
 from dpjax._tracing._fingerprints import digest
 
 
 def request_of(
-    name: str | None, draw: Callable[..., Release], key: jax.Array, value: TreeSpec, *asked: Any
+    name: str | None,
+    draw: Callable[[Key, Value], Value],
+    key: Key | jax.ShapeDtypeStruct,
+    value: TreeSpec,
+    *asked: object,
 ) -> Request | None:
-    """The request for what `draw(key, value)` releases, None without a name.
+    """The request for the value that `draw(key, value)` releases, None without a name.
 
-    The fingerprint is made of the name, the traced program of `draw`, and what else is asked for.
-    Only the name says that two databases of one structure are the same: nobody looks at records.
-    Without a name, too, `draw` is traced: what it refuses must not be paid for.
+    The fingerprint covers the name, the traced program of `draw`, and `asked`. Records are not
+    looked at: two databases of one structure and one name count as the same.
+    `draw` is traced without a name too: a release that it refuses must not be paid for.
 
     Args:
-        name: that the user gave to the records, or None.
-        draw: makes the release.
+        name: the user's name for the records, or None.
+        draw: draws the value.
         key: of the kind that is used; its words do not matter.
-        value: what `draw` is given besides the key.
+        value: describes the second argument of `draw`.
         *asked: fingerprints of programs, descriptions of records, and mechanisms, by their numbers.
     """
-    drawn, release = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
+    drawn, released = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
     if name is None:
         return None
     name = str(name)  # NumPy has texts of its own.
     fingerprint = digest(name, drawn, _parameters((value, *asked)))
-    return Request(name, fingerprint, TreeSpec.of(release.value))
+    return Request(name, fingerprint, TreeSpec.of(released))
 
 
-def _parameters(value: Any) -> Any:
+def _parameters(value: object) -> object:
     """The numbers and words in a mechanism and its sensitivity; functions are in the program."""
     if isinstance(value, tuple):
         return tuple(map(_parameters, value))

@@ -77,8 +77,8 @@ class Plain:
         wrong = {"a density times e^5": 5.0, "a density over e^9": -9.0}.get(self.flaw, 0.0)
         return jnp.sum(-distances - jnp.log(2 * scale)) + wrong
 
-    def error_quantile(self, probability):
-        return self.sensitivity.value / self.epsilon * -math.log(1 - probability)
+    def error(self, *, confidence):
+        return self.sensitivity.value / self.epsilon * -math.log(1 - confidence)
 
 
 def sampled_event(sensitivity):

@@ -119,8 +119,8 @@ def test_far_answers_are_right_and_end_after_the_positives(mechanism, draws):
     ):
         released = draws(mechanism, np.array(answers, "float32") * 1e3, 1)
         np.testing.assert_array_equal(released, [places])
-    bound = mechanism.error_quantile(0.999, shape=(K,), simultaneous=True)
-    assert mechanism.error_quantile(0.999) < bound < 1000
+    bound = mechanism.margin(confidence=0.999, shape=(K,), simultaneous=True)
+    assert mechanism.margin(confidence=0.999) < bound < 1000
 
 
 # Queries that come one by one.

@@ -266,27 +266,27 @@ def test_loss_of_integers_is_at_most_epsilon(shift, log_probs):
 
 
 @each_mechanism
-def test_error_quantile_is_the_quantile_of_the_noise(mechanism, distribution):
+def test_error_is_the_quantile_of_the_noise_and_a_step(mechanism, distribution):
     for probability in (0.01, 0.5, 0.95, 0.999):
-        quantile = mechanism.error_quantile(probability)
+        quantile = mechanism.error(confidence=probability)
         exact = distribution(scale=mechanism.scale).ppf((1 + probability) / 2)
-        assert exact <= quantile <= exact * (1 + 6e-5)
+        assert exact + mechanism.grid <= quantile <= exact * (1 + 6e-5) + mechanism.grid
 
 
 @pytest.mark.slow
-def test_simultaneous_error_quantile_covers_all_coordinates(draws):
+def test_simultaneous_error_covers_all_coordinates(draws):
     mechanism = dpjax.laplace(0.5, 0.25)
-    bound = mechanism.error_quantile(0.9, shape=(5, 4), simultaneous=True)
+    bound = mechanism.error(confidence=0.9, shape=(5, 4), simultaneous=True)
     covered = np.max(np.abs(draws(mechanism, jnp.zeros((5, 4)), 20_000)), axis=(1, 2)) <= bound
     spread = stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(0.09 / 20_000)
     assert abs(covered.mean() - 0.9) < spread
-    assert bound > mechanism.error_quantile(0.9)
+    assert bound > mechanism.error(confidence=0.9)
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0, -1.0, float("nan")])
-def test_error_quantile_refuses_what_is_no_probability(probability):
-    with pytest.raises(ValueError, match="probability"):
-        dpjax.laplace(1.0, 1.0).error_quantile(probability)
+def test_error_refuses_what_is_no_confidence(probability):
+    with pytest.raises(ValueError, match="confidence"):
+        dpjax.laplace(1.0, 1.0).error(confidence=probability)
 
 
 def test_values_that_are_not_real_arrays_are_refused(key):
@@ -377,4 +377,8 @@ def test_event_of_noise_in_another_norm_is_not_that_of_the_noise():
 def test_without_noise_there_is_no_grid():
     zero = dpjax.analytic_sensitivity(0.0, norm="l1", allow_zero=True)
     mechanism = dpjax.laplace(zero, 1.0)
-    assert (mechanism.grid, mechanism.effective_scale(), mechanism.error_quantile(0.9)) == (0, 0, 0)
+    assert (mechanism.grid, mechanism.effective_scale(), mechanism.error(confidence=0.9)) == (
+        0,
+        0,
+        0,
+    )

@@ -80,7 +80,7 @@ WHOLE = np.asarray([3, 0, 1, 7, 2])
 def test_the_same_numbers_in_another_dtype_are_released(name, wide):
     """Within what the noise exceeds once in 10^9 keys, plus the precision of the dtype."""
     mechanism = ADDITIVE[name]
-    most = mechanism.error_quantile(1 - 1e-9, shape=WHOLE.shape, simultaneous=True) + 0.5
+    most = mechanism.error(confidence=1 - 1e-9, shape=WHOLE.shape, simultaneous=True)
     with jax.enable_x64(wide):
         key = seeded_key(5)
         odd_inputs.assert_right(

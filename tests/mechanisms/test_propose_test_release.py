@@ -60,7 +60,7 @@ def test_noise_is_that_of_half_an_epsilon_each(mechanism):
     step = float(mechanism.grids(DENSE).value)
     # The bound is rounded down to a step of at most 2^-11 of it.
     assert 1 - 2**-11 <= answer.scale * step <= 1 + 1e-3
-    assert mechanism.error_quantile(0.5) == pytest.approx(math.log(2), rel=1e-3)
+    assert mechanism.error(confidence=0.5) == pytest.approx(math.log(2), rel=1e-3)
 
 
 @pytest.mark.slow

@@ -159,12 +159,12 @@ def test_epsilon_below_the_resolution(key):
     assert traced(jnp.asarray([1e-12])).tolist() == [-1]
 
 
-def test_error_quantile_counts_lies():
+def test_lies_are_counted():
     mechanism = dpjax.randomized_response(1.0, 4)
     lying = float(1 - shares(mechanism.lie_weight, 4)[0])
-    assert mechanism.error_quantile(lying * 0.9) == 0 or lying > 0.5
-    assert mechanism.error_quantile(0.99) == 1
-    lies = mechanism.error_quantile(0.9, shape=(10, 10), simultaneous=True)
+    assert mechanism.lies(confidence=lying * 0.9) == 0 or lying > 0.5
+    assert mechanism.lies(confidence=0.99) == 1
+    lies = mechanism.lies(confidence=0.9, shape=(10, 10), simultaneous=True)
     assert stats.binom.cdf(lies, 100, lying) >= 0.9 > stats.binom.cdf(lies - 1, 100, lying)
 
 
@@ -174,16 +174,16 @@ def test_uniform_answers_are_a_fixed_point():
     assert truth + 6 * lie == 1
 
 
-def test_error_quantile_of_what_is_to_be_released():
+def test_lies_in_what_is_to_be_released():
     mechanism = dpjax.randomized_response(1.0, 4)
     like = {"a": jnp.zeros((5, 10), "int8"), "b": jax.ShapeDtypeStruct((50,), "int32")}
-    lies = mechanism.error_quantile(0.9, shape=(10, 10), simultaneous=True)
-    assert mechanism.error_quantile(0.9, like=like, simultaneous=True) == lies
-    assert mechanism.error_quantile(0.9, like=like) == mechanism.error_quantile(0.9) == 1
+    lies = mechanism.lies(confidence=0.9, shape=(10, 10), simultaneous=True)
+    assert mechanism.lies(confidence=0.9, like=like, simultaneous=True) == lies
+    assert mechanism.lies(confidence=0.9, like=like) == mechanism.lies(confidence=0.9) == 1
     with pytest.raises(ValueError, match="like has shapes and dtypes of its own"):
-        mechanism.error_quantile(0.9, shape=(3,), like=like)
+        mechanism.lies(confidence=0.9, shape=(3,), like=like)
     with pytest.raises(TypeError, match="integer categories, got dtype float32"):
-        mechanism.error_quantile(0.9, like=jnp.zeros(3))
+        mechanism.lies(confidence=0.9, like=jnp.zeros(3))
 
 
 # The protocol of two coins.

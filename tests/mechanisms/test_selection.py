@@ -233,23 +233,23 @@ def test_index_that_is_no_response_has_probability_zero(rule, log_probs):
 
 @each_rule
 @pytest.mark.parametrize("probability", [0.9])
-def test_error_quantile_bounds_the_gap(rule, probability, draws, log_probs):
+def test_score_gap_bounds_the_gap(rule, probability, draws, log_probs):
     mechanism = RULES[rule](0.5, 1.0)
     scores = 4 * np.random.default_rng(2).normal(size=K).astype("float32")
     gaps = scores.max() - scores
     pmf = np.exp(log_probs(mechanism, RESPONSES, scores))
-    bound = mechanism.error_quantile(probability, shape=(K,), simultaneous=True)
+    bound = mechanism.score_gap(confidence=probability, shape=(K,), simultaneous=True)
     assert pmf[gaps > bound].sum() <= 1 - probability
     beyond = np.mean(gaps[draws(mechanism, scores, DRAWS)] > bound)
     assert beyond <= stats.binom.ppf(1 - FALSE_ALARM, DRAWS, 1 - probability) / DRAWS
-    one = mechanism.error_quantile(probability)
+    one = mechanism.score_gap(confidence=probability)
     assert np.all(pmf[gaps > one] <= 1 - probability)
 
 
-def test_error_quantile_is_not_vacuous(log_probs):
+def test_score_gap_is_not_vacuous(log_probs):
     # Many responses just below the bound: the exponential mechanism comes near it.
     mechanism = dpjax.exponential(1.0, 1.0)
-    bound = mechanism.error_quantile(0.5, shape=(1000,), simultaneous=True)
+    bound = mechanism.score_gap(confidence=0.5, shape=(1000,), simultaneous=True)
     scores = np.where(np.arange(1000) == 0, 0.9 * bound, 0.0)
     missed = 1 - np.exp(log_probs(mechanism, np.array([0]), scores))[0]
     assert 0.4 < missed < 0.7

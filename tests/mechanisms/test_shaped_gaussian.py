@@ -78,13 +78,13 @@ def test_log_prob_is_the_density_of_a_multivariate_normal(mechanism, key):
     )
 
 
-def test_error_quantile_is_per_coordinate(mechanism, noise):
+def test_error_is_per_coordinate(mechanism, noise):
     sigma, deviations = float(mechanism.effective_scale()), np.linalg.norm(MATRIX_DRAWN, axis=1)
-    each = mechanism.error_quantile(0.9, like=VALUE)
+    each = mechanism.error(confidence=0.9, like=VALUE)
     assert jax.tree.structure(each) == jax.tree.structure(VALUE)
     exact = stats.norm.isf(0.05) * sigma * deviations
     np.testing.assert_allclose(row_of(each), exact, rtol=1e-4)
-    together = row_of(mechanism.error_quantile(0.9, simultaneous=True))
+    together = row_of(mechanism.error(confidence=0.9, simultaneous=True))
     assert np.all(together > row_of(each))
     share = np.mean(np.all(np.abs(noise) <= together, axis=1))
     assert share > 0.9 - stats.norm.isf(FALSE_ALARM) * math.sqrt(0.09 / DRAWS)
@@ -196,7 +196,7 @@ def test_a_target_is_released(key):
     release = dpjax.privatize(target, mechanism)(key_release, database)
     assert {field.name for field in dataclasses.fields(release)} == {"value", "guarantee"}
     assert "gamma=0.05)-random DP" in repr(release.guarantee)
-    far = row_of(mechanism.error_quantile(1 - FALSE_ALARM, simultaneous=True))
+    far = row_of(mechanism.error(confidence=1 - FALSE_ALARM, simultaneous=True))
     assert np.all(np.abs(row_of(release.value) - row_of(target(database))) <= far)
     with pytest.raises(ValueError, match="not the one that was sampled"):
         dpjax.privatize(lambda d: jax.tree.map(lambda x: 2 * x, target(d)), mechanism)

@@ -145,7 +145,7 @@ def test_noise_is_small_where_records_are_dense(mechanism, draws):
     assert np.mean(np.abs(released - 50.0)) == pytest.approx(scale, abs=scale / 12)
     assert scale < 1.0 < 100.0  # The global sensitivity over epsilon.
     np.testing.assert_array_equal(released % float(mechanism.grids(dense)), 0)
-    assert mechanism.error_quantile(0.5) == pytest.approx(200 * math.log(2), rel=1e-3)
+    assert mechanism.error(confidence=0.5) == pytest.approx(200 * math.log(2), rel=1e-3)
 
 
 def two_lumps(middle):

@@ -115,7 +115,7 @@ def test_selected_scores_are_within_the_stated_gap():
     scores = 4 * SCORES
     probabilities = np.exp(log_probs(mechanism, scores)[0])
     gaps = np.sort(scores)[-2] - scores[PAIRS].min(axis=1)
-    bound = mechanism.error_quantile(0.5, shape=(4,), simultaneous=True)
+    bound = mechanism.score_gap(confidence=0.5, shape=(4,), simultaneous=True)
     assert bound == pytest.approx(math.log(8 / 0.5), rel=1e-4)
     assert probabilities[gaps <= bound].sum() >= 0.5
 

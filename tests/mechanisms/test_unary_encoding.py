@@ -89,16 +89,16 @@ def test_bits_are_drawn_by_their_probabilities(flips, key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-def test_error_quantile_counts_flipped_bits():
+def test_flipped_bits_are_counted():
     mechanism = dpjax.unary_encoding(1.0, 4, flips="symmetric")
     flipped = mechanism.report_weights[1] / 2**32
     for shape in ((), (10, 10)):
         bits = 4 * int(np.prod(shape))
-        bound = mechanism.error_quantile(0.9, shape=shape, simultaneous=True)
+        bound = mechanism.lies(confidence=0.9, shape=shape, simultaneous=True)
         assert stats.binom.cdf(bound, bits, flipped) >= 0.9
         assert stats.binom.cdf(bound // 2, bits, flipped) < 0.9
     like = {"a": jnp.zeros((5, 10), "int8"), "b": jax.ShapeDtypeStruct((50,), "int32")}
-    assert mechanism.error_quantile(0.9, like=like, simultaneous=True) == bound
+    assert mechanism.lies(confidence=0.9, like=like, simultaneous=True) == bound
 
 
 def test_answers_are_clamped_and_floats_are_refused(key):

@@ -20,9 +20,9 @@ def bars(ax):
 
 
 @pytest.mark.parametrize("simultaneous", [False, True])
-def test_bars_are_the_error_quantile(simultaneous, ax):
+def test_bars_are_the_error(simultaneous, ax):
     release_with_error(RELEASE, LAPLACE, probability=0.9, simultaneous=simultaneous, ax=ax)
-    error = LAPLACE.error_quantile(0.9, shape=(3,), simultaneous=simultaneous)
+    error = LAPLACE.error(confidence=0.9, shape=(3,), simultaneous=simultaneous)
     low, high = bars(ax)
     np.testing.assert_allclose(low, np.asarray(VALUE) - error, rtol=1e-6)
     np.testing.assert_allclose(high, np.asarray(VALUE) + error, rtol=1e-6)
@@ -34,8 +34,8 @@ def test_bars_are_the_error_quantile(simultaneous, ax):
 def test_bars_of_integers_are_not_those_of_floats(ax):
     mechanism, counts = dpjax.laplace(1.0, 1e-6), jnp.arange(1000)
     release_with_error(Release(counts, mechanism.guarantee), mechanism, ax=ax)
-    error = mechanism.error_quantile(0.95, like=counts)
-    assert error < 0.99 * mechanism.error_quantile(0.95, shape=(1000,))
+    error = mechanism.error(confidence=0.95, like=counts)
+    assert error < 0.99 * mechanism.error(confidence=0.95, shape=(1000,))
     low, high = bars(ax)
     np.testing.assert_allclose(high - low, 2 * error, rtol=1e-6)
 
