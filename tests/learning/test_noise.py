@@ -312,7 +312,7 @@ def test_a_state_of_another_training_is_refused(keys):
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
     )
     for state in (exact.init({"a": jnp.zeros(2)}), floats.init(sums.value)):
-        with pytest.raises(ValueError, match="state must be of 3 coordinates and noise='exact'"):
+        with pytest.raises(ValueError, match="state must be of dims=3 and noise='exact'"):
             exact.update(sums, state)
 
 
@@ -404,7 +404,7 @@ def test_a_clip_norm_moves_to_the_quantile(keys):
     assert norms[0] == 1
     assert 45 < np.mean(norms[100:]) < 55
     assert np.std(norms[100:]) > 0
-    assert state.noise.coordinates == 2
+    assert state.noise.dims == 2
     assert int(state.noise.step) == 200
 
 
