@@ -134,7 +134,7 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
-        count = sealed(updates.within, 1.0, updates.within)
+        count = sealed(updates.within, 1.0, updates.within, slots=updates.slots)
         noisy = with_noise(count_key, count, 2 * counted, distribution)
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))

@@ -1,6 +1,5 @@
 """Noise for clipped sums, as gradient transformations of optax."""
 
-import dataclasses
 import functools
 import math
 from typing import TYPE_CHECKING, Any
@@ -9,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._pytree import down, frozen_pytree, static
+from dpjax._core._pytree import static
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum
-from dpjax.learning._trainings import Place, Trainings, key_of_each_lane
+from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._facade import GAUSSIAN, Calibration, Noise, add_noise, check_key, key_for_each
 from dpjax.release._transaction import refuse_unpaid_steps
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     import optax
 
 
-@frozen_pytree
-class NoiseState:
+@training_state
+class NoiseState(TrainingState):
     """What the next step of noise needs, and what `learning.guarantee` must know.
 
     Attributes:
@@ -42,10 +41,9 @@ class NoiseState:
 
     key: jax.Array
     step: jax.Array
-    noise_multiplier: Scalar = down()
+    noise_multiplier: Scalar
     dims: int = static()
     noise: NoiseKind = static()
-    _place: Place = dataclasses.field(init=False, default_factory=Place)
 
     def __repr__(self) -> str:
         return f"NoiseState(step={self.step}, noise_multiplier={self.noise_multiplier})"
@@ -195,7 +193,7 @@ def check_clipped(updates: Any) -> None:
 def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
     """Refuses a sum or a kind of noise that is not what the state is an account of."""
     check_clipped(updates)
-    state._place.check()
+    state.refuse_if_closed_over()
     size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
     if (size, noise) != (state.dims, state.noise):
         raise ValueError(

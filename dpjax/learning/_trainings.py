@@ -6,22 +6,29 @@ copy it for many lanes of a `vmap`, and close over it where a loop or a program 
 """
 
 import collections
+import dataclasses
 import itertools
+import math
 import os
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from typing import NoReturn, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.extend.core import get_opaque_trace_state
+from jax.tree_util import GetAttrKey
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import fingerprint_of_key
-from dpjax._core._types import Key
+from dpjax._core._pytree import static
+from dpjax._core._types import Key, PyTree
+from dpjax._exact._numerics import outward
 from dpjax.random._facade import is_seeded
 from dpjax.release._transaction import tell_of_training
+
+T = TypeVar("T", bound="TrainingState")
 
 # Lanes that are copies fold in numbers from here downward, trainings from 1 upward.
 _LAST = np.uint32(2**32 - 1)
@@ -50,13 +57,14 @@ class Trainings:
 
     def key(self, key: Key) -> jax.Array:
         """The key of one more training, which ledgers of keys claim: first the given one."""
+        number = self.number()
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
-                "key must be an argument of the compiled function that trains, got one from outside:"
-                " every run of the program would draw the same noise, and the program would keep"
-                " the key; pass the key as an argument"
+                "key must be an argument of the compiled function that trains, got one from"
+                " outside: every run of the program would draw the same noise, and the program"
+                " would keep the key"
             )
-        if self.number() == 0:
+        if number == 0:
             tell_of_training(key)
         if number := next(self._numbers_of_key):
             key = jax.random.fold_in(key, number)
@@ -70,25 +78,27 @@ class Trainings:
             " noise; make one in each process, from a key of its own"
         )
 
-    def __deepcopy__(self, _: Any) -> "Trainings":
+    def __deepcopy__(self, _: object) -> "Trainings":
         return self
 
 
-class Place:
-    """Where a state was made: among the leaves of the state, as a node without leaves.
+class TrainingState:
+    """A state that knows in which trace it was made; `training_state` makes a pytree of it.
 
     JAX takes a state apart, and makes it anew, wherever it enters a function as an argument or the
-    carry of a loop. So a state from another place was closed over, and each run of that function
+    carry of a loop. So a state from another trace was closed over, and each run of that function
     would use it again. Inner functions are no way around: the state is taken apart to enter them.
     """
 
-    def __init__(self) -> None:
+    def __new__(cls, *_: object, **__: object) -> Self:
         """Remembers the trace that is running."""
-        self._trace = get_opaque_trace_state()
+        made = object.__new__(cls)
+        vars(made)["_trace"] = get_opaque_trace_state()
+        return made
 
-    def check(self) -> None:
+    def refuse_if_closed_over(self) -> None:
         """Refuses a state that was made outside of the function that uses it."""
-        if self._trace != get_opaque_trace_state():
+        if vars(self)["_trace"] != get_opaque_trace_state():
             raise ValueError(
                 "state must enter this function as an argument, got one from outside of the jit,"
                 " scan, map, vmap, cond or shard_map that is running: every run of the function"
@@ -96,17 +106,37 @@ class Place:
                 " the state an argument, the carry of the scan, or an operand of the cond"
             )
 
-    def __reduce__(self) -> tuple[type["Place"], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         """A copy is made where it is read."""
-        return Place, ()
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        return type(self), tuple(getattr(self, field.name) for field in fields)
 
 
-def _take_apart(place: Place) -> tuple[tuple[()], None]:
-    place.check()
-    return (), None
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static)
+)
+def training_state(cls: type[T]) -> type[T]:
+    """Makes a frozen dataclass that JAX takes apart only where it was made.
 
+    The axes of `vmap` and the specifications of `shard_map` have the form of a state, but no
+    arrays. They may come from anywhere.
+    """
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
+    names = [field.name for field in fields if "static" not in field.metadata]
+    constants = [field.name for field in fields if "static" in field.metadata]
 
-jax.tree_util.register_pytree_node(Place, _take_apart, lambda *_: Place())
+    def flatten(state: T) -> tuple[list[tuple[GetAttrKey, PyTree]], tuple[object, ...]]:
+        parts = [(GetAttrKey(name), outward(getattr(state, name), -math.inf)) for name in names]
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(parts)):
+            state.refuse_if_closed_over()
+        return parts, tuple(getattr(state, name) for name in constants)
+
+    def unflatten(static: tuple[object, ...], parts: Iterable[PyTree]) -> T:
+        return made(**dict(zip((*names, *constants), (*parts, *static), strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    return made
 
 
 def key_of_each_lane(key: Key) -> Key:

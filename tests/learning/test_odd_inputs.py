@@ -49,7 +49,7 @@ def longest(loss, examples):
     gradients = learning.clipped_gradients(loss, clip_norm=CLIP)
 
     def alone(example):
-        total = gradients(PARAMETERS, example[None], mask=jnp.ones(1, bool))
+        total = gradients(PARAMETERS, example[None], jnp.ones(1, bool))
         leaves = jax.tree.leaves(total.value)
         return jnp.sqrt(sum(jnp.sum(leaf.astype("float32") ** 2) for leaf in leaves))
 
