@@ -20,6 +20,7 @@ from dpjax.learning._private_weighted_majority import (
 )
 from dpjax.learning._privatizers import PrivatizerState as PrivatizerState
 from dpjax.learning._privatizers import with_privatizer as with_privatizer
+from dpjax.learning._sampling import Batch as Batch
 from dpjax.learning._sampling import BatchSampling as BatchSampling
 from dpjax.learning._sampling import fixed_size_sampling as fixed_size_sampling
 from dpjax.learning._sampling import poisson_sampling as poisson_sampling

@@ -20,6 +20,7 @@ from dpjax.learning._gaussian_noise import (
     transformation,
     with_noise,
 )
+from dpjax.learning._trainings import key_of_each_lane
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._facade import GAUSSIAN
 
@@ -122,7 +123,7 @@ def adaptive_noise(
 
     def init(parameters: Any) -> AdaptiveNoiseState:
         state: Any = plain.init(parameters)
-        both = dataclasses.replace(state, coordinates=state.coordinates + 1)
+        both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
     def update(
@@ -130,10 +131,10 @@ def adaptive_noise(
     ) -> tuple[Any, AdaptiveNoiseState]:
         del params
         check_step(updates, state.noise, noise, more=1)
-        next_key, gradient_key, count_key = jax.random.split(state.noise.key, 3)
+        next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
-        count = sealed(updates.within, 1.0, updates.within)
+        count = sealed(updates.within, 1.0, updates.within, slots=updates.slots)
         noisy = with_noise(count_key, count, 2 * counted, distribution)
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))

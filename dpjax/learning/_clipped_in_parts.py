@@ -13,7 +13,7 @@ from dpjax._core._values import Scalar
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._clipping import ClippedGradients
 from dpjax.learning._rounding import from_digits, slack, to_digits
-from dpjax.learning._sampling import BatchSampling
+from dpjax.learning._sampling import BatchSampling, filled_slots
 
 
 def clipped_in_parts(
@@ -82,7 +82,9 @@ def clipped_in_parts(
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
-    indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in sampling(key))
+    drawn = sampling(key)
+    mask = filled_slots(drawn, sampling.capacity, frozenset())
+    indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 
     def sum_from(start: int) -> ClippedSum:
         part = slice(start, start + size)
@@ -91,14 +93,17 @@ def clipped_in_parts(
     first = sum_from(0)
     scale = bound = first.norm_bound
     total, within = _digits(first.value, scale, batch), first.within
+    of_records = [(first.private_losses, first.private_aux)]
     for start in range(size, batch, size):
         one = sum_from(start)
         # Examples of another shape are rounded otherwise, so the bounds of parts may differ.
         bound = jnp.maximum(bound, one.norm_bound)
         digits = _digits(one.value, scale, batch)
         total, within = jax.tree.map(jnp.add, total, digits), within + one.within
+        of_records.append((one.private_losses, one.private_aux))
     value, bound = _whole(total, first.value, scale, bound, batch)
-    return sealed(value, bound, within)
+    losses, aux = jax.tree.map(lambda *xs: jnp.concatenate(xs)[: sampling.capacity], *of_records)
+    return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

@@ -4,7 +4,9 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from dpjax._core._types import PyTree
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
@@ -13,14 +15,19 @@ from dpjax.sensitivity._analytic import analytic_sensitivity
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how far one record moves it.
 
-    As private as the batch, until it gets noise. The three parts belong together, so nothing takes
-    them apart: no `jax.tree.map`, no transformation of optax, no boundary of `jit` or `scan`. Hand
-    it to the noise in the function that made it, or return its `value`.
+    As private as the batch, until it gets noise. Its parts belong together, so nothing takes them
+    apart: no `jax.tree.map`, no transformation of optax, no boundary of `jit` or `scan`. Hand it to
+    the noise in the function that made it, or return its `value`.
 
     Attributes:
         norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
         within: the number of examples within the clip norm minus the number of others; for adaptive
-            clipping.
+            clipping. Private.
+        private_losses: shape (batch,), the loss of each example; 0 in empty slots. No noise covers
+            them: who sees them, or their mean, sees the records.
+        private_aux: what the loss returns besides, for each example, with a leading axis of the
+            batch; 0 in empty slots. None without `has_aux`. As private as the losses.
+        slots: how many the batch has, public. The sum is at most so many norm bounds long.
 
     Formal guarantees:
         Those of `clipped_gradients`, which alone makes it.
@@ -30,6 +37,9 @@ class ClippedSum:
     _structure: Any
     norm_bound: Scalar
     within: jax.Array
+    private_losses: jax.Array
+    private_aux: PyTree
+    slots: int
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError(
@@ -38,7 +48,7 @@ class ClippedSum:
         )
 
     @property
-    def value(self) -> Any:
+    def value(self) -> PyTree:
         """The sum, a pytree like the parameters; at least float32."""
         # Made anew each time: a dictionary can be written to.
         return jax.tree.unflatten(self._structure, self._leaves)
@@ -63,10 +73,19 @@ class ClippedSum:
         return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
-def sealed(value: Any, norm_bound: Scalar, within: jax.Array) -> ClippedSum:
+def sealed(
+    value: PyTree,
+    norm_bound: Scalar,
+    within: jax.Array,
+    *,
+    slots: int,
+    losses: jax.Array | None = None,
+    aux: PyTree = None,
+) -> ClippedSum:
     """A sum whose norm bound is known to be right."""
     leaves, structure = jax.tree.flatten(value)
-    parts = tuple(leaves), structure, norm_bound, within
+    losses = jnp.zeros(slots) if losses is None else losses
+    parts = tuple(leaves), structure, norm_bound, within, losses, aux, slots
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)

@@ -2,21 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree
 from dpjax._core._values import Scalar
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
 from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
+from dpjax.learning._sampling import filled_slots
 from dpjax.learning._uses import explained, traced
+
+# The sum of a microbatch, and how many more examples are within the clip norm than not.
+_Sum = tuple[list[jax.Array], jax.Array]
 
 # Beyond these, squares of float32 come near the ends of what there is.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
@@ -28,28 +32,32 @@ class ClippedGradients:
 
     Attributes:
         loss: of one example.
-        clip_norm: what gradients are clipped to, unless a call says otherwise.
-        microbatch_size: how many examples are looked at at once.
+        clip_norm: gradients are clipped to it, unless a call says otherwise.
+        microbatch_size: the number of examples that are in memory together.
+        argnums: the arguments of the loss whose gradients are clipped.
+        has_aux: whether the loss returns more than a number.
 
     Formal guarantees:
         Those of `clipped_gradients`.
     """
 
-    loss: Callable[[Any, Any], Any]
+    loss: Callable[..., PyTree]
     clip_norm: float
     microbatch_size: int
+    argnums: int | tuple[int, ...] = 0
+    has_aux: bool = False
 
-    def __call__(
-        self, parameters: Any, examples: Any, mask: Any = None, *, clip_norm: Scalar | None = None
-    ) -> ClippedSum:
-        """The sum over a batch.
+    def __call__(self, *arguments: PyTree, clip_norm: Scalar | None = None) -> ClippedSum:
+        """The sum over a batch: `clipped(parameters, examples, batch)`.
 
         Args:
-            parameters: a pytree of float arrays; inside `jax.shard_map` the same on all shards.
-            examples: a pytree of arrays with a leading axis of the batch; inside `jax.shard_map`
-                of the slots of this shard, whose records no other shard has.
-            mask: the sampling's booleans of shape (batch,); an example where it is False counts as
-                absent. True, if no slot is empty.
+            *arguments: those of the loss, with examples in place of the example, then the batch.
+                Parameters are pytrees of float arrays; they and other arguments are public, and
+                inside `jax.shard_map` the same on all shards. Examples are a pytree of arrays with
+                a leading axis of slots; inside `jax.shard_map`, the slots of this shard. The batch
+                is the `Batch` that the sampling drew; or, outside of `jax.shard_map` and for
+                records of your own choice, booleans that say which slots hold a record, or True if
+                all do. No record may be in two slots.
             clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
                 range gives NaN.
 
@@ -61,97 +69,132 @@ class ClippedGradients:
             ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`,
                 if parameters vary over shards, or JAX does not check it.
         """
-        size = _batch_size(examples)
-        if mask is True:
-            mask = jnp.ones(size, bool)
-        if not _is_mask(mask, size):
+        if len(arguments) < 3:
             raise ValueError(
-                f"mask must be the sampling's booleans of shape ({size},), or True if no slot is"
-                f" empty, got {_checks.described(mask)}: else empty slots count as records"
+                "batch must be what sampling(key) returned, or a mask, or True if no slot is empty,"
+                f" as in clipped(parameters, examples, batch); got {len(arguments)} arguments"
             )
+        *given, examples, batch = arguments
+        size = _batch_size(examples)
+        axes = _shards.varying_axes(examples)
+        mask, slots = filled_slots(batch, size, axes), size * _shards.shard_count(axes)
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
-        return sealed(*self._compiled(_float_arrays(parameters), examples, mask, norm))
+        self._parameters(given)
+        value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
+        return sealed(value, bound, within, slots=slots, losses=losses, aux=aux)
 
-    def explain(self, parameters: Any, example: Any) -> Any:
+    def explain(self, *arguments: PyTree) -> PyTree:
         """Says of every parameter how its gradients are clipped.
 
         Args:
-            parameters: a pytree of float arrays.
-            example: one example, or its shapes.
+            *arguments: those of the loss; of the example, the last one, shapes are enough.
 
         Returns:
             A pytree like the parameters of texts that begin with "dense", "embedding" or
-            "convolution", where the norm follows from what goes into the layer and the gradient of
-            what comes out of it; with "elementwise", where a gradient for each example is no larger
-            than what the layer computes anyway; else with "formed for each example".
+            "convolution", where the norm follows from the input of the layer and the gradient of
+            its output; with "elementwise", where a gradient for each example is no larger than
+            the arrays of the layer; else with "formed for each example".
         """
-        leaves, structure = jax.tree.flatten(_float_arrays(parameters))
-        texts = explained(traced(self.loss, parameters, example), leaves)
-        return jax.tree.unflatten(structure, texts)
+        *given, example = arguments
+        leaves, structure = jax.tree.flatten(self._parameters(given))
+        program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
+        return jax.tree.unflatten(structure, explained(program, leaves))
 
-    def norms(self, parameters: Any, examples: Any) -> jax.Array:
+    def norms(self, *arguments: PyTree) -> jax.Array:
         """The norm of each example's gradient, as private as the examples.
 
         Args:
-            parameters: a pytree of float arrays.
-            examples: a pytree of arrays with a leading axis of the batch.
+            *arguments: those of the loss, with examples in place of the example.
 
         Returns:
             An array of shape (batch,), to choose a clip norm by on public examples.
         """
+        *given, examples = arguments
         _batch_size(examples)
-        return self._compiled_norms(_float_arrays(parameters), examples)
+        self._parameters(given)
+        return self._compiled_norms(tuple(given), examples)
+
+    def _parameters(self, given: Sequence[PyTree]) -> PyTree:
+        """The arguments whose gradients are clipped, as `jax.grad` returns them."""
+        chosen = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
+        if not all(0 <= number < len(given) for number in chosen):
+            raise ValueError(
+                f"argnums={self.argnums} must be places of arguments in front of the examples, got"
+                f" {len(given)} such arguments"
+            )
+        found = tuple(given[number] for number in chosen)
+        leaves = jax.tree.leaves(found)
+        if not leaves or not all(
+            hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) for x in leaves
+        ):
+            raise TypeError(
+                "parameters must be float arrays; of a model that holds other things keep the float"
+                " arrays and close over the rest, as by equinox.partition or flax.nnx.split; got"
+                f" {_checks.described(found)}"
+            )
+        return found if isinstance(self.argnums, tuple) else found[0]
 
     @functools.cached_property
-    def _compiled(self) -> Callable[..., tuple[Any, jax.Array, jax.Array]]:
+    def _compiled(self) -> Callable[..., tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]]:
         return jax.jit(_shards.placed_by_xla(self._sum))
 
     @functools.cached_property
     def _compiled_norms(self) -> Callable[..., jax.Array]:
-        def own(parameters: Any, examples: Any) -> jax.Array:
-            program = traced(self.loss, parameters, _first(examples))
-            leaves, data = jax.tree.leaves(parameters), jax.tree.leaves(examples)
-            return jnp.sqrt(per_example(program, leaves, data).squared_norms)
+        def own(given: Sequence[PyTree], examples: Database) -> jax.Array:
+            return jnp.sqrt(self._gradients(given, examples).squared_norms)
 
-        def norms(parameters: Any, examples: Any) -> jax.Array:
-            return _shards.on_each(_axes(parameters, examples), own, parameters, examples)
+        def norms(given: Sequence[PyTree], examples: Database) -> jax.Array:
+            return _shards.on_each(_axes(given, examples), own, given, examples)
 
         return jax.jit(_shards.placed_by_xla(norms))
 
+    def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
+        """The gradients of examples, traced for the shapes of one of them."""
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+        program = traced(self.loss, given, one, argnums=self.argnums, has_aux=self.has_aux)
+        return per_example(program, given, examples)
+
     def _sum(
-        self, parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        axes = _axes((parameters, norm), examples, mask)
+        self, given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
+    ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
+        """The sum, its norm bound, the count of adaptive clipping, losses and more of examples."""
+        axes = _axes((given, norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
-        leaves, structure = jax.tree.flatten(parameters)
+        leaves, structure = jax.tree.flatten(self._parameters(given))
         norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
-        roundings = []
+        roundings: list[int] = []
 
-        def own(parameters: Any, examples: Any, mask: jax.Array, norm: jax.Array) -> Any:
-            program = traced(self.loss, parameters, _first(examples))
-
-            def add_up(data: list[jax.Array], mask: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-                gradients = per_example(program, jax.tree.leaves(parameters), data)
+        def own(
+            given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
+        ) -> tuple[_Sum, PyTree]:
+            def add_up(examples: Database, mask: jax.Array) -> tuple[_Sum, PyTree]:
+                gradients = self._gradients(given, examples)
                 roundings.append(gradients.terms)
-                return _clipped(gradients, mask, norm)
+                return _clipped(gradients, mask, norm), _of_records(gradients, mask)
 
-            batch = jax.tree.leaves(examples), mask
             if part == size:
-                return add_up(*batch)
-            return _in_microbatches(add_up, batch, part, size, leaves, norm)
+                return add_up(examples, mask)
+            return _in_microbatches(add_up, (examples, mask), part, size, leaves, norm)
 
-        found = _shards.on_each(axes, own, parameters, examples, mask, norm)
+        found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norm)
         total, within = _shards.summed_over_shards(found, axes)
         if part < size:
-            total = _from_integers(total, size, leaves, norm)
+            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
+            total = [
+                from_digits(x, norm.astype(dtype), size, dtype)
+                for x, dtype in zip(total, dtypes, strict=True)
+            ]
         narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
         # As on one device, whose microbatches are no smaller: so the noise is the same.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size, dtype=narrowest)
-        return jax.tree.unflatten(structure, total), norm * (1 + charged), within
+        value = jax.tree.unflatten(structure, total)
+        return value, norm * (1 + charged), within, losses, aux
 
 
-def _axes(replicated: Any, examples: Any, mask: Any = None) -> frozenset[Any]:
+def _axes(
+    replicated: PyTree, examples: Database, mask: jax.Array | None = None
+) -> frozenset[str | int]:
     """The axes of devices over which a batch is spread: every shard holds other examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
@@ -169,9 +212,7 @@ def _axes(replicated: Any, examples: Any, mask: Any = None) -> frozenset[Any]:
     return axes
 
 
-def _clipped(
-    gradients: PerExample, mask: jax.Array, norm: jax.Array
-) -> tuple[list[jax.Array], jax.Array]:
+def _clipped(gradients: PerExample, mask: jax.Array, norm: jax.Array) -> _Sum:
     """The clipped sum, and how many more examples are within the norm than not."""
     norms = jnp.sqrt(gradients.squared_norms)
     norm = norm.astype(norms.dtype)
@@ -181,53 +222,51 @@ def _clipped(
     return gradients.total(factors), jnp.sum(jnp.where(mask, within, 0), dtype=jnp.int32)
 
 
+def _of_records(gradients: PerExample, mask: jax.Array) -> PyTree:
+    """Losses, and what the loss returns besides; 0 in empty slots, which repeat some record."""
+
+    def of_records(x: jax.Array) -> jax.Array:
+        return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+
+    return jax.tree.map(of_records, (gradients.losses, gradients.aux))
+
+
 def _in_microbatches(
-    add_up: Callable[..., tuple[list[jax.Array], jax.Array]],
-    batch: tuple[list[jax.Array], jax.Array],
+    add_up: Callable[..., tuple[_Sum, PyTree]],
+    batch: tuple[Database, jax.Array],
     part: int,
     size: int,
-    leaves: list[jax.Array],
+    leaves: Sequence[jax.Array],
     norm: jax.Array,
-) -> tuple[list[list[jax.Array]], jax.Array]:
-    """Adds up microbatches one after the other, in integers: no order of them counts."""
+) -> tuple[PyTree, PyTree]:
+    """Adds up microbatches one after the other, in integers: no order of them counts.
 
-    def step(carry: Any, microbatch: Any) -> Any:
-        total, within = add_up(*microbatch)
+    Microbatches are padded with the first example, and with False in a mask. Each has a slot in
+    every stretch of the batch: where devices hold a stretch each, all have work.
+    """
+    held = len(batch[1])
+
+    def parted(x: jax.Array) -> jax.Array:
+        if missing := -held % part:
+            first = jnp.zeros_like(x[:1]) if x is batch[1] else x[:1]
+            x = jnp.concatenate([x, *[first] * missing])
+        return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
+
+    def step(carry: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
+        (total, within), of_records = add_up(*microbatch)
         digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
-        return jax.tree.map(jnp.add, carry, (digits, within)), None
+        return jax.tree.map(jnp.add, carry, (digits, within)), of_records
+
+    def joined(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
 
     nothing = [no_digits(x.shape, compute_dtype(x.dtype), size) for x in leaves]
-    parts = jax.tree.map(lambda x: _in_parts(x, part), batch)
-    return lax.scan(step, (nothing, jnp.int32(0)), parts)[0]
+    parts = jax.tree.map(parted, batch)
+    total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
+    return total, jax.tree.map(joined, of_records)
 
 
-def _from_integers(
-    digits: list[list[jax.Array]], size: int, leaves: list[jax.Array], norm: jax.Array
-) -> list[jax.Array]:
-    dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
-    return [
-        from_digits(x, norm.astype(dtype), size, dtype)
-        for x, dtype in zip(digits, dtypes, strict=True)
-    ]
-
-
-def _in_parts(x: jax.Array, part: int) -> jax.Array:
-    """Microbatches, padded with the first example, and with False in a mask.
-
-    Each has a slot in every stretch of the batch: where devices hold a stretch each, all have work.
-    """
-    missing = -len(x) % part
-    if missing:
-        first = jnp.zeros_like(x[:1]) if x.dtype == bool and x.ndim == 1 else x[:1]
-        x = jnp.concatenate([x, *[first] * missing])
-    return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
-
-
-def _is_mask(mask: Any, size: int) -> bool:
-    return getattr(mask, "shape", None) == (size,) and mask.dtype == bool
-
-
-def _checked_norm(clip_norm: Scalar) -> Any:
+def _checked_norm(clip_norm: Scalar) -> Scalar:
     """A clip norm in range, in floats as wide as there are; NaN where a traced one is not."""
     norm = _checks.positive("clip_norm", clip_norm)
     if _checks.is_traced(norm):
@@ -240,21 +279,16 @@ def _checked_norm(clip_norm: Scalar) -> Any:
     return norm
 
 
-def _first(examples: Any) -> Any:
-    """The shapes of one example."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
-
-
-def _batch_size(examples: Any) -> int:
-    for leaf in jax.tree.leaves(examples):
+def _batch_size(examples: Database) -> int:
+    leaves = jax.tree.leaves(examples)
+    for leaf in leaves:
         _checks.refuse_foreign_dtype("examples", leaf)
         if getattr(getattr(leaf, "dtype", None), "kind", "") in set("OSUMm"):
             raise TypeError(
                 f"examples must be arrays of numbers, got {_checks.described(examples)}: encode"
                 " texts and dates before"
             )
-    shapes = [jnp.shape(x) for x in jax.tree.leaves(examples)]
-    sizes = {shape[:1] for shape in shapes}
+    sizes = {jnp.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or sizes & {(), (0,)}:
         raise ValueError(
             "examples must be arrays with a common leading axis of at least one example, got"
@@ -264,21 +298,13 @@ def _batch_size(examples: Any) -> int:
     return size
 
 
-def _float_arrays(parameters: Any) -> Any:
-    leaves = jax.tree.leaves(parameters)
-    if not leaves or not all(
-        hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) for x in leaves
-    ):
-        raise TypeError(
-            "parameters must be float arrays; of a model that holds other things keep the float"
-            " arrays and close over the rest, as by equinox.partition or flax.nnx.split; got"
-            f" {_checks.described(parameters)}"
-        )
-    return parameters
-
-
 def clipped_gradients(
-    loss: Callable[[Any, Any], Any], *, clip_norm: float, microbatch_size: int = 256
+    loss: Callable[..., PyTree],
+    *,
+    clip_norm: float,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    microbatch_size: int = 256,
 ) -> ClippedGradients:
     """Sums of per-example gradients, each clipped to a norm, at about the cost of one gradient.
 
@@ -289,19 +315,28 @@ def clipped_gradients(
     Equinox or Flax: its layers are found in the traced program, none is wrapped. The object's
     `explain` says which way each parameter goes.
 
+    The loss may take more arguments, in front of the example, and return more than a number, as for
+    `jax.value_and_grad`. Losses and the rest come with the sum, as `private_losses` and
+    `private_aux`. They are the records' own numbers, not private until a mechanism releases
+    them. The noise takes the sum alone, so a training does not show them unless it returns them.
+
     A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
     clips its own examples, the sum is that over all shards, and it is the same on each of them.
 
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
+            Other arguments stand in front of the example, the same for all examples.
         clip_norm: C, from 1e-10 to 1e10, public.
-        microbatch_size: how many examples are looked at at once; a larger batch is cut into parts.
+        argnums: which argument, or arguments, gradients are taken with respect to, from 0. With
+            several, one norm bounds all gradients together, and the sum is a tuple.
+        has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
+        microbatch_size: how many examples are in memory together; larger batches are cut up.
             Memory grows with it, and so does what rounding adds to `norm_bound`: for float32 .2% at
             128, .8% at 256, 3% at 512.
 
     Returns:
-        A `ClippedGradients`: `clipped(parameters, examples, mask)` is a `ClippedSum`. Under `jit`,
-        all masks of one shape share a program.
+        A `ClippedGradients`: `clipped(parameters, examples, batch)` is a `ClippedSum`. Under `jit`,
+        all batches of one shape share a program.
 
     Raises:
         TypeError: if the loss is not a function or a parameter not a number.
@@ -314,8 +349,8 @@ def clipped_gradients(
         that. rho covers the rounding of norms, of factors and of sums, for any order in which XLA
         adds. An example whose loss or gradient is not finite counts as zero, and does not touch
         what others contribute. Assumed is that what an example contributes depends on it and its
-        slot alone, as in every program that `vmap` makes: the loss closes over nothing that is made
-        of the batch, such as its mean.
+        slot alone, as in every program that `vmap` makes: the loss neither closes over nor takes
+        anything that is made of the batch, such as its mean. Losses and aux have no bound.
 
         Over shards the bound is that of one shard, not a sum of bounds. A slot is on one shard, so
         the sums of the others are equal in both batches. Shards are added up as integers, so the
@@ -341,4 +376,10 @@ def clipped_gradients(
     norm = _checked_norm(clip_norm)
     _checks.host_only("clip_norm", norm, "clipped(..., clip_norm=)")
     size = _checks.integer("microbatch_size", microbatch_size, least=1, most=2**20)
-    return ClippedGradients(loss, norm, size)
+    several = isinstance(argnums, Sequence)
+    numbers = tuple(
+        _checks.integer("argnums", x, least=0) for x in (argnums if several else (argnums,))
+    )
+    if len(numbers) != len(set(numbers)) or not numbers:
+        raise ValueError(f"argnums must be distinct places of arguments, got {argnums}")
+    return ClippedGradients(loss, norm, size, numbers if several else numbers[0], bool(has_aux))

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._pytree import down, frozen_pytree, static
+from dpjax._core._pytree import static
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum
-from dpjax.learning._trainings import Trainings
+from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._mechanism import check_noise
 from dpjax.random._facade import GAUSSIAN, Calibration, Noise, add_noise, check_key, key_for_each
 from dpjax.release._transaction import refuse_unpaid_steps
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import optax
 
 
-@frozen_pytree
-class NoiseState:
+@training_state
+class NoiseState(TrainingState):
     """What the next step of noise needs, and what `learning.guarantee` must know.
 
     Attributes:
@@ -32,7 +32,7 @@ class NoiseState:
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
             norm bound. Another number in its place changes no noise.
-        coordinates: how many numbers get noise in a step.
+        dims: how many numbers get noise in a step.
         noise: "exact" or "float".
 
     Formal guarantees:
@@ -41,8 +41,8 @@ class NoiseState:
 
     key: jax.Array
     step: jax.Array
-    noise_multiplier: Scalar = down()
-    coordinates: int = static()
+    noise_multiplier: Scalar
+    dims: int = static()
     noise: NoiseKind = static()
 
     def __repr__(self) -> str:
@@ -121,14 +121,14 @@ def gaussian_noise(
     trainings = Trainings(key)
 
     def init(parameters: Any) -> NoiseState:
-        coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
+        dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         own_key = key_for_each(trainings.key(key), parameters)
-        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), coordinates, noise)
+        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), dims, noise)
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
         del params
         check_step(updates, state, noise)
-        next_key, step_key = jax.random.split(state.key)
+        next_key, step_key = jax.random.split(key_of_each_lane(state.key))
         noisy = with_noise(step_key, updates, multiplier, distribution)
         return averaged(noisy, size), after_a_step(state, next_key, multiplier)
 
@@ -193,11 +193,12 @@ def check_clipped(updates: Any) -> None:
 def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
     """Refuses a sum or a kind of noise that is not what the state is an account of."""
     check_clipped(updates)
+    state.refuse_if_closed_over()
     size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
-    if (size, noise) != (state.coordinates, state.noise):
+    if (size, noise) != (state.dims, state.noise):
         raise ValueError(
-            f"state must be of {size} coordinates and noise={noise!r}, as this step is, got one of"
-            f" {state.coordinates} and {state.noise!r}: make it by init, of all parameters"
+            f"state must be of dims={size} and noise={noise!r}, as this step is, got one of"
+            f" dims={state.dims} and noise={state.noise!r}: make it by init, of all parameters"
         )
 
 
@@ -209,7 +210,7 @@ def averaged(tree: Any, size: Scalar) -> Any:
 def after_a_step(state: NoiseState, key: jax.Array, multiplier: Scalar) -> NoiseState:
     """The state with another key, one step later: of the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
-    return NoiseState(key, state.step + 1, least, state.coordinates, state.noise)
+    return NoiseState(key, state.step + 1, least, state.dims, state.noise)
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:

@@ -91,7 +91,7 @@ def guarantee(
         noise_multiplier=float(noise.noise_multiplier),
         steps=int(noise.step),
         delta=delta,
-        dims=noise.coordinates,
+        dims=noise.dims,
         relation=relation,
         method=method,
     )

@@ -35,7 +35,7 @@ class ObjectivePerturbation:
         plan: the numbers of the mechanism: `linear_scale`, of the noise in the linear term,
             `output_scale`, of the noise on the weights, and the `error` that the latter hides.
         n: number of records.
-        d: number of features.
+        dims: number of features.
         dtype: of the computation.
 
     Formal guarantees:
@@ -47,7 +47,7 @@ class ObjectivePerturbation:
     regularization: Scalar
     plan: PerturbationPlan
     n: int = static()
-    d: int = static()
+    dims: int = static()
     dtype: Any = static()
 
     @property
@@ -61,12 +61,12 @@ class ObjectivePerturbation:
         Args:
             key: a typed key from `dpjax.random.secure_key`, used for nothing else. A ledger that is
                 open claims it.
-            database: {"x": (n, d) features, "y": (n,) labels, positive or not}. Features are scaled
-                into the unit ball where they lie outside, and NaN counts as 0.
+            database: {"x": (n, dims) features, "y": (n,) labels, positive or not}. Features outside
+                of the unit ball are scaled into it, and NaN counts as 0.
             name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
         Returns:
-            A `Release` of the weights, shape (d,).
+            A `Release` of the weights, shape (dims,).
 
         Raises:
             TypeError: if the key is not a typed key, the name not a text, or the database does not
@@ -94,7 +94,7 @@ class ObjectivePerturbation:
     def _records(self, database: Any) -> dict[str, jax.Array]:
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""
         records, _ = record_arrays("database", database)
-        wanted = {"x": (self.n, self.d), "y": (self.n,)}
+        wanted = {"x": (self.n, self.dims), "y": (self.n,)}
         if not isinstance(records, dict) or {k: v.shape for k, v in records.items()} != wanted:
             raise ValueError(
                 f"database must be arrays of shapes {wanted}, got {_checks.described(records)}"
@@ -104,7 +104,7 @@ class ObjectivePerturbation:
         return {**records, "x": cast(x, self.dtype)}
 
     def __repr__(self) -> str:
-        return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, d={self.d})"
+        return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, dims={self.dims})"
 
 
 def _dtype_that_runs(dtype: jax.typing.DTypeLike) -> np.dtype:
@@ -118,12 +118,12 @@ def _dtype_that_runs(dtype: jax.typing.DTypeLike) -> np.dtype:
 def _released(training: ObjectivePerturbation, key: jax.Array, records: Any) -> jax.Array:
     plan, dtype = training.plan, training.dtype
     key_linear, key_output = jax.random.split(key_for_each(key, records))
-    of_linear, of_output = calibrations(plan, training.d, dtype)
-    linear = add_noise(key_linear, jnp.zeros(training.d, dtype), of_linear, GAUSSIAN)
+    of_linear, of_output = calibrations(plan, training.dims, dtype)
+    linear = add_noise(key_linear, jnp.zeros(training.dims, dtype), of_linear, GAUSSIAN)
     x = into_unit_ball(records["x"])
     rows = jnp.where((records["y"] > 0)[:, None], x, -x)
-    strength = jnp.asarray(training.regularization).astype(dtype)
-    weights = perturbed_minimizer(rows, linear / training.n, strength, plan.solver)
+    regularization = jnp.asarray(training.regularization).astype(dtype)
+    weights = perturbed_minimizer(rows, linear / training.n, regularization, plan.solver)
     return add_noise(key_output, weights, of_output, GAUSSIAN)
 
 
@@ -131,7 +131,7 @@ def objective_perturbation(
     *,
     regularization: float,
     n: int,
-    d: int,
+    dims: int,
     epsilon: float,
     delta: float,
     dtype: jax.typing.DTypeLike = "float32",
@@ -150,13 +150,13 @@ def objective_perturbation(
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
         n: number of records, public.
-        d: number of features, at least 1. Append a constant feature for an intercept.
+        dims: number of features, at least 1. Append a constant feature for an intercept.
         epsilon: finite, above 0.
-        delta: in (0, 1), and above what the tables of the noise miss, about 1e-35 d e^epsilon.
+        delta: in (0, 1), and above what the tables of the noise miss, about 1e-35 dims e^epsilon.
         dtype: of the computation; float64 needs JAX's x64.
 
     Returns:
-        An `ObjectivePerturbation`: `training(key, database)` releases w, shape (d,). Its `plan`
+        An `ObjectivePerturbation`: `training(key, database)` releases w, shape (dims,). Its `plan`
         holds the scales of the noise, which are public.
 
     Raises:
@@ -184,7 +184,7 @@ def objective_perturbation(
         >>> import jax.numpy as jnp
         >>> import dpjax
         >>> training = dpjax.learning.objective_perturbation(
-        ...     regularization=0.1, n=100, d=2, epsilon=1.0, delta=1e-5
+        ...     regularization=0.1, n=100, dims=2, epsilon=1.0, delta=1e-5
         ... )
         >>> records = {"x": jnp.ones((100, 2)), "y": jnp.ones(100)}
         >>> training(dpjax.random.secure_key(), records).guarantee
@@ -192,11 +192,13 @@ def objective_perturbation(
     """
     running = _dtype_that_runs(dtype)
     n = _checks.integer("n", n, least=1)
-    d = _checks.integer("d", d, least=1)
-    strength = float(np.asarray(check_strength(regularization), running))
-    check_carried(strength, d, running)
+    dims = _checks.integer("dims", dims, least=1)
+    regularization = float(np.asarray(check_strength(regularization), running))
+    check_carried(regularization, dims, running)
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         _checks.host_only(name, value, "several trainings, each made outside")
-    plan = perturbation_plan(strength, n=n, d=d, epsilon=epsilon, delta=delta, dtype=running)
-    return ObjectivePerturbation(epsilon, delta, strength, plan, n, d, running)
+    plan = perturbation_plan(
+        regularization, n=n, d=dims, epsilon=epsilon, delta=delta, dtype=running
+    )
+    return ObjectivePerturbation(epsilon, delta, regularization, plan, n, dims, running)

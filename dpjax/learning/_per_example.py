@@ -1,17 +1,20 @@
 """The gradients of many examples at once, as what clipping needs of them: norms and a sum."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 
+from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing import _walks
 from dpjax._tracing._one_by_one import vmapped
 from dpjax.learning._layers import Gradients, formed
-from dpjax.learning._uses import TracedLoss, Use, moved, run_with
+from dpjax.learning._uses import TracedLoss, Use, bind
 
 
 class PerExample(NamedTuple):
@@ -19,44 +22,51 @@ class PerExample(NamedTuple):
 
     Attributes:
         losses: shape (batch,).
+        aux: what the loss returns besides, with a leading axis of examples.
         squared_norms: shape (batch,), of each example's whole gradient.
         total: takes factors of shape (batch,) to the sum, a list of arrays like the parameters.
-        terms: how many roundings a squared norm has gone through, at most.
+        terms: an upper bound on the number of roundings in a squared norm.
     """
 
     losses: jax.Array
+    aux: PyTree
     squared_norms: jax.Array
     total: Callable[[jax.Array], list[jax.Array]]
     terms: int
 
 
-def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: Any) -> PerExample:
+def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
     """Gradients of the loss of each example, none larger than its norm needs.
 
     Args:
         program: of the loss of one example.
-        parameters: its leaves.
-        examples: leaves of the examples, each with a leading axis of the batch.
+        given: the arguments in front of the examples.
+        examples: with a leading axis of the batch.
     """
+    inputs, data = jax.tree.leaves(given), jax.tree.leaves(examples)
+    parameters = [inputs[place] for place in program.places]
     own = [i for i, use in enumerate(program.uses) if use is None]
     used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    probes = {i: _zeros(use.equation.outvars[0].aval) for i, use in used.items()}
+    outputs = {i: use.equation.outvars[0].aval for i, use in used.items()}
+    probes = {i: jnp.zeros(aval.shape, aval.dtype) for i, aval in outputs.items()}
 
-    def one(example: Sequence[jax.Array]) -> Any:
-        def loss(probes: dict[int, jax.Array], formed: list[jax.Array]) -> Any:
-            merged = list(parameters)
+    def one(example: list[jax.Array]) -> PyTree:
+        def loss(
+            probes: dict[int, jax.Array], formed: list[jax.Array]
+        ) -> tuple[jax.Array, tuple[dict[int, jax.Array], list[jax.Array]]]:
+            merged = [*inputs, *example]
             for i, parameter in zip(own, formed, strict=True):
-                merged[i] = parameter
-            return _probed(program.program, used, probes, [*merged, *example])
+                merged[program.places[i]] = parameter
+            return _probed(program, used, probes, merged)
 
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
             probes, [parameters[i] for i in own]
         )
 
-    computed = vmapped(one, examples)
-    # The norms must be those of the numbers that are summed: what is computed twice, in other
-    # company, may be rounded in another way.
-    (losses, saved), (at_probes, at_parameters) = lax.optimization_barrier(computed)
+    computed = vmapped(one, data)
+    # The norms must be those of the numbers that are summed. A second computation of them, in
+    # another program, may round in another way.
+    (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
@@ -71,38 +81,44 @@ def per_example(program: TracedLoss, parameters: Sequence[jax.Array], examples: 
     squares = [g.squared_norms.astype(jnp.result_type(float)) for g in gradients.values()]
     return PerExample(
         losses,
+        jax.tree.unflatten(program.aux, aux),
         functools.reduce(jnp.add, squares),
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )
 
 
-def _probed(program: Any, used: dict[int, Use], probes: Any, inputs: list[Any]) -> Any:
-    """The loss, with a probe added to what every use gives; and what went into them."""
-    saved = {}
+def _probed(
+    program: TracedLoss, used: dict[int, Use], probes: dict[int, jax.Array], inputs: list[jax.Array]
+) -> tuple[jax.Array, tuple[dict[int, jax.Array], list[jax.Array]]]:
+    """The loss, with a probe added to the output of every use; the other operands, and aux."""
+    saved: dict[int, jax.Array] = {}
 
-    def changed(equation: Any, operands: list[Any], outputs: list[Any]) -> list[Any]:
+    def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+        outputs = bind(equation, operands)
         for i, use in used.items():
             if use.equation is equation:
                 saved[i] = operands[use.layer.saved(use.operand)]
+                # The probe is 0. The gradient with respect to it is that of the output.
                 outputs = [outputs[0] + probes[i]]
         return outputs
 
-    return run_with(program, inputs, changed), saved
+    value, *aux = _walks.run(program.program, inputs, operation)
+    return value, (saved, aux)
 
 
 def _of_layer(use: Use, parameter: jax.Array, x: jax.Array, g: jax.Array) -> Gradients:
     dtype = compute_dtype(parameter.dtype)
     gradients = use.layer.gradients(use.equation, use.operand, x, g.astype(dtype))
 
+    def move(leaf: jax.Array) -> jax.Array:
+        for equation in use.moves:
+            if equation.primitive.name != "convert_element_type":
+                (leaf,) = _walks.bind(equation, equation.params, [leaf])
+        return leaf
+
     def total(factors: jax.Array) -> jax.Array:
-        back = jax.linear_transpose(
-            lambda leaf: moved(use, leaf), jax.ShapeDtypeStruct(parameter.shape, dtype)
-        )
+        back = jax.linear_transpose(move, jax.ShapeDtypeStruct(parameter.shape, dtype))
         return back(gradients.total(factors))[0]
 
     return gradients._replace(total=total)
-
-
-def _zeros(aval: Any) -> jax.Array:
-    return jnp.zeros(aval.shape, aval.dtype)

@@ -55,7 +55,7 @@ class PerturbationPlan(NamedTuple):
 
 
 def perturbation_plan(
-    strength: float, *, n: int, d: int, epsilon: float, delta: float, dtype: np.dtype
+    regularization: float, *, n: int, d: int, epsilon: float, delta: float, dtype: np.dtype
 ) -> PerturbationPlan:
     """The least noise that the proof allows.
 
@@ -64,12 +64,12 @@ def perturbation_plan(
     proportion to these, which leaves the least variance.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
-    left_epsilon -= math.log1p(1 / (4 * n * strength)) * _OUTWARD
+    left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
     if not left_epsilon > 0:
         least = 1 / (4 * n * math.expm1(epsilon))
         raise ValueError(
             f"regularization must be above {least:.3g} for epsilon={epsilon:g} and n={n}: at"
-            f" {strength:g} the curvature of one record alone is worth more"
+            f" {regularization:g} the curvature of one record alone is worth more"
         )
 
     def planned(share: float, pull: float) -> PerturbationPlan:
@@ -78,19 +78,19 @@ def perturbation_plan(
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
-        solver = solver_plan(strength, pull=linear, d=d, eps=eps)
-        solved = solver_error(strength, solver, pull=linear, d=d, eps=eps)
-        error = (solved + rounding / (n * strength)) * _OUTWARD
+        solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
+        solved = solver_error(regularization, solver, pull=linear, d=d, eps=eps)
+        error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
     error = float(planned(0.5, 1.0).error)
-    share = error / (error + 1 / (n * strength))
+    share = error / (error + 1 / (n * regularization))
     # A weaker pull means less noise, hence a smaller ball: that of the stronger one holds as well.
     radius = float(planned(share, 1.0).solver.radius)
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
     if plan.solver.most_steps > _MOST_STEPS:
         raise ValueError(
-            f"regularization={strength:g} is too small: the solver might take"
+            f"regularization={regularization:g} is too small: the solver might take"
             f" {plan.solver.most_steps:.2g} steps, more than {_MOST_STEPS:g}"
         )
     for calibration in calibrations(plan, d, dtype):

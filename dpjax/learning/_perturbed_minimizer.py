@@ -44,25 +44,27 @@ class SolverPlan(NamedTuple):
     most_steps: Scalar
 
 
-def solver_plan(strength: float, *, pull: float, d: int, eps: float) -> SolverPlan:
+def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> SolverPlan:
     """The plan for linear terms that are no longer than `pull`."""
-    root = (pull + math.sqrt(pull**2 + 4 * strength * _LARGEST_PULL)) / (2 * strength)
-    radius = min((1 + pull) / strength, root) * (1 + 1e-12)
+    root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
+    radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    rate = math.log1p(strength / _CURVATURE)
-    most = math.ceil(math.log(max(2 * radius * strength / error, 2)) / rate)
+    rate = math.log1p(regularization / _CURVATURE)
+    most = math.ceil(math.log(max(2 * radius * regularization / error, 2)) / rate)
     return SolverPlan(radius, _GRADIENTS_IN_ERRORS * error, float(most))
 
 
-def solver_error(strength: float, plan: SolverPlan, *, pull: float, d: int, eps: float) -> float:
+def solver_error(
+    regularization: float, plan: SolverPlan, *, pull: float, d: int, eps: float
+) -> float:
     """How far what is found may be from the minimizer of the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
     # The length, the quotient, the product; and of a step along the gradient, its product and sum.
-    rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / strength
+    rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
     certified = (1 + _GRADIENTS_IN_ERRORS) * gradient
-    walked = 2 * gradient + (strength + _CURVATURE) * rounding
-    return max(certified, walked) / strength + rounding
+    walked = 2 * gradient + (regularization + _CURVATURE) * rounding
+    return max(certified, walked) / regularization + rounding
 
 
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
@@ -77,14 +79,14 @@ def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
 
 
 def perturbed_minimizer(
-    rows: jax.Array, pull: jax.Array, strength: Scalar, plan: SolverPlan
+    rows: jax.Array, pull: jax.Array, regularization: Scalar, plan: SolverPlan
 ) -> jax.Array:
-    """The weights w that minimize mean(log(1 + exp(-rows w))) + strength ||w||^2 / 2 + pull'w.
+    """The weights w that minimize mean(log(1 + exp(-rows w))) + lambda ||w||^2 / 2 + pull'w.
 
     Args:
         rows: shape (n, d), none longer than 1.
         pull: shape (d,), no longer than the plan's.
-        strength: lambda, a number of the dtype of the rows.
+        regularization: lambda, a number of the dtype of the rows.
         plan: made for these parameters.
 
     Returns:
@@ -95,11 +97,11 @@ def perturbed_minimizer(
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
         """How much of a step to take: all, or about as much as the objective falls along it."""
         margins, moved = rows @ w, rows @ step
-        pulled = strength * (w @ step) + pull @ step
+        pulled = regularization * (w @ step) + pull @ step
 
         def falls_at(t: jax.Array) -> jax.Array:
             pushed = jnp.mean(jax.nn.sigmoid(t * moved - margins) * moved)
-            return pulled - t * strength * (step @ step) >= pushed
+            return pulled - t * regularization * (step @ step) >= pushed
 
         def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             low, high = ends
@@ -115,12 +117,14 @@ def perturbed_minimizer(
 
     def wrong_and_gradient(w: jax.Array) -> tuple[jax.Array, jax.Array]:
         wrong = jax.nn.sigmoid(-(rows @ w))
-        return wrong, strength * w - average(wrong[:, None] * rows, 1.0) + pull
+        return wrong, regularization * w - average(wrong[:, None] * rows, 1.0) + pull
 
     def newton_step(_: jax.Array, w: jax.Array) -> jax.Array:
         wrong, gradient = wrong_and_gradient(w)
         curvature = wrong * (1 - wrong) / n
-        hessian = (rows.T * curvature[None, :]) @ rows + strength * jnp.eye(d, dtype=rows.dtype)
+        hessian = (rows.T * curvature[None, :]) @ rows + regularization * jnp.eye(
+            d, dtype=rows.dtype
+        )
         step = solve(hessian, gradient)
         return w - length_of(step, w) * step
 
@@ -132,7 +136,7 @@ def perturbed_minimizer(
         state: tuple[jax.Array, jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         w, gradient, steps = state
-        nearer = into_ball(w - gradient / (strength + _CURVATURE), plan.radius)
+        nearer = into_ball(w - gradient / (regularization + _CURVATURE), plan.radius)
         return nearer, wrong_and_gradient(nearer)[1], steps + 1
 
     with jax.default_matmul_precision("highest"):

@@ -1,19 +1,25 @@
 """Noise of others: a transformation that adds noise to sums of vectors of norm at most 1."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
+from dpjax._exact._numerics import outward
 from dpjax.learning._gaussian_noise import averaged, check_clipped, transformation
-from dpjax.learning._trainings import Trainings
+from dpjax.learning._trainings import Trainings, TrainingState, training_state
 
 if TYPE_CHECKING:
     import optax
 
 
-class PrivatizerState(NamedTuple):
+@training_state
+class PrivatizerState(TrainingState):
     """The state of the other transformation, and the norm bound of the first sum.
 
     Attributes:
@@ -24,7 +30,7 @@ class PrivatizerState(NamedTuple):
         None of its own.
     """
 
-    inner: Any
+    inner: PyTree
     norm_bound: jax.Array
 
 
@@ -34,8 +40,9 @@ def with_privatizer(
     """Noise of another library instead of `gaussian_noise`, such as that of a matrix mechanism.
 
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
-    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1: sums are
-    divided by their norm bound first, and multiplied by it again.
+    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So sums
+    are divided by their norm bound first, a little enlarged for the rounding of the division, and
+    multiplied by it again.
 
     Args:
         privatizer: a transformation that adds noise, for sums in which a record counts 1 at most.
@@ -48,7 +55,8 @@ def with_privatizer(
     Raises:
         TypeError: if a parameter is not a number, or an update is not a `ClippedSum`.
         ValueError: if a parameter is out of range, or `init` is called twice, mapped or compiled:
-            a privatizer has one key, which is for one training.
+            a privatizer has one key, which is for one training. At a step, if the state was closed
+            over, or `vmap` maps over sums and not over states.
 
     Formal guarantees:
         What the transformation promises for sums of vectors of norm 1, drawn as it draws: noise in
@@ -73,7 +81,7 @@ def with_privatizer(
     size = _checks.positive("batch_size", batch_size)
     trainings = Trainings()
 
-    def init(parameters: Any) -> PrivatizerState:
+    def init(parameters: PyTree) -> PrivatizerState:
         if trainings.number():
             raise ValueError(
                 "init may be called once for each privatizer, whose key two trainings would share:"
@@ -82,15 +90,49 @@ def with_privatizer(
         return PrivatizerState(privatizer.init(parameters), jnp.zeros((), jnp.result_type(float)))
 
     def update(
-        updates: Any, state: PrivatizerState, params: Any = None
-    ) -> tuple[Any, PrivatizerState]:
+        updates: PyTree, state: PrivatizerState, params: PyTree = None
+    ) -> tuple[PyTree, PrivatizerState]:
         check_clipped(updates)
-        bound = jnp.asarray(updates.norm_bound, state.norm_bound.dtype)
-        same = (state.norm_bound == 0) | (state.norm_bound == bound)
-        bound = jnp.where(same, bound, jnp.nan)
-        unit = jax.tree.map(lambda x: x / bound.astype(x.dtype), updates.value)
+        state.refuse_if_closed_over()
+        values = lax.stop_gradient(updates.value)
+        before = _state_of_each_lane(state.norm_bound, state.inner, values)
+        bound = jnp.asarray(outward(updates.norm_bound, math.inf), before.dtype)
+        bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
+
+        def divisor(dtype: jax.typing.DTypeLike) -> jax.Array:
+            """Enough above the bound that no record moves a quotient by more than 1.
+
+            Division rounds a quotient by eps / 2 of itself. A sum is at most `slots` bounds long,
+            so rounding moves the quotients of neighbors apart by eps times `slots` at most. The
+            divisor itself goes through three roundings, which 4 eps cover.
+            """
+            charged = 1 + 1.01 * (updates.slots + 4) * float(jnp.finfo(dtype).eps)
+            return bound.astype(dtype) * charged
+
+        unit = jax.tree.map(lambda x: x / divisor(x.dtype), updates.value)
         noisy, inner = privatizer.update(unit, state.inner, params)
-        noisy = jax.tree.map(lambda x: x * bound.astype(x.dtype), noisy)
+        noisy = jax.tree.map(lambda x: x * divisor(x.dtype), noisy)
         return averaged(noisy, size), PrivatizerState(inner, bound)
 
     return transformation(init, update)
+
+
+@custom_vmap
+def _state_of_each_lane(norm_bound: jax.Array, inner: PyTree, values: PyTree) -> jax.Array:
+    """The norm bound of a state; refuses one state of noise for values that are mapped over."""
+    del inner, values
+    return norm_bound
+
+
+@_state_of_each_lane.def_vmap
+def _(
+    _: int, mapped: tuple[bool, PyTree, PyTree], norm_bound: jax.Array, *others: PyTree
+) -> tuple[jax.Array, bool]:
+    bound_is_mapped, of_inner, of_values = mapped
+    if any(jax.tree.leaves(of_values)) and not any(jax.tree.leaves(of_inner)):
+        raise ValueError(
+            "state must be one for each value: jax.vmap maps over sums and not over states of the"
+            " privatizer, whose noise all of them would get; make the privatizer inside, from keys"
+            " that are mapped over"
+        )
+    return _state_of_each_lane(norm_bound, *others), bound_is_mapped

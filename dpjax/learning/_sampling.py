@@ -1,4 +1,4 @@
-"""Which examples make a batch: pure functions of a key, with masks instead of sizes."""
+"""Which records make a batch: pure functions of a key, with empty slots instead of sizes."""
 
 import bisect
 import dataclasses
@@ -7,10 +7,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._types import Key
 from dpjax._tracing import _shards
 from dpjax.random._facade import check_key
 
@@ -19,9 +22,65 @@ _RARE = 1e-15
 _WORD = 2.0**32
 
 
+@frozen_pytree
+class Batch:
+    """Records that were drawn together; made by `sampling(key)`, as private as they are.
+
+    Load the records at `indices`, and hand the batch to `clipped` with them: it knows which slots
+    are empty. It may enter `jit`, and `jax.shard_map` with its slots spread. Two batches are never
+    one: a record may be in both, and the accounting counts it once.
+
+    Attributes:
+        indices: int32 of shape (capacity,); an empty slot has the index of some record.
+        capacity: the number of slots of the whole batch.
+
+    Formal guarantees:
+        Those of the sampling that made it.
+    """
+
+    indices: jax.Array
+    _mask: jax.Array
+    capacity: int = static()
+
+
+def filled_slots(batch: object, size: int, axes: frozenset[str | int]) -> jax.Array:
+    """A mask of the slots that hold a record.
+
+    Args:
+        batch: a `Batch`; outside of shards also booleans or True, for records of one's own choice.
+        size: the number of slots at hand.
+        axes: of devices, over which `jax.shard_map` spreads slots.
+    """
+    shards = _shards.shard_count(axes)
+    if isinstance(batch, Batch):
+        mask = batch._mask
+        # Two batches that were joined have more slots, and so have slots that shards share.
+        if mask.shape != (size,) or size * shards != batch.capacity:
+            raise ValueError(
+                f"examples must fill the {batch.capacity} slots of the batch once, got {size} in"
+                f" {shards} shards, and a batch of {len(mask)} there: hand on the records at"
+                " batch.indices, and neither join batches nor gather or copy slots on shards"
+            )
+        return mask
+    if axes:
+        raise ValueError(
+            "batch must be what sampling(key) returned inside jax.shard_map, got"
+            f" {_checks.described(batch)}: its capacity shows that no two shards hold one record"
+        )
+    if batch is True:
+        return jnp.ones(size, bool)
+    if isinstance(batch, (jax.Array, np.ndarray)) and (batch.shape, batch.dtype) == ((size,), bool):
+        return jnp.asarray(batch)
+    raise ValueError(
+        f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
+        f" True if no slot is empty; got {_checks.described(batch)}: else empty slots count as"
+        " records"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSampling:
-    """How batches are drawn; `sampling(key)` draws one, as indices and a mask.
+    """How batches are drawn; `sampling(key)` draws one.
 
     Attributes:
         kind: "poisson", each record by itself, or "fixed", a uniform subset.
@@ -43,7 +102,7 @@ class BatchSampling:
         """The expected size of a batch, public: what a sum is divided by."""
         return self.n * self.rate
 
-    def __call__(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, key: Key) -> Batch:
         """Draws a batch; jit-able, and one program for all batches.
 
         Args:
@@ -51,8 +110,7 @@ class BatchSampling:
                 whose records were used, and the guarantee no longer holds.
 
         Returns:
-            Indices of shape (capacity,), int32, and a mask: where it is False the slot is empty,
-            and its index is one of a record all the same.
+            A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
 
         Raises:
             TypeError: if the key is not a typed key.
@@ -63,7 +121,7 @@ class BatchSampling:
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
-        return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
+        return Batch(*(_poisson if self.kind == "poisson" else _fixed)(key, self), self.capacity)
 
 
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
@@ -96,8 +154,8 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     Example:
         >>> import dpjax
         >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
-        >>> indices, mask = sampling(dpjax.random.secure_key())
-        >>> indices.shape == mask.shape == (sampling.capacity,)
+        >>> batch = sampling(dpjax.random.secure_key())
+        >>> batch.indices.shape == (sampling.capacity,)
         True
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
@@ -140,9 +198,9 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
     Example:
         >>> import dpjax
         >>> sampling = dpjax.learning.fixed_size_sampling(1000, batch_size=50)
-        >>> indices, mask = sampling(dpjax.random.secure_key())
-        >>> len(set(indices.tolist())), bool(mask.all())
-        (50, True)
+        >>> batch = sampling(dpjax.random.secure_key())
+        >>> len(set(batch.indices.tolist()))
+        50
     """
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     size = _checks.integer("batch_size", batch_size, least=1, most=n)
@@ -150,7 +208,7 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _poisson(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
     else:
@@ -162,7 +220,7 @@ def _poisson(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Ar
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _fixed(key: jax.Array, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _fixed(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
     words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
     *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
     return order[: sampling.capacity], jnp.ones(sampling.capacity, bool)

@@ -1,30 +1,44 @@
 """One key, one training: two trainings under one key share their noise, and publish a difference.
 
-`init` of an optimizer looks pure, so programs call it again for the next fold or restart, map over
-it, compile it, or send the optimizer to other processes.
+`init` of an optimizer looks pure. So programs call it again for the next fold or restart, map over
+it, compile it, or send the optimizer to other processes. A state looks like a value. So programs
+copy it for many lanes of a `vmap`, and close over it where a loop or a program runs many times.
 """
 
 import collections
+import dataclasses
 import itertools
+import math
 import os
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from typing import NoReturn, Self, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.extend.core import get_opaque_trace_state
+from jax.tree_util import GetAttrKey
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import fingerprint_of_key
+from dpjax._core._pytree import static
+from dpjax._core._types import Key, PyTree
+from dpjax._exact._numerics import outward
 from dpjax.random._facade import is_seeded
 from dpjax.release._transaction import tell_of_training
 
+T = TypeVar("T", bound="TrainingState")
+
+# Lanes that are copies fold in numbers from here downward, trainings from 1 upward.
+_LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
     """Counts the trainings of one optimizer, and refuses to count where one call serves many."""
 
-    def __init__(self, key: jax.Array | None = None) -> None:
+    def __init__(self, key: Key | None = None) -> None:
         """Remembers the process and the trace of the optimizer."""
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
@@ -41,9 +55,16 @@ class Trainings:
             )
         return next(self._numbers)
 
-    def key(self, key: jax.Array) -> jax.Array:
+    def key(self, key: Key) -> jax.Array:
         """The key of one more training, which ledgers of keys claim: first the given one."""
-        if self.number() == 0:
+        number = self.number()
+        if _checks.is_staging() and not _checks.is_traced(key):
+            raise ValueError(
+                "key must be an argument of the compiled function that trains, got one from"
+                " outside: every run of the program would draw the same noise, and the program"
+                " would keep the key"
+            )
+        if number == 0:
             tell_of_training(key)
         if number := next(self._numbers_of_key):
             key = jax.random.fold_in(key, number)
@@ -57,11 +78,97 @@ class Trainings:
             " noise; make one in each process, from a key of its own"
         )
 
-    def __deepcopy__(self, _: Any) -> "Trainings":
+    def __deepcopy__(self, _: object) -> "Trainings":
         return self
 
 
-def _numbers_of(key: jax.Array) -> Iterator[int]:
+class TrainingState:
+    """A state that knows in which trace it was made; `training_state` makes a pytree of it.
+
+    JAX takes a state apart, and makes it anew, wherever it enters a function as an argument or the
+    carry of a loop. So a state from another trace was closed over, and each run of that function
+    would use it again. Inner functions are no way around: the state is taken apart to enter them.
+    """
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Remembers the trace that is running."""
+        made = object.__new__(cls)
+        vars(made)["_trace"] = get_opaque_trace_state()
+        return made
+
+    def refuse_if_closed_over(self) -> None:
+        """Refuses a state that was made outside of the function that uses it."""
+        if vars(self)["_trace"] != get_opaque_trace_state():
+            raise ValueError(
+                "state must enter this function as an argument, got one from outside of the jit,"
+                " scan, map, vmap, cond or shard_map that is running: every run of the function"
+                " would draw the same noise, and differences of sums were released exactly; make"
+                " the state an argument, the carry of the scan, or an operand of the cond"
+            )
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        """A copy is made where it is read."""
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        return type(self), tuple(getattr(self, field.name) for field in fields)
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static)
+)
+def training_state(cls: type[T]) -> type[T]:
+    """Makes a frozen dataclass that JAX takes apart only where it was made.
+
+    The axes of `vmap` and the specifications of `shard_map` have the form of a state, but no
+    arrays. They may come from anywhere.
+    """
+    made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
+    names = [field.name for field in fields if "static" not in field.metadata]
+    constants = [field.name for field in fields if "static" in field.metadata]
+
+    def flatten(state: T) -> tuple[list[tuple[GetAttrKey, PyTree]], tuple[object, ...]]:
+        parts = [(GetAttrKey(name), outward(getattr(state, name), -math.inf)) for name in names]
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(parts)):
+            state.refuse_if_closed_over()
+        return parts, tuple(getattr(state, name) for name in constants)
+
+    def unflatten(static: tuple[object, ...], parts: Iterable[PyTree]) -> T:
+        return made(**dict(zip((*names, *constants), (*parts, *static), strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    return made
+
+
+def key_of_each_lane(key: Key) -> Key:
+    """The same key; in a lane of `vmap` whose key an earlier lane has too, a new one.
+
+    Copies of one state are told apart in this way. Their data differ, so their noise must.
+    """
+    implementation = jax.random.key_impl(key)
+
+    @custom_vmap
+    def apart(words: jax.Array, used: jax.Array) -> jax.Array:
+        del used
+        if words.ndim == 1:
+            return words
+        lanes = words.reshape(-1, words.shape[-1])
+        same = jnp.all(lanes[:, None] == lanes[None], axis=2)
+        earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
+        keys = jax.random.wrap_key_data(lanes, impl=implementation)
+        new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))
+        return jnp.where(earlier[:, None] == 0, lanes, new).reshape(words.shape)
+
+    @apart.def_vmap
+    def _(_: int, mapped: list[bool], *batched: jax.Array) -> tuple[jax.Array, bool]:
+        del mapped
+        return apart(*batched), True  # Under several `vmap`, the last call sees all lanes.
+
+    # An empty draw uses the key up, for `jax.debug_key_reuse`.
+    words = apart(jax.random.key_data(key), jax.random.bits(key, (0,)))
+    return jax.random.wrap_key_data(words, impl=implementation)
+
+
+def _numbers_of(key: Key) -> Iterator[int]:
     """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many.
 
     What comes from a seed must come again, and a traced key is known to nobody yet.

@@ -1,21 +1,24 @@
 """Where a loss uses its parameters, read off its traced program.
 
-No layer is wrapped and no framework known: the loss of one example is traced, calls are inlined,
-and every parameter is followed, through changes of its shape, to the one operation that uses it. If
-that operation is a layer of `_layers`, what goes into it and the gradient of what comes out of it
-determine the gradient of the parameter, which then is formed for no example. A parameter with more
-than one use, or with any other, gets a gradient of its own for each example.
+No layer is wrapped and no framework known. The loss of one example is traced, and calls in it are
+inlined. Every parameter is followed, through changes of its shape, to the one operation that uses
+it. If that operation is a layer of `_layers`, its other operand and the gradient of its output
+determine the gradient of the parameter, so none is formed. A parameter with another use, or with
+several, gets a gradient for each example.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
 from dpjax._tracing import _walks
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
@@ -32,96 +35,107 @@ class Use(NamedTuple):
     """The one use of a parameter.
 
     Attributes:
-        layer: what uses it.
+        layer: the kind of operation.
         equation: of the program.
         operand: the place of the parameter among the equation's operands.
         moves: equations that take the parameter to that operand.
     """
 
     layer: Layer
-    equation: Any
+    equation: jex.JaxprEqn
     operand: int
-    moves: tuple[Any, ...]
+    moves: tuple[jex.JaxprEqn, ...]
 
 
 class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        program: a closed jaxpr of the leaves of the parameters and those of the example.
+        program: takes the leaves of all arguments, and returns the loss and the leaves of aux.
+        places: of the parameters among these leaves.
         uses: for each parameter its use, or None where its gradient is formed for each example.
+        aux: the structure of aux.
     """
 
-    program: Any
+    program: jex.ClosedJaxpr
+    places: tuple[int, ...]
     uses: tuple[Use | None, ...]
+    aux: jax.tree_util.PyTreeDef
 
 
-def traced(loss: Callable[[Any, Any], Any], parameters: Any, example: Any) -> TracedLoss:
+def traced(
+    loss: Callable[..., PyTree],
+    given: Sequence[PyTree],
+    example: PyTree,
+    *,
+    argnums: int | tuple[int, ...],
+    has_aux: bool,
+) -> TracedLoss:
     """Traces the loss of one example, and finds the use of every parameter.
 
     Args:
-        loss: `loss(parameters, example)`, a scalar.
-        parameters: a pytree of float arrays.
+        loss: `loss(*given, example)`, a scalar, or a scalar and aux.
+        given: the arguments in front of the example.
         example: a pytree of arrays, or of their shapes.
+        argnums: which of the given arguments are parameters.
+        has_aux: whether there is aux.
     """
-    (leaves, structure), (data, form) = jax.tree.flatten(parameters), jax.tree.flatten(example)
+    leaves, structure = jax.tree.flatten((*given, example))
+    arrays = jax.eval_shape(lambda *xs: xs, *leaves)
 
-    def flat(*arrays: Any) -> Any:
-        given = jax.tree.unflatten(structure, arrays[: len(leaves)])
-        return loss(given, jax.tree.unflatten(form, arrays[len(leaves) :]))
+    def flat(*arrays: jax.Array) -> tuple[PyTree, PyTree]:
+        found = loss(*jax.tree.unflatten(structure, arrays))
+        if not has_aux:
+            return found, None
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(
+                f"loss must return (loss, aux) with has_aux, got {type(found).__name__}"
+            )
+        return found
 
-    arrays = jax.eval_shape(lambda *xs: xs, *leaves, *data)
     with needs_no_values("loss"):
-        called = jax.make_jaxpr(flat)(*arrays)
-    _check_scalar(called.out_avals)
+        called, (value, aux) = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not _is_float(value):
+        raise ValueError(
+            "loss must return the loss of one example, a real scalar; it returned"
+            f" {_checks.described(value)}"
+        )
     _check_operations(called)
+    ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
+    chosen = argnums if isinstance(argnums, tuple) else (argnums,)
+    places = tuple(itertools.chain(*(range(ends[i], ends[i + 1]) for i in chosen)))
     # Rules for derivatives are code that only a derivative shows.
-    loss_of = functools.partial(_walks.run, called, operation=_bind)
-    gradient = jax.grad(lambda *xs: loss_of(xs)[0], argnums=tuple(range(len(leaves))))
+    run = functools.partial(_walks.run, called, operation=bind)
+    gradient = jax.grad(lambda *xs: run(xs)[0], argnums=places)
     _check_operations(jax.make_jaxpr(gradient)(*arrays))
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
-    jaxpr = program.jaxpr
-    equations = _walks.live(jaxpr)
-    uses = (_use(equations, leaf, jaxpr.outvars) for leaf in jaxpr.invars[: len(leaves)])
-    return TracedLoss(program, tuple(uses))
-
-
-def run_with(
-    program: Any, inputs: Sequence[Any], changed: Callable[[Any, list[Any], list[Any]], list[Any]]
-) -> Any:
-    """The loss; `changed(equation, operands, outputs)` may change what operations give."""
-
-    def operation(equation: Any, operands: list[Any]) -> list[Any]:
-        return changed(equation, operands, _bind(equation, operands))
-
-    (value,) = _walks.run(program, inputs, operation)
-    return value
-
-
-def moved(use: Use, parameter: jax.Array) -> jax.Array:
-    """A parameter as its use takes it, in its own dtype."""
-    for equation in use.moves:
-        if equation.primitive.name != "convert_element_type":
-            (parameter,) = _walks.bind(equation, equation.params, [parameter])
-    return parameter
+    equations = _walks.live(program.jaxpr)
+    uses = (_use(equations, program.jaxpr.invars[i], program.jaxpr.outvars) for i in places)
+    return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
 
 
 def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
-    equations, texts = _walks.live(jaxpr), []
-    for leaf, variable, use in zip(leaves, jaxpr.invars, program.uses, strict=False):
+    equations, texts = _walks.live(jaxpr), list[str]()
+    for leaf, place, use in zip(leaves, program.places, program.uses, strict=True):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
-        elif _is_elementwise(equations, variable):
+        elif _is_elementwise(equations, jaxpr.invars[place]):
             texts.append("elementwise: its gradient is no larger than what the layer computes")
         else:
             texts.append(f"formed for each example: {leaf.size} numbers")
     return texts
 
 
-def _is_elementwise(equations: Sequence[Any], variable: Any) -> bool:
+def bind(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Carries out an operation of a program."""
+    parameters = equation.primitive.get_bind_params(equation.params)
+    return _walks.bind(equation, parameters, operands)
+
+
+def _is_elementwise(equations: Sequence[jex.JaxprEqn], variable: jex.Var) -> bool:
     """Whether a parameter is only added to or multiplied with something, entry by entry."""
     found = [equation for equation in equations if any(x is variable for x in equation.invars)]
     names = {equation.primitive.name for equation in found}
@@ -131,51 +145,35 @@ def _is_elementwise(equations: Sequence[Any], variable: Any) -> bool:
     )
 
 
-def _like(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-
-def _check_scalar(avals: Sequence[Any]) -> None:
-    if len(avals) != 1 or avals[0].shape != () or not _is_float(avals[0]):
-        raise ValueError(
-            "loss must return the loss of one example, a real scalar; it returned"
-            f" {_checks.described([_like(aval) for aval in avals])}"
-        )
-
-
-def _check_operations(program: Any) -> None:
+def _check_operations(program: jex.ClosedJaxpr) -> None:
     refuse_outside_code("loss", program)
     refuse_touching("loss", program)
 
 
-def _inline(equation: Any, operands: list[Any]) -> list[Any]:
-    """Runs an operation, a call by what is inside of it.
+def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Runs an operation; of a call, the operations inside.
 
-    What a checkpoint would compute again is then stored. Rules for derivatives stay as they are.
+    So intermediate results are stored that a checkpoint would compute again. Rules for derivatives
+    stay as they are.
     """
     if equation.primitive.name in _INLINED:
         return _walks.run(_walks.called(equation), operands, _inline)
-    return _bind(equation, operands)
+    return bind(equation, operands)
 
 
-def _bind(equation: Any, operands: list[Any]) -> list[Any]:
-    parameters = equation.primitive.get_bind_params(equation.params)
-    return _walks.bind(equation, parameters, operands)
-
-
-def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use | None:
+def _use(
+    equations: Sequence[jex.JaxprEqn], variable: jex.Var, outputs: Sequence[object]
+) -> Use | None:
     """The use of a parameter, where it has one and a layer knows it."""
-    moves: list[Any] = []
+    moves: list[jex.JaxprEqn] = []
     while True:
-        if any(atom is variable for atom in outputs):
-            return None
         found = [
             (equation, operand)
             for equation in equations
             for operand, atom in enumerate(equation.invars)
             if atom is variable
         ]
-        if len(found) != 1:
+        if len(found) != 1 or any(atom is variable for atom in outputs):
             return None
         ((equation, operand),) = found
         if not _is_move(equation):
@@ -188,15 +186,15 @@ def _use(equations: Sequence[Any], variable: Any, outputs: Sequence[Any]) -> Use
     return None
 
 
-def _is_move(equation: Any) -> bool:
-    name, outputs = equation.primitive.name, equation.outvars
-    if name == "convert_element_type":
-        return _is_float(outputs[0].aval)
-    (*_, source), same = equation.invars, len(equation.invars) == 1
-    return name in _MOVES and same and source.aval.size == outputs[0].aval.size
+def _is_move(equation: jex.JaxprEqn) -> bool:
+    output = equation.outvars[0].aval
+    if equation.primitive.name == "convert_element_type":
+        return _is_float(output)
+    moves = equation.primitive.name in _MOVES and len(equation.invars) == 1
+    return moves and equation.invars[0].aval.size == output.size
 
 
-def _is_real(equation: Any) -> bool:
+def _is_real(equation: jex.JaxprEqn) -> bool:
     """Whether an operation takes and gives real numbers, as layers assume.
 
     The gradient of a real parameter that meets complex numbers is the real part of a product.
@@ -206,5 +204,5 @@ def _is_real(equation: Any) -> bool:
     return operands and _is_float(equation.outvars[0].aval)
 
 
-def _is_float(aval: Any) -> bool:
+def _is_float(aval: jax.ShapeDtypeStruct) -> bool:
     return bool(jnp.issubdtype(aval.dtype, jnp.floating))

@@ -66,7 +66,7 @@ def on_the_host(key, **name):
 
 def trained(key, **name):
     training = dpjax.learning.objective_perturbation(
-        regularization=0.5, n=16, d=2, epsilon=1.0, delta=1e-7
+        regularization=0.5, n=16, dims=2, epsilon=1.0, delta=1e-7
     )
     return training(key, LABELED, **name)
 

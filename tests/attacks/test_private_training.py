@@ -113,9 +113,9 @@ def test_dp_sgd_stays_below_its_claim_and_a_tenth_of_the_noise_does_not(keys):
 
             def step(carry, key):
                 w, state = carry
-                indices, mask = sampling(key)
-                batch = jax.tree.map(lambda column: column[indices], database)
-                updates, state = optimizer.update(clipped(w, batch, mask), state, w)
+                batch = sampling(key)
+                records = jax.tree.map(lambda column: column[batch.indices], database)
+                updates, state = optimizer.update(clipped(w, records, batch), state, w)
                 return (optax.apply_updates(w, updates), state), None
 
             start = jnp.zeros(D)

@@ -540,9 +540,9 @@ def test_bad_parameters_are_refused(arguments, error, message):
         (linear, jnp.int32(1), jnp.ones(3), True, TypeError, "parameters must be float arrays"),
         (linear, jnp.ones(2), jnp.ones(3), True, ValueError, "loss must return the loss of one"),
         (linear, jnp.ones(()), jnp.ones(()), True, ValueError, "examples must be arrays with a"),
-        (linear, jnp.ones(()), jnp.ones(3), jnp.ones(3), ValueError, "mask must be the sampling's"),
-        (linear, jnp.ones(()), jnp.ones(3), None, ValueError, "or True if no slot is empty, got"),
-        (linear, jnp.ones(()), jnp.ones(3), False, ValueError, "mask must be the sampling's"),
+        (linear, jnp.ones(()), jnp.ones(3), jnp.ones(3), ValueError, "batch must be what sampling"),
+        (linear, jnp.ones(()), jnp.ones(3), None, ValueError, "or True if no slot is empty; got"),
+        (linear, jnp.ones(()), jnp.ones(3), False, ValueError, "batch must be what sampling"),
     ],
 )
 def test_bad_batches_are_refused(loss, parameters, examples, mask, error, message):

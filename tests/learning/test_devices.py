@@ -29,6 +29,8 @@ def put(mesh, tree, *spec):
 def loss(w, x):
     return jnp.dot(w["a"], x) + jnp.sum(w["b"]) * x[0]
 w = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+def batch_of(mask):
+    return learning.Batch(jnp.arange(len(mask)), jnp.asarray(mask), len(mask))
 """
 
 
@@ -36,7 +38,7 @@ STEP = """
 key = dpjax.random.seeded_key(0)
 # Multiples of 2^-12 within the clip norm: all sums are exact.
 x = jnp.asarray(np.random.default_rng(0).integers(-999, 999, (64, 3)) / 4096, jnp.float32)
-mask = jnp.arange(64) % 5 != 2
+mask = batch_of(jnp.arange(64) % 5 != 2)
 def check(meshes, noise, *, microbatch_size, jit=True):
     clipped = learning.clipped_gradients(loss, clip_norm=1.0, microbatch_size=microbatch_size)
     def step(w, x, mask, state):
@@ -119,7 +121,8 @@ for shards, losses in ((4, (formed, rows)), (8, (dense, loop))):
                 batch = clipped(w, x, mask)
                 return batch.value, batch.norm_bound, batch.within
             specs = P(), P("i"), P("i")
-            return jax.shard_map(of_a_batch, mesh=mesh, in_specs=specs, out_specs=P())(w, x, mask)
+            on_shards = jax.shard_map(of_a_batch, mesh=mesh, in_specs=specs, out_specs=P())
+            return on_shards(w, x, batch_of(mask))
         vector = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
         everyone = np.ones(16, bool)
         _, bound, _ = parts(x, everyone)
@@ -177,14 +180,14 @@ def loss(w, x):
     return jnp.square(jnp.dot(w["a"], x) + jnp.sum(w["b"]) - x[0])
 clipped = learning.clipped_gradients(loss, clip_norm=1.0, microbatch_size=16)
 noise = learning.gaussian_noise(key_noise, noise_multiplier=1.0, batch_size=50)
-def update(w, state, batch, mask):
-    updates, state = noise.update(clipped(w, batch, mask), state)
+def update(w, state, records, batch):
+    updates, state = noise.update(clipped(w, records, batch), state)
     return jax.tree.map(lambda x, y: x - 0.1 * y, w, updates), state
 def trained(update, data):
     @jax.jit
     def step(w, state, key, data):
-        indices, mask = sampling(key)
-        return update(w, state, jnp.take(data, indices, axis=0), mask)
+        batch = sampling(key)
+        return update(w, state, jnp.take(data, batch.indices, axis=0), batch)
     same = learning.gaussian_noise(key_noise, noise_multiplier=1.0, batch_size=50)
     now, state = w, same.init(w)  # The second training of one optimizer has other noise.
     for i in range(5):
@@ -240,7 +243,7 @@ def linear(w, x):
 
 
 CLIPPED = learning.clipped_gradients(linear, clip_norm=1.0)
-W, X, MASK = jnp.zeros(2), jnp.ones((4, 2)), jnp.ones(4, bool)
+W, X, BATCH = jnp.zeros(2), jnp.ones((4, 2)), learning.Batch(jnp.arange(4), jnp.ones(4, bool), 4)
 ALIKE, SPREAD = PartitionSpec(), PartitionSpec("shards")
 
 
@@ -262,22 +265,22 @@ def noise(key):
 def test_one_sum_gets_one_draw(noise):
     """A key that differs would release one sum under several draws, whose mean has less noise."""
 
-    def step(w, x, state):
-        return noise.update(CLIPPED(w, x, True), dataclasses.replace(state, key=apart(state.key)))[
-            0
-        ]
+    def step(w, x, batch, state):
+        varying = dataclasses.replace(state, key=apart(state.key))
+        return noise.update(CLIPPED(w, x, batch), varying)[0]
 
     with pytest.raises(ValueError, match="key must be the same on all shards"):
-        sharded(step, (ALIKE, SPREAD, ALIKE), (W, X, noise.init(W)))
+        sharded(step, (ALIKE, SPREAD, SPREAD, ALIKE), (W, X, BATCH, noise.init(W)))
 
 
 def test_noise_multipliers_are_the_same_on_all_shards(key):
-    def step(w, x, multiplier):
+    def step(key, w, x, batch, multiplier):
         noise = learning.gaussian_noise(key, noise_multiplier=apart(multiplier), batch_size=4)
-        return noise.update(CLIPPED(w, x, True), noise.init(w))[0]
+        return noise.update(CLIPPED(w, x, batch), noise.init(w))[0]
 
+    specs = ALIKE, ALIKE, SPREAD, SPREAD, ALIKE
     with pytest.raises(ValueError, match="noise_multiplier must be the same on all shards"):
-        sharded(step, (ALIKE, SPREAD, ALIKE), (W, X, jnp.float32(1)))
+        sharded(step, specs, (key, W, X, BATCH, jnp.float32(1)))
 
 
 @pytest.mark.parametrize(
@@ -316,12 +319,54 @@ def test_noise_multipliers_are_the_same_on_all_shards(key):
 )
 def test_clipped_sums_that_cannot_be_right_are_refused(function, specs, message):
     with pytest.raises(ValueError, match=message):
-        sharded(lambda *given: function(*given).value, specs, (W, X, MASK))
+        sharded(lambda *given: function(*given).value, specs, (W, X, BATCH))
 
 
-def test_masks_may_be_left_out_or_be_the_same_on_all_shards():
-    everyone = sharded(lambda w, x: CLIPPED(w, x, True).value, (ALIKE, SPREAD), (W, X))
-    alike = sharded(lambda w, x, m: CLIPPED(w, x, m).value, (ALIKE, SPREAD, ALIKE), (W, X, MASK))
+def test_no_record_is_on_two_shards(run_python):
+    """Gathered, or copied by `pcast`, a record counts once on every shard, for one norm bound.
+
+    JAX says that such examples vary. But slots of all shards together are more than the batch has,
+    with the batch gathered too or not. What else reaches it: `psum_scatter` of copies, and `True`
+    or a mask in place of the batch, which say nothing of the slots: all of them are refused.
+    """
+    run_python(
+        SETUP
+        + """
+mesh = jax.make_mesh((4,), ("i",), devices=jax.devices()[:4], axis_types=(auto,))
+clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w, x), clip_norm=1.0)
+w, x, batch = jnp.zeros(3), jnp.ones((8, 3)), batch_of(np.ones(8, bool))
+gathered = lambda tree: jax.tree.map(lambda x: lax.all_gather(x, "i", tiled=True), tree)
+copied = lambda tree: jax.tree.map(lambda x: lax.pcast(x, "i", to="varying"), tree)
+mask = lambda batch: batch._mask
+for function, spec in (
+    (lambda x, b: (gathered(x), gathered(b)), P("i")),
+    (lambda x, b: (gathered(x), b), P("i")),
+    (lambda x, b: (gathered(x), True), P("i")),
+    (lambda x, b: (gathered(x), gathered(mask(b))), P("i")),
+    (lambda x, b: (copied(x), copied(b)), P()),
+    (lambda x, b: (copied(x), b), P()),
+    (lambda x, b: (copied(x), True), P()),
+    (lambda x, b: (x, True), P("i")),
+    (lambda x, b: (x, mask(b)), P("i")),
+):
+    def total(w, x, batch):
+        return clipped(w, *function(x, batch)).value
+    for form in (lambda f: f, jax.jit):
+        on_shards = form(jax.shard_map(total, mesh=mesh, in_specs=(P(), spec, spec), out_specs=P()))
+        try:
+            on_shards(w, x, batch)
+        except ValueError as error:
+            assert "slots of the batch once" in str(error) or "sampling(key)" in str(error), error
+        else:
+            raise AssertionError(function)
+""",
+        devices=8,
+    )
+
+
+def test_batches_may_be_the_same_on_all_shards():
+    everyone = CLIPPED(W, X, True).value
+    alike = sharded(lambda w, x, m: CLIPPED(w, x, m).value, (ALIKE, SPREAD, ALIKE), (W, X, BATCH))
     np.testing.assert_array_equal(everyone, alike)
 
 
@@ -336,11 +381,12 @@ UNCHECKED = {
 def test_where_jax_does_not_check_nothing_is_released(where, noise):
     """No clipped sum, no norms, no step, and no release of any mechanism."""
     state, whole = noise.init(W), CLIPPED(W, X, True)
+    leaves, form = jax.tree.flatten(state)
     key = dpjax.random.seeded_key(0)
     for function in (
         lambda x: CLIPPED(W, x, True).value,
         lambda x: CLIPPED.norms(W, x),
-        lambda x: noise.update(whole, state)[0],
+        lambda x: noise.update(whole, jax.tree.unflatten(form, leaves))[0],
         lambda x: dpjax.laplace(1.0, 1.0)(key, x[0]).value,
     ):
         with pytest.raises(ValueError, match=r"use jax\.shard_map with check_vma=True"):
@@ -360,9 +406,9 @@ def test_one_batch_is_drawn_for_all_shards(kind, change, key):
     }[kind]
     with pytest.raises(ValueError, match=r"sampling\(key\) must be outside of jax.shard_map"):
         sharded(
-            lambda key, x: CLIPPED(W, x[draw(change(key))[0]], True).value,
+            lambda key, x: CLIPPED(W, x[draw(change(key)).indices], True).value,
             (ALIKE, SPREAD),
             (key, X),
         )
     with pytest.raises(ValueError, match=r"sampling\(key\) must be outside of jax.shard_map"):
-        jax.pmap(lambda x: x[draw(key)[0]])(X[None])
+        jax.pmap(lambda x: x[draw(key).indices])(X[None])

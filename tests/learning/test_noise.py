@@ -27,7 +27,7 @@ PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 def nothing(norm_bound=1.0):
     """A sum of no gradients."""
-    return sealed(PARAMETERS, norm_bound, jnp.int32(0))
+    return sealed(PARAMETERS, norm_bound, jnp.int32(0), slots=1)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_what_was_transformed_has_no_norm_bound(before, keys):
     Everything that reaches the noise has the parts that left `clipped`: a sum cannot be taken
     apart, made anew, or be written to, so no dtype and no function of a transformation matters.
     """
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     chained = optax.chain(before, noise)
     with (
@@ -188,7 +188,7 @@ def test_what_was_transformed_has_no_norm_bound(before, keys):
 
 
 def test_what_passes_a_sum_on_is_allowed(keys):
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     noise, same = (
         learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4) for _ in range(2)
     )
@@ -199,7 +199,7 @@ def test_what_passes_a_sum_on_is_allowed(keys):
 
 def test_the_parts_of_a_sum_cannot_be_written_to():
     """A dictionary can, so `value` is another one each time."""
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     sums.value["a"] = jnp.zeros(3)
     assert sums.value["a"].tolist() == [1, 1, 1]
     for name in ("norm_bound", "within", "_leaves"):
@@ -212,7 +212,7 @@ def test_steps_of_noise_are_accumulated_after_it(kind, keys):
     """Sums are of one batch each: two batches that were added up would need an account of both."""
     settings = {"initial_clip_norm": 1.0} if kind is learning.adaptive_noise else {}
     noise = kind(keys(3), noise_multiplier=1.0, batch_size=4, **settings)
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3))
+    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     before = optax.MultiSteps(noise, 2)
     with pytest.raises(TypeError, match="a ClippedSum cannot be transformed"):
         before.update(sums, before.init(sums.value), sums.value)
@@ -222,7 +222,7 @@ def test_steps_of_noise_are_accumulated_after_it(kind, keys):
 def test_a_bound_that_is_none_gives_nan(norm_bound, keys):
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     small = {"a": jnp.zeros(3)}
-    sums = sealed(small, jnp.float32(norm_bound), jnp.int32(0))
+    sums = sealed(small, jnp.float32(norm_bound), jnp.int32(0), slots=1)
     gradient, _ = jax.jit(lambda state: noise.update(sums, state))(noise.init(small))
     assert np.all(np.isnan(gradient["a"]))
 
@@ -244,7 +244,7 @@ def test_trainings_at_once_need_a_key_each(keys):
     state = noise.init({"a": jnp.zeros(3)})
 
     def update(x, state):
-        return noise.update(sealed({"a": x}, jnp.float32(1), jnp.int32(0)), state)
+        return noise.update(sealed({"a": x}, jnp.float32(1), jnp.int32(0), slots=1), state)
 
     values = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -255,6 +255,138 @@ def test_trainings_at_once_need_a_key_each(keys):
     assert len(np.unique(drawn["a"])) == 6
 
 
+def of_dot(x, noise, state):
+    """A step for the sum of a fold of records."""
+    return noise.update(CLIPPED(jnp.zeros(2), x, True), state)
+
+
+CLIPPED = learning.clipped_gradients(jnp.dot, clip_norm=1.0)
+FOLDS = jnp.arange(24.0).reshape(3, 4, 2) / 100
+
+
+def closed_over(step, state):
+    """Programs that run a step several times for different data, with one state from outside."""
+    compiled = jax.jit(step)
+    return {
+        "map": lambda: jax.lax.map(lambda x: step(x, state), FOLDS),
+        "map of jit": lambda: jax.lax.map(lambda x: compiled(x, state), FOLDS),
+        "map of batches": lambda: jax.lax.map(lambda x: step(x, state), FOLDS, batch_size=2),
+        "scan": lambda: jax.lax.scan(lambda c, x: (c, step(x, state)[0]), 0, FOLDS),
+        "fori_loop": lambda: jax.lax.fori_loop(
+            0, 3, lambda i, c: c + step(FOLDS[i], state)[0], jnp.zeros(2)
+        ),
+        "jit": lambda: jax.jit(lambda x: step(x, state))(FOLDS[0]),
+        "jit of a carry": lambda: jax.jit(
+            lambda x: jax.lax.scan(lambda s, x: step(x, s)[::-1], state, x)
+        )(FOLDS),
+        "vmap": lambda: jax.vmap(lambda x: step(x, state))(FOLDS),
+        "vmap of jit": lambda: jax.vmap(lambda x: compiled(x, state))(FOLDS),
+        "cond": lambda: jax.lax.cond(
+            jnp.bool_(True), lambda: step(FOLDS[0], state)[0], lambda: jnp.zeros(2)
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "adaptive", "other"])
+def test_a_state_that_was_closed_over_is_refused(kind, keys):
+    """Each run would draw the same noise: the difference of two folds has none.
+
+    What else reaches it: a step that is compiled inside the loop, where the state looks like an
+    argument, but is taken apart outside; a program that keeps the state as a constant and is called
+    again; `jax.lax.cond`, which is refused without need. Not seen: a state that Python uses twice,
+    and copies that `scan` takes one after the other (docs/security.md says so).
+    """
+    settings = {"noise_multiplier": 1.0, "batch_size": 1}
+    noise = {
+        "gaussian": lambda: learning.gaussian_noise(keys(3), **settings),
+        "adaptive": lambda: learning.adaptive_noise(keys(3), initial_clip_norm=1.0, **settings),
+        "other": lambda: learning.with_privatizer(optax.identity(), batch_size=1),
+    }[kind]()
+    state = noise.init(jnp.zeros(2))
+    for run in closed_over(lambda x, state: of_dot(x, noise, state), state).values():
+        with pytest.raises(ValueError, match="state must enter this function as an argument"):
+            run()
+
+
+def test_a_state_may_be_carried_copied_and_passed_on(keys):
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=1)
+    state = copy.deepcopy(noise.init(jnp.zeros(2)))
+
+    @jax.jit
+    def train(state):
+        state, drawn = jax.lax.scan(lambda s, x: of_dot(x, noise, s)[::-1], state, FOLDS)
+        return drawn, jax.lax.cond(
+            jnp.bool_(True), lambda s: of_dot(FOLDS[0], noise, s)[1], lambda s: s, state
+        )
+
+    drawn, state = train(state)
+    assert len(np.unique(drawn)) == 6
+    assert int(state.step) == 4
+
+
+def test_copies_of_a_state_in_lanes_draw_noise_of_their_own(keys):
+    """Stacked for folds, for clip norms, or for learning rates; also where `vmap` is nested.
+
+    The first copy draws what it draws alone, and what follows stays apart.
+    """
+    noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=1)
+    state = noise.init(jnp.zeros(2))
+    stacked = jax.tree.map(lambda x: jnp.stack([jnp.stack([x] * 3)] * 2), state)
+    folds = jnp.stack([FOLDS] * 2)
+    step = jax.jit(jax.vmap(jax.vmap(lambda x, state: of_dot(x, noise, state))))
+    drawn, after = step(folds, stacked)
+    of_noise = np.asarray(drawn - jnp.sum(folds, axis=2))
+    assert len(np.unique(np.round(of_noise, 3))) == 12
+    np.testing.assert_array_equal(drawn[0, 0], of_dot(FOLDS[0], noise, state)[0])
+    words = np.asarray(jax.random.key_data(after.key)).reshape(6, -1)
+    assert len(np.unique(words, axis=0)) == 6
+
+
+def test_a_key_that_a_program_would_keep_is_refused(keys):
+    """Every call of the compiled training would draw the same noise."""
+    key = keys(3)
+
+    @jax.jit
+    def train(x):
+        noise = learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=1)
+        return of_dot(x, noise, noise.init(jnp.zeros(2)))[0]
+
+    with pytest.raises(ValueError, match="key must be an argument of the compiled function"):
+        train(FOLDS[0])
+
+
+def test_one_state_of_a_privatizer_is_not_for_many_sums():
+    """Its key is its own, so `vmap` over sums alone is refused; also if the state has no arrays."""
+    counter = optax.GradientTransformation(lambda _: jnp.int32(0), lambda u, s, p=None: (u, s + 1))
+    for other in (counter, optax.identity()):
+        noise = learning.with_privatizer(other, batch_size=1)
+        state = noise.init(jnp.zeros(2))
+        with pytest.raises(ValueError, match="maps over sums and not over states"):
+            jax.vmap(lambda x, state: of_dot(x, noise, state), (0, None))(FOLDS, state)  # noqa: B023
+
+
+def test_the_division_of_a_sum_by_its_bound_is_charged():
+    """Rounding moves quotients of long sums by more than 1: by 1.01, if it is not charged.
+
+    What else reaches it: bounds in float64 for sums in float32, and long sums of many coordinates.
+    """
+    seen = []
+    other = optax.stateless(lambda updates, _: seen.append(updates) or updates)
+    noise = learning.with_privatizer(other, batch_size=1)
+    state = noise.init(jnp.zeros((1000, 3)))
+    bound, slots = 3.0, 2**20
+    one = 1e6 + jnp.arange(3000, dtype=jnp.float32).reshape(1000, 3)
+    other = one + jnp.array([[1.0, 2.0, 2.0]])
+    for value in (one, other):
+        noise.update(sealed(value, bound, jnp.int32(0), slots=slots), state)
+    naive, charged = (
+        np.max(np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1))
+        for x, y in ((one / bound, other / bound), seen)
+    )
+    assert naive > 1.01
+    assert charged <= 1
+
+
 @pytest.mark.parametrize("kind", ["exact", "float"])
 def test_noise_multipliers_may_be_swept(kind, keys):
     """Each with a key; a bad one is NaN."""
@@ -262,7 +394,7 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     def drawn(key, multiplier):
         noise = learning.gaussian_noise(key, noise_multiplier=multiplier, batch_size=4, noise=kind)
         values = {"a": jnp.zeros(400)}
-        sums = sealed(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0), slots=1)
         return noise.update(sums, noise.init(values))[0]["a"]
 
     swept = jax.jit(jax.vmap(drawn))(jax.random.split(keys(7), 3), jnp.array([1.0, 100.0, -1.0]))
@@ -281,7 +413,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
             keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
         )
         values = {"a": jnp.zeros(400)}
-        sums = sealed(values, 1.0, jnp.int32(0))
+        sums = sealed(values, 1.0, jnp.int32(0), slots=1)
         return noise.update(sums, noise.init(values))[0]["a"]
 
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -290,7 +422,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
 
 def test_a_guarantee_is_that_of_the_least_noise(keys):
     """Whatever a state is told afterwards, and if other noise goes on with it."""
-    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
     little, much = (
         learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
     )
@@ -306,13 +438,13 @@ def test_a_guarantee_is_that_of_the_least_noise(keys):
 
 
 def test_a_state_of_another_training_is_refused(keys):
-    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0))
+    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
     settings = {"noise_multiplier": 1.0, "batch_size": 4}
     exact, floats = (
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
     )
     for state in (exact.init({"a": jnp.zeros(2)}), floats.init(sums.value)):
-        with pytest.raises(ValueError, match="state must be of 3 coordinates and noise='exact'"):
+        with pytest.raises(ValueError, match="state must be of dims=3 and noise='exact'"):
             exact.update(sums, state)
 
 
@@ -368,7 +500,7 @@ def test_the_count_gets_noise_of_its_scale(keys):
 
     def norm(key):
         state = dataclasses.replace(start, noise=dataclasses.replace(start.noise, key=key))
-        batch = sealed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20))
+        batch = sealed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20), slots=1)
         return noise.update(batch, state)[1].clip_norm
 
     norms = jax.jit(jax.vmap(norm))(jax.random.split(keys(6), 600))
@@ -404,7 +536,7 @@ def test_a_clip_norm_moves_to_the_quantile(keys):
     assert norms[0] == 1
     assert 45 < np.mean(norms[100:]) < 55
     assert np.std(norms[100:]) > 0
-    assert state.noise.coordinates == 2
+    assert state.noise.dims == 2
     assert int(state.noise.step) == 200
 
 
@@ -420,13 +552,13 @@ def test_noise_of_others_is_for_vectors_of_norm_one():
     noise = learning.with_privatizer(other, batch_size=2)
     values = {"a": jnp.array([2.0, 4.0])}
     state = noise.init(values)
-    clipped = sealed(values, jnp.float32(4), jnp.int32(0))
+    clipped = sealed(values, jnp.float32(4), jnp.int32(0), slots=1)
     gradient, state = noise.update(clipped, state)
-    assert seen[0].tolist() == [0.5, 1.0]
-    assert gradient["a"].tolist() == [3.0, 4.0]
+    np.testing.assert_allclose(seen[0], [0.5, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(gradient["a"], [3.0, 4.0], rtol=1e-5)
     assert state.inner == 1
     # Correlated noise is for one norm bound.
-    gradient, _ = noise.update(sealed(values, jnp.float32(5), jnp.int32(0)), state)
+    gradient, _ = noise.update(sealed(values, jnp.float32(5), jnp.int32(0), slots=1), state)
     assert np.all(np.isnan(gradient["a"]))
 
 

@@ -24,9 +24,9 @@ SETTINGS = [
 ]
 
 
-def training(strength=0.1, n=N, d=D, epsilon=1.0, delta=1e-5, **options):
+def training(strength=0.1, n=N, dims=D, epsilon=1.0, delta=1e-5, **options):
     return objective_perturbation(
-        regularization=strength, n=n, d=d, epsilon=epsilon, delta=delta, **options
+        regularization=strength, n=n, dims=dims, epsilon=epsilon, delta=delta, **options
     )
 
 

@@ -49,7 +49,7 @@ def longest(loss, examples):
     gradients = learning.clipped_gradients(loss, clip_norm=CLIP)
 
     def alone(example):
-        total = gradients(PARAMETERS, example[None], mask=jnp.ones(1, bool))
+        total = gradients(PARAMETERS, example[None], jnp.ones(1, bool))
         leaves = jax.tree.leaves(total.value)
         return jnp.sqrt(sum(jnp.sum(leaf.astype("float32") ** 2) for leaf in leaves))
 
@@ -109,7 +109,7 @@ def test_losses_of_any_dtype_are_the_same():
 def test_records_of_objective_perturbation_that_hide_something_are_refused():
     labels = np.asarray([1, -1, 1, -1])
     training = learning.objective_perturbation(
-        regularization=0.5, n=4, d=3, epsilon=1.0, delta=1e-5
+        regularization=0.5, n=4, dims=3, epsilon=1.0, delta=1e-5
     )
     odd_inputs.assert_refused(
         lambda x: training(KEY, {"x": x, "y": labels}).value,

@@ -9,16 +9,21 @@ from scipy import stats
 from dpjax import learning
 
 
+def drawn(batch):
+    """The indices in all slots, and which slots hold a record."""
+    return np.asarray(batch.indices), np.asarray(batch._mask)
+
+
 def test_every_record_joins_with_its_rate(keys):
     """Off by 4% with probability 4e-8; a rate that is off by 10% is found."""
     n, batch_size = 200_000, 20_000
     sampling = learning.poisson_sampling(n, batch_size=batch_size)
-    indices, mask = sampling(keys(0))
-    drawn = np.asarray(indices)[np.asarray(mask)]
-    assert abs(len(drawn) / batch_size - 1) < 0.04
-    assert len(np.unique(drawn)) == len(drawn)
+    indices, mask = drawn(sampling(keys(0)))
+    joined = indices[mask]
+    assert abs(len(joined) / batch_size - 1) < 0.04
+    assert len(np.unique(joined)) == len(joined)
     # In every tenth of the records, too: 16 standard deviations are 10%.
-    tenths = np.histogram(drawn, bins=10, range=(0, n))[0]
+    tenths = np.histogram(joined, bins=10, range=(0, n))[0]
     assert np.all(np.abs(tenths / (batch_size / 10) - 1) < 0.12)
     assert sampling.rate == int(0.1 * 2**32) / 2**32
     assert sampling.batch_size == pytest.approx(batch_size)
@@ -28,15 +33,15 @@ def test_batches_of_two_keys_are_independent(keys):
     """They share 400 +- 20 of 2000 of 10,000 records."""
     sampling = learning.poisson_sampling(10_000, batch_size=2_000)
     one, other = (
-        set(np.asarray(indices)[np.asarray(mask)].tolist())
-        for indices, mask in map(jax.jit(sampling), map(keys, (1, 2)))
+        set(indices[mask].tolist())
+        for indices, mask in map(drawn, map(jax.jit(sampling), map(keys, (1, 2))))
     )
     assert abs(len(one & other) - 400) < 120
 
 
 def test_a_batch_is_cut_off_at_its_capacity(keys):
     sampling = learning.poisson_sampling(1000, batch_size=500, capacity=100)
-    indices, mask = sampling(keys(0))
+    indices, mask = drawn(sampling(keys(0)))
     assert indices.shape == mask.shape == (100,)
     assert np.all(mask)
     assert len(set(indices.tolist())) == 100
@@ -55,7 +60,7 @@ def test_a_batch_has_the_records_of_its_draw_and_nobody_else(batch_size, capacit
     for seed in range(5):
         words = np.asarray(jax.random.bits(keys(seed), (n,), "uint32")).astype(np.float64)
         joins = np.flatnonzero(words < np.floor(batch_size / n * 2**32))[: sampling.capacity]
-        indices, mask = map(np.asarray, sampling(keys(seed)))
+        indices, mask = drawn(sampling(keys(seed)))
         assert np.array_equal(indices[mask], joins)
         assert np.array_equal(mask, np.arange(sampling.capacity) < len(joins))
         assert np.all((indices >= 0) & (indices < n))
@@ -65,7 +70,7 @@ def test_a_word_at_the_rate_does_not_join(keys):
     """A rate of w / 2^32 is the probability of a word below w."""
     words = np.asarray(jax.random.bits(keys(0), (100,), "uint32"))
     sampling = learning.BatchSampling("poisson", 100, int(words[7]) / 2**32, 100)
-    indices, mask = map(np.asarray, sampling(keys(0)))
+    indices, mask = drawn(sampling(keys(0)))
     assert np.array_equal(indices[mask], np.flatnonzero(words < words[7]))
 
 
@@ -90,7 +95,7 @@ def test_words_are_compared_as_a_whole(keys):
     words = np.asarray(jax.random.bits(keys(0), (4, n), "uint32"))
     assert len(np.unique(words[0])) < n - 3
     order = np.lexsort(words[::-1])
-    indices, mask = learning.fixed_size_sampling(n, batch_size=n)(keys(0))
+    indices, mask = drawn(learning.fixed_size_sampling(n, batch_size=n)(keys(0)))
     assert np.array_equal(indices, order)
     assert np.all(mask)
 
@@ -102,19 +107,19 @@ def test_a_batch_needs_its_mask(keys):
         return jnp.dot(w, x)
 
     sampling = learning.poisson_sampling(1000, batch_size=20)
-    indices, mask = sampling(keys(0))
+    batch = sampling(keys(0))
     clipped = learning.clipped_gradients(loss, clip_norm=1.0)
     nobody, someone = jnp.zeros((1000, 2)), jnp.zeros((1000, 2)).at[0].set(1)
     for forgotten in ((), (None,)):
-        with pytest.raises(ValueError, match=r"mask must be .* or True if no slot is empty"):
-            clipped(jnp.zeros(2), someone[indices], *forgotten)
-    sums = [clipped(jnp.zeros(2), database[indices], mask) for database in (nobody, someone)]
+        with pytest.raises(ValueError, match=r"batch must be .* or True if no slot is"):
+            clipped(jnp.zeros(2), someone[batch.indices], *forgotten)
+    sums = [clipped(jnp.zeros(2), database[batch.indices], batch) for database in (nobody, someone)]
     assert jnp.linalg.norm(sums[1].value - sums[0].value) <= sums[0].norm_bound
 
 
 def test_everyone_joins_at_rate_one(keys):
     sampling = learning.poisson_sampling(50, batch_size=50)
-    indices, mask = sampling(keys(0))
+    indices, mask = drawn(sampling(keys(0)))
     assert indices.tolist() == list(range(50))
     assert np.all(mask)
 
@@ -122,7 +127,7 @@ def test_everyone_joins_at_rate_one(keys):
 def test_batches_of_a_fixed_size_are_uniform(keys):
     """Chi-square of 4000 draws of 5 out of 20: 19 degrees of freedom, beyond 60 with 4e-6."""
     sampling = learning.fixed_size_sampling(20, batch_size=5)
-    indices, mask = jax.jit(jax.vmap(sampling))(jax.random.split(keys(3), 4000))
+    indices, mask = drawn(jax.jit(jax.vmap(sampling))(jax.random.split(keys(3), 4000)))
     assert np.all(mask)
     assert all(len(set(row)) == 5 for row in indices[:100].tolist())
     counts = np.bincount(np.ravel(indices), minlength=20)

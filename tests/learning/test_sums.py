@@ -84,8 +84,8 @@ def in_parts(key, sampling, parts, *, database=DATABASE, clip_norm=None, of=None
 def test_the_parts_of_a_batch_are_its_sum(sampling, parts, keys):
     """As a whole, and whatever is left for the last part: a slot is in one of them, or empty."""
     clipped = learning.clipped_gradients(model, clip_norm=1.0)
-    indices, mask = sampling(keys(1))
-    whole = clipped(PARAMETERS, DATABASE[indices], mask)
+    batch = sampling(keys(1))
+    whole = clipped(PARAMETERS, DATABASE[batch.indices], batch)
     found = in_parts(keys(1), sampling, parts)
     assert int(found.within) == int(whole.within)
     for name in PARAMETERS:
