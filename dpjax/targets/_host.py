@@ -128,7 +128,7 @@ def host_target(
                 _Evaluation(freeze(), specs, fallback, workers),
                 specs,
                 tracing.origin,
-                jax.tree.map(jnp.asarray, database),
+                jax.tree.map(jnp.asarray, database),  # pyright: ignore  # Its types are partial.
                 vmap_method="broadcast_all",
             )
 

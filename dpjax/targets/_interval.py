@@ -27,6 +27,11 @@ def check_interval(lower: ArrayLike, upper: ArrayLike) -> tuple[float, float]:
     return low, high
 
 
+def middle_and_half(low: float, high: float) -> tuple[float, float]:
+    """The middle of an interval and half of its length, without overflow."""
+    return low / 2 + high / 2, high / 2 - low / 2
+
+
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     """Numbers as floats in [lower, upper]; NaN counts as lower.
 
