@@ -1,4 +1,4 @@
-"""Queries of a database whose sensitivity is known: counts, sums, quantiles, the largest."""
+"""Queries with a known sensitivity (counts, sums, quantiles), and statistics made of them."""
 
 from dpjax.mechanisms._several_selections import SeveralSelections as SeveralSelections
 from dpjax.mechanisms._several_selections import select_each as select_each

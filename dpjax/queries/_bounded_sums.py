@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries._integer_sums import (
     coarse,
@@ -21,7 +21,7 @@ from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
 
-# Of the largest record in units of the fine grid.
+# The bits of the largest record in units of the fine grid.
 FINE_BITS = 30
 _LARGEST_CAPACITY = 2**31 - 1
 
@@ -33,31 +33,32 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     rounded to `query.unit`, about capacity / 2^30 of the larger bound.
 
     Args:
-        lower: a finite number, public; NaN counts as it.
+        lower: a finite number, public. NaN counts as lower.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
-        capacity: for so many records nothing overflows; public. n, where that is public.
-        dims: d, of records that are vectors; None for numbers.
+        capacity: the number of records up to which nothing overflows, public. Take n if it is
+            public.
+        dims: d, if records are vectors; None if they are numbers.
 
     Returns:
-        A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to integers, of which
-        `query.estimate` makes sums again.
+        A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to integers.
+        `query.estimate` turns these into sums.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, the bounds are out of order, or the larger one
-            is not from 2^-90 to 2^90; on a database, if it has another shape.
+            in magnitude is not from 2^-90 to 2^90; on a database, if it has another shape.
 
     Formal guarantees:
-        In every coordinate one record moves the sum by upper - lower under replace-one, and by
-        max(|lower|, |upper|) under add-or-remove-one; for d coordinates by d times that in the norm
-        l1, and by sqrt(d) times in l2. All are attained. The total of more than `capacity` records
-        may be clamped, which is private, and wrong. With probability 1 - beta all coordinates are
-        within `error` of the truth: a unit for rounding, and b ln(d / beta) for Laplace noise of
-        scale b.
+        In every coordinate one record moves the sum by at most upper - lower under replace-one, and
+        by max(|lower|, |upper|) under add-or-remove-one. For d coordinates it is d times this in
+        the norm l1, and sqrt(d) times this in l2. All are attained. The total of more than
+        `capacity` records may be clamped: it is private all the same, but it is wrong. With
+        probability 1 - beta all coordinates are within b ln(d / beta) of the truth, for Laplace
+        noise of scale b, and one unit for rounding: `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Casacuberta, Shoemate, Vadhan and Wagaman (2022),
-        for what floats would add.
+        on sums of floats.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +76,7 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     exponent, bits = fine_exponent(max(abs(low), abs(high))), coarsening(capacity, bits=FINE_BITS)
     ends = ends_in_units(low, high, exponent)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         if jnp.shape(records) != (*present.shape, *shape):
             raise ValueError(
                 f"records must have shape {('n', *shape)}, got {_checks.described(records)}"
@@ -94,7 +95,7 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
 
 
 def fine_exponent(largest: float) -> int:
-    """Of the grid on which numbers up to `largest` have 30 bits: their magnitudes reach 2^30."""
+    """The exponent of a grid on which numbers up to `largest` are integers of at most 2^30."""
     if not 2.0**-90 <= largest <= 2.0**90:
         raise ValueError(f"the larger bound must be from 2^-90 to 2^90, got {largest:g}")
     significand, exponent = math.frexp(largest)
@@ -107,7 +108,7 @@ def _reach_of_interval(
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
         moved = high - low if replaced else max(abs(low), abs(high))
-        # Numbers that are moved by this are rounded to so many units apart at most.
+        # Rounded, totals that differ by `moved` are at most this many units apart.
         return norm_up([Fraction(math.ceil(Fraction(moved, 2**bits)))] * dims, norm)
 
     return reach

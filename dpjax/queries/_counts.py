@@ -1,9 +1,9 @@
-"""How many records there are: that satisfy something, of every bucket, of every combination."""
+"""Counts of records: those that satisfy a predicate, those in each bucket or combination."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,37 +11,39 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
-from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._lanes import check_lanes, is_exact
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
+from dpjax.targets._interval import comparable, increasing, without_subnormals
 
 LARGEST_TABLE = 2**31 - 2
 
 
-def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
+def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Query:
     """How many records satisfy a predicate.
 
-    A predicate that compares numbers, and computes in integers, takes all records at once. One that
-    rounds, divides or draws loops over the records, which is slow on an accelerator.
+    A predicate that only compares numbers, and computes in integers, runs on all records at once. A
+    predicate that rounds, divides or draws runs in a loop over the records. This is slow on an
+    accelerator.
 
     Args:
-        predicate: takes one record, the database's pytree without the leading axis, to a boolean;
-            None for all records, whose number is private under add-or-remove-one only.
+        predicate: takes one record, the database's pytree without the leading axis, to a boolean.
+            None counts all records; their number is private only under add-or-remove-one.
 
     Returns:
         A `Query`, whose value is an integer.
 
     Raises:
-        TypeError: if the predicate is not a function; on a database, if it gives no boolean.
+        TypeError: if the predicate is not a function; on a database, if it returns no boolean.
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. The predicate says the same of a record in every slot, and no record changes
-        what it says of another: it runs on one record at a time, by one program, unless nothing in
-        it rounds. Then subnormal numbers in records count as 0. The release lies
-        within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding, with probability 1 - beta:
+        attains it. The predicate gives the same answer for a record in every slot, and no record
+        changes the answer for another. For it runs on one record at a time, by one program, unless
+        nothing in it rounds. In that case subnormal numbers in records count as 0. With probability
+        1 - beta the release is within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding:
         `error`.
 
     Source:
@@ -57,23 +59,15 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     if predicate is not None:
         _checks.function("predicate", predicate)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
-        # Under `vmap` XLA computes the last rows by other instructions: there a record may get
-        # another float, and one record that is removed would move all that follow.
+        # Under `vmap` XLA computes the last rows by other instructions, so a record may get another
+        # float there. If one record is removed, all that follow move: the count could change by 2.
         checked, program = check_lanes("predicate", predicate, records)
         if is_exact(program):
-            holds = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
-        else:
-            holds = lax.map(checked, records)
-        one_array = isinstance(holds, jax.Array)
-        if not one_array or holds.shape != present.shape or holds.dtype != bool:
-            raise TypeError(
-                f"predicate must give a boolean for each record, got {_checks.described(holds)} of"
-                f" {present.size} records"
-            )
-        return jnp.sum(holds & present, dtype=jnp.int32)
+            return _count_true(jax.vmap(checked)(jax.tree.map(without_subnormals, records)), present)
+        return _count_true(lax.map(checked, records), present)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
@@ -82,35 +76,47 @@ def counting_query(predicate: Callable[[Any], Any] | None = None) -> Query:
     return Query(total=total, shape=(), reach=reach)
 
 
+def _count_true(answers: PyTree, present: jax.Array) -> jax.Array:
+    """How many records are present and got the answer True."""
+    one_array = jax.tree_util.all_leaves([answers]) and answers.shape == present.shape
+    if not one_array or answers.dtype != bool:
+        raise TypeError(
+            f"predicate must give a boolean for each record, got {_checks.described(answers)} of"
+            f" {present.size} records"
+        )
+    return jnp.sum(answers & present, dtype=jnp.int32)
+
+
 def histogram_query(
     buckets: int | Sequence[float], *, outliers: Literal["drop", "clip"] = "drop"
 ) -> Query:
     """How many records are in every bucket, for any number of buckets.
 
     Args:
-        buckets: a number k, of records that are integers from 0 to k - 1, which are the buckets; or
-            increasing edges, public, of records that are numbers, where bucket j holds
-            edges[j] <= x < edges[j + 1]. The first edge may be -inf, the last one inf. Edges are
-            rounded to the dtype of the records, and records of integers to JAX's default float.
-            Floats may be codes too.
-        outliers: records in no bucket, and NaN: "drop" does not count them; "clip" counts them in
-            the bucket at their end, and NaN in the first one. A code that is not whole, or from
-            2^24 on in float32, counts as NaN.
+        buckets: a number k, or increasing edges, both public. With k buckets, a record is the
+            number of its bucket, a code from 0 to k - 1; floats may be codes too. With edges,
+            records are numbers, and bucket j holds edges[j] <= x < edges[j + 1]. The first edge may
+            be -inf, the last one inf. Edges are rounded to the dtype of the records. Integers are
+            converted to JAX's default float.
+        outliers: what happens to NaN and to records in no bucket. "drop" does not count them.
+            "clip" counts a record in the bucket at its end, and NaN in the first bucket. A code
+            counts as NaN if it is not whole, or at least 2^24 in float32.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
 
     Raises:
-        TypeError: if the buckets are no numbers.
-        ValueError: if the number is out of range, edges do not increase or `outliers` is another
+        TypeError: if the buckets are not numbers.
+        ValueError: if the number is out of range, edges do not increase, or `outliers` is another
             word; on a database, if it does not have shape (n,).
 
     Formal guarantees:
-        The buckets are disjoint: in the norm l1 one record moves them by 1 under add-or-remove-one,
-        and by 2 under replace-one, where it leaves one and enters another; in l2 by 1 and sqrt(2),
-        in linf by 1. So all counts together cost one epsilon, at the scale 1 / epsilon or
-        2 / epsilon. All are within ln(k / beta) times the scale, and 1/2 for rounding, with
-        probability 1 - beta: `error`.
+        The buckets are disjoint. Under add-or-remove-one a record moves one count by 1, so the
+        counts move by 1 in every norm. Under replace-one it may leave one bucket and enter another,
+        so they move by 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts together cost
+        one epsilon, at the scale 1 / epsilon or 2 / epsilon of Laplace noise. With probability
+        1 - beta all are within ln(k / beta) times the scale of the truth, and 1/2 for rounding:
+        `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Example 3; McSherry (2009), Theorem 4, for
@@ -134,16 +140,17 @@ def histogram_query(
         k = _checks.integer("buckets", buckets, least=1, most=LARGEST_TABLE)
         codes_of = _as_codes
     else:
-        edges = _increasing_edges(buckets)
+        wanted = "buckets must be a number of them, or at least 2 increasing edges"
+        edges = increasing(wanted, buckets, least=2)
         k = len(edges) - 1
 
-        def codes_of(records: Any) -> jax.Array:
+        def codes_of(records: jax.Array) -> jax.Array:
             numbers = comparable(records)
-            increasing = comparable(jnp.asarray(edges, numbers.dtype))
-            found = jnp.searchsorted(increasing, numbers, side="right").astype(jnp.int32)
+            starts = comparable(jnp.asarray(edges, numbers.dtype))
+            found = jnp.searchsorted(starts, numbers, side="right").astype(jnp.int32)
             return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         if jnp.shape(records) != present.shape:
             raise ValueError(f"records must be numbers, got {_checks.described(records)}")
         codes = codes_of(records)
@@ -156,13 +163,13 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
     """How many records have every combination of some attributes.
 
     Args:
-        categories: of every attribute, by its name: attribute a is an integer from 0 to
-            categories[a] - 1. A record out of range is not counted. Floats are codes as in
-            `histogram_query`.
+        categories: the number of categories of each attribute, by its name. Attribute a is an
+            integer from 0 to categories[a] - 1. A record out of range is not counted. Floats are
+            codes as in `histogram_query`.
 
     Returns:
-        A `Query` whose value has an axis for every attribute, in their order. Databases are dicts,
-        or tables, that have these columns of integers, and others of numbers.
+        A `Query` whose value has an axis for every attribute, in their order. Databases are dicts
+        or tables with these columns of codes; they may have other columns of numbers.
 
     Raises:
         TypeError: if a number is not an integer.
@@ -170,7 +177,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
             have 2^31 - 1 cells or more; on a database, if a column is missing.
 
     Formal guarantees:
-        Those of `histogram_query`: the cells are disjoint.
+        The guarantees of `histogram_query`: the cells are disjoint.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Example 3.
@@ -185,7 +192,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
     """
     sizes = sizes_of_attributes(categories)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         return count_combinations(records, present, sizes)
 
     cells = math.prod(sizes.values())
@@ -194,7 +201,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
 def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     """The number of categories by attribute, in order."""
-    if not isinstance(categories, Mapping) or not categories:
+    if not hasattr(categories, "items") or not categories:
         raise ValueError(
             "categories must be the number of categories by attribute, at least one, got"
             f" {_checks.shown(categories)}"
@@ -210,8 +217,8 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def count_combinations(records: Any, present: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
-    """The contingency table of these attributes."""
+def count_combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+    """The contingency table of these attributes, over the records that are present."""
     missing = [name for name in sizes if not isinstance(records, Mapping) or name not in records]
     if missing:
         raise ValueError(
@@ -229,15 +236,15 @@ def count_combinations(records: Any, present: jax.Array, sizes: Mapping[str, int
 
 
 def count_codes(codes: jax.Array, present: jax.Array, k: int) -> jax.Array:
-    """How many of the codes are 0, ..., k - 1, among those that are present."""
+    """How many of the codes that are present are 0, ..., k - 1."""
     inside = present & (codes >= 0) & (codes < k)
     return jnp.zeros(k, jnp.int32).at[jnp.where(inside, codes, k)].add(1, mode="drop")
 
 
 def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRelation], float]:
-    """How far a record moves several tables of counts: in each it is in one cell, or in none.
+    """How far a record moves several tables of counts: in each table it is in one cell, or in none.
 
-    Replaced, it may leave a cell of each and enter another, where there is one.
+    If it is replaced, it may leave a cell of each table, and enter another if there are two.
     """
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -249,22 +256,11 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
     return reach
 
 
-def comparable(numbers: jax.Array) -> jax.Array:
-    """As floats, but for subnormal ones: 0, which some threads and devices take them for."""
-    return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
+def _as_codes(records: jax.Array) -> jax.Array:
+    """Codes as int32; -1 for a float that is not whole, or too large to be exact.
 
-
-def without_subnormals(numbers: jax.Array) -> jax.Array:
-    """With 0 for subnormal floats."""
-    if not jnp.issubdtype(numbers.dtype, jnp.floating):
-        return numbers
-    return jnp.where(jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny, 0, numbers)
-
-
-def _as_codes(records: Any) -> jax.Array:
-    """Codes as int32, -1 for a float that is no whole number, or too large to be exact.
-
-    Floats are no error: one missing value, which is private, turns a column of integers into them.
+    Floats must not be an error. One missing value turns a column of integers into floats, and
+    whether a value is missing is private.
     """
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)
@@ -273,13 +269,3 @@ def _as_codes(records: Any) -> jax.Array:
     whole = exact & (numbers == jnp.floor(numbers))
     return jnp.where(whole, numbers, -1).astype(jnp.int32)
 
-
-def _increasing_edges(edges: Any) -> np.ndarray:
-    wanted = "buckets must be a number of them, or at least 2 increasing edges"
-    try:
-        array = np.array(edges, float)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{wanted}, got {_checks.shown(edges)}") from error
-    if array.ndim != 1 or array.size < 2 or not np.all(array[1:] > array[:-1]):
-        raise ValueError(f"{wanted}, got {_checks.shown(edges)}")
-    return array

@@ -1,24 +1,26 @@
-"""Variance, covariance and principal components, from noisy sums of products."""
+"""Variance, covariance and principal components, computed from noisy sums of products."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
-from dpjax.queries._padded_records import present_records
-from dpjax.queries._private_release import mechanism_for, public_count, released, slots_of
+from dpjax.queries._private_release import released, shape_of_record
+from dpjax.queries._query import Query
 from dpjax.queries._second_moments import Moments, moments_of, second_moments_query
-from dpjax.targets._interval import check_interval, clamp
+from dpjax.targets._interval import check_interval, clamp, middle_and_half
 
 
 def private_variance(
-    key: jax.Array,
-    database: Any,
+    key: Key,
+    database: Database,
     *,
     lower: float,
     upper: float,
@@ -32,12 +34,12 @@ def private_variance(
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
-        lower: a finite number, public; NaN counts as it.
+        lower: a finite number, public. NaN counts as lower.
         upper: a finite number above `lower`, public.
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
-        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
@@ -45,16 +47,17 @@ def private_variance(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or is no
-            `PaddedRecords` where n is private.
+        ValueError: if a parameter is out of range, a database has another shape, or n is
+            private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2 and x in [-1, 1] the
-        distance from the middle in units of h, one release has noise on n, sum x and sum x^2; a
-        record moves the three by 3 in the norm l1 where it is added, and x and x^2 by 9/4 where it
-        is replaced, as |x - y| (1 + |x + y|) <= 9/4. With probability 1 - beta, under replace-one
-        and Laplace noise the variance is within h^2 (e + 2 e + e^2) of the truth, e =
-        9 ln(2 / beta) / (4 epsilon n), but for rounding by h^2 (2^-17 + 2^-12 / n).
+        (epsilon, delta)-DP under the relation. Let h = (upper - lower) / 2, and let x in [-1, 1] be
+        the distance from the middle in units of h. One release has noise on n, sum x and sum x^2.
+        In the norm l1 a record moves these three by at most 3 if it is added. If it is replaced,
+        it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
+        Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
+        variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
+        h^2 (2^-17 + 2^-12 / n).
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -70,16 +73,13 @@ def private_variance(
         True
     """
     low, high = check_interval(lower, upper)
-    middle, half = low / 2 + high / 2, high / 2 - low / 2
-
-    records, _ = present_records(database)
-    if not isinstance(records, jax.Array) or records.ndim != 1:
-        raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
+    middle, half = middle_and_half(low, high)
+    shape_of_record(database, "(n,)")
 
     def centered(numbers: jax.Array) -> jax.Array:
         return ((clamp(numbers, low, high) - middle) / half)[:, None]
 
-    def finish(moments: Moments) -> Any:
+    def finish(moments: Moments) -> dict[str, jax.Array]:
         mean = jnp.clip(moments.mean[0], -1, 1)
         variance = jnp.clip(moments.second[0, 0] - mean**2, 0, 1)
         return {"mean": middle + half * mean, "variance": half**2 * variance}
@@ -99,11 +99,11 @@ def private_variance(
 
 
 def private_covariance(
-    key: jax.Array,
-    database: Any,
+    key: Key,
+    database: Database,
     *,
     radius: float,
-    center: Any = 0.0,
+    center: ArrayLike = 0.0,
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
@@ -117,28 +117,28 @@ def private_covariance(
             record that is not finite counts as the center.
         radius: of the ball, public.
         center: of the ball, public: an array of shape (d,), or a number for all coordinates.
-        epsilon: of the guarantee.
-        delta: for Gaussian noise; None for Laplace noise, which is larger where d is.
+        epsilon: the epsilon of the guarantee.
+        delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         relation: which databases are neighbors.
-        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or is no
-            `PaddedRecords` where n is private.
+        ValueError: if a parameter is out of range, a database has another shape, or n is
+            private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. One release has noise on n, the sum and the upper
-        triangle of the sum of products, each entry once: in units of the radius, a record moves
-        them by sqrt(3) in the norm l2 where it is added, and by 3 / sqrt(2) where it is replaced.
-        Records are integers in the ball, so no rounding takes one further. With probability
-        1 - beta, under replace-one and Gaussian noise of standard deviation sigma, all entries of
-        the averages of x and of x x^T around the center are within sigma z / n of the truth, z the
-        normal quantile at 1 - beta / (2 m) with m = (d + 1) (d + 2) / 2, but for rounding by
-        radius^2 (2^-17 + 2^-12 / n).
+        (epsilon, delta)-DP under the relation. One release has noise on n, on the sum, and on the
+        upper triangle of the sum of products, each entry once. In units of the radius and in the
+        norm l2, a record moves them by at most sqrt(3) if it is added, and 3 / sqrt(2) if it is
+        replaced. Records are rounded to integers in the ball, so rounding takes none beyond it. Now
+        take replace-one and Gaussian noise of standard deviation sigma. Let z be the normal
+        quantile at 1 - beta / (2 m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all
+        entries of the averages of x and of x x^T around the center are within sigma z / n of the
+        truth, and rounding adds radius^2 (2^-17 + 2^-12 / n).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014).
@@ -154,10 +154,10 @@ def private_covariance(
         >>> release.value["covariance"].shape
         (2, 2)
     """
-    dims = dims_of(database)
+    (dims,) = shape_of_record(database, "(n, d)")
     into_unit_ball, middle, size = public_ball(center, radius, dims)
 
-    def finish(moments: Moments) -> Any:
+    def finish(moments: Moments) -> dict[str, jax.Array]:
         covariance = moments.second - jnp.outer(moments.mean, moments.mean)
         return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
 
@@ -176,18 +176,18 @@ def private_covariance(
 
 
 def private_pca(
-    key: jax.Array,
-    database: Any,
+    key: Key,
+    database: Database,
     *,
     components: int,
     radius: float,
-    center: Any = 0.0,
+    center: ArrayLike = 0.0,
     epsilon: float,
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
 ) -> Release:
-    """The directions in which records vary most: eigenvectors of their noisy covariance.
+    """Principal components: the eigenvectors of a noisy covariance with the largest eigenvalues.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -195,25 +195,25 @@ def private_pca(
         components: how many, from 1 to d.
         radius: as for `private_covariance`.
         center: as for `private_covariance`.
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
-        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
-        A `Release` of {"mean": ..., "components": ..., "variances": ...}: components are rows,
-        orthonormal, the largest variance first.
+        A `Release` of {"mean": ..., "components": ..., "variances": ...}. Components are
+        orthonormal rows, and the one with the largest variance comes first.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or is no
-            `PaddedRecords` where n is private.
+        ValueError: if a parameter is out of range, a database has another shape, or n is
+            private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        Those of `private_covariance`, of which this is post-processing. Let E be what noise adds to
-        the covariance: by Weyl's inequality each variance is within ||E||_2 of the truth, and by
-        that of Davis and Kahan the sine of the angle of the first component within
-        2 ||E||_2 / (gap of the first two variances).
+        The guarantees of `private_covariance`: the rest is post-processing. Let E be the error of
+        the covariance. Each variance is within ||E||_2 of the truth, by Weyl's inequality. By the
+        inequality of Davis and Kahan, the sine of the angle between the first component and the
+        true one is at most 2 ||E||_2 / (gap of the first two variances).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014), Algorithm 1.
@@ -229,7 +229,8 @@ def private_pca(
         >>> release.value["components"].shape
         (1, 3)
     """
-    count = _checks.integer("components", components, least=1, most=dims_of(database))
+    (dims,) = shape_of_record(database, "(n, d)")
+    count = _checks.integer("components", components, least=1, most=dims)
     release = private_covariance(
         key,
         database,
@@ -241,8 +242,8 @@ def private_pca(
         name=name,
     )
 
-    def directions(found: Any) -> Any:
-        variances, vectors = jnp.linalg.eigh(found["covariance"])
+    def directions(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        vectors, variances = lax.linalg.eigh(found["covariance"])
         return {
             "mean": found["mean"],
             "components": vectors.T[::-1][:count],
@@ -253,10 +254,10 @@ def private_pca(
 
 
 def released_moments(
-    key: jax.Array,
-    database: Any,
-    vectors: Any,
-    finish: Any,
+    key: Key,
+    database: Database,
+    vectors: Callable[[Database], jax.Array],
+    finish: Callable[[Moments], dict[str, jax.Array]],
     *,
     dims: int,
     epsilon: float,
@@ -265,31 +266,30 @@ def released_moments(
     what: str,
     name: str | None,
 ) -> Release:
-    """What is made of the noisy moments of vectors in the unit ball."""
-    capacity = slots_of(database, relation)
-    query = second_moments_query(vectors, dims=dims, capacity=capacity)
-    mechanism = mechanism_for(query, epsilon=epsilon, delta=delta, relation=relation)
-    n = public_count(database, relation)
-    release = released(key, database, query, mechanism, what=what, name=name)
-    return post_process(
-        release, lambda triangle: finish(moments_of(query, triangle, n, mechanism.scale))
+    """A statistic computed from the noisy moments of vectors, which are clipped to the unit ball."""
+
+    def statistic(
+        query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
+    ) -> dict[str, jax.Array]:
+        return finish(moments_of(query, value, n, scale))
+
+    return released(
+        key,
+        database,
+        lambda capacity: second_moments_query(vectors, dims=dims, capacity=capacity),
+        statistic,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        what=what,
+        name=name,
     )
 
 
-def dims_of(database: Any) -> int:
-    """d, of records that are vectors."""
-    records, _ = present_records(database)
-    if not isinstance(records, jax.Array) or records.ndim != 2:
-        raise ValueError(
-            f"database must be one array of shape (n, d), got {_checks.described(records)}"
-        )
-    return records.shape[1]
-
-
 def public_ball(
-    center: Any, radius: Any, dims: int
-) -> tuple[Callable[[Any], jax.Array], jax.Array, float]:
-    """The map of a public ball to the unit ball, and its center and radius."""
+    center: ArrayLike, radius: float, dims: int
+) -> tuple[Callable[[Database], jax.Array], jax.Array, float]:
+    """A map from a public ball to the unit ball, and the center and radius of the ball."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
@@ -298,7 +298,7 @@ def public_ball(
         )
     middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
 
-    def mapped(records: Any) -> jax.Array:
+    def mapped(records: jax.Array) -> jax.Array:
         return (records.astype(middle.dtype) - middle[None]) / size
 
     return mapped, middle, size

@@ -1,9 +1,9 @@
-"""How frequent answers are, from what randomized response reports of them."""
+"""The frequencies of answers, estimated from reports of randomized response."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
@@ -17,13 +17,13 @@ class Frequencies:
 
     Attributes:
         estimates: unbiased, float64 of shape (K,); may be below 0 or above 1.
-        lower: ends of the intervals, in [0, 1].
-        upper: the other ends.
-        confidence: of the intervals.
+        lower: the lower ends of the intervals, in [0, 1].
+        upper: the upper ends of the intervals, in [0, 1].
+        confidence: the confidence of the intervals.
         answers: number of answers.
 
     Formal guarantees:
-        Those of `frequencies`.
+        The guarantees of `frequencies`.
     """
 
     estimates: np.ndarray
@@ -34,40 +34,41 @@ class Frequencies:
 
 
 def frequencies(
-    reports: Any,
+    reports: ArrayLike,
     mechanism: RandomizedResponse | UnaryEncoding,
     *,
     confidence: float = 0.95,
     simultaneous: bool = False,
 ) -> Frequencies:
-    """Unbiased estimates of how frequent each answer is, with intervals that cover.
+    """Unbiased estimates of the frequency of each answer, with confidence intervals.
 
-    An answer is reported with probability t by whom it is true of and l by others: where its
-    frequency is f, a report names it with probability s = l + (t - l) f, and (count / n - l) /
-    (t - l) is unbiased. t and l are the probabilities really drawn, multiples of 2^-32. Limits of s
-    by Clopper and Pearson become limits of f.
+    People report an answer with probability t if it is true for them, and l if not. If its
+    frequency is f, a report names it with probability s = l + (t - l) f. So (count / n - l) /
+    (t - l) is an unbiased estimate of f. Here t and l are the exact probabilities of the draws,
+    multiples of 2^-32. Limits of s by Clopper and Pearson become limits of f.
 
     Args:
         reports: the value of a release by the mechanism, of any shape: n answers in all.
         mechanism: made by `dpjax.randomized_response`, `two_coins` or `unary_encoding`.
-        confidence: of the intervals, in (0, 1).
-        simultaneous: of all of them at once, instead of each by itself.
+        confidence: the confidence of the intervals, in (0, 1).
+        simultaneous: whether the confidence is for all intervals at once, or for each alone.
 
     Returns:
         A `Frequencies`.
 
     Raises:
-        TypeError: if the mechanism is another, or the reports are not integers.
-        ValueError: if the reports are not of this mechanism, epsilon is so small that they do not
-            depend on answers, or the confidence is out of range.
+        TypeError: if the mechanism is of another kind, or the reports are not integers.
+        ValueError: if this mechanism cannot release these reports, if epsilon is so small that
+            reports do not depend on answers, or if the confidence is out of range.
 
     Formal guarantees:
-        Post-processing of the reports. Where every person's answer is drawn from a population by
-        itself, counts are binomial, and an interval holds the frequency in the population with
-        probability `confidence` at least, at any n and frequency. With `simultaneous` that is so of
-        all K intervals (Bonferroni). The frequency among the n people is covered as well, at a
-        confidence of 1/2 or more where n l and n (1 - t) are 1 or more: reports are then
-        independent with two probabilities, and their count varies less than the binomial one.
+        Post-processing of the reports. Assume that people are drawn independently from a
+        population. Then counts are binomial, and an interval contains the frequency in the
+        population with probability at least `confidence`, at any n and frequency. With
+        `simultaneous` all K intervals do so at once (Bonferroni). At a confidence of 1/2 or more,
+        and if n l and n (1 - t) are 1 or more, an interval covers the frequency among the n people
+        as well. For then reports are independent with two probabilities, and their count varies
+        less than a binomial one.
 
     Source:
         Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),
@@ -84,14 +85,14 @@ def frequencies(
         >>> bool(found.lower[1] < 0.2 < found.upper[1])
         True
     """
-    if not isinstance(mechanism, (RandomizedResponse, UnaryEncoding)):
+    if type(mechanism) not in (RandomizedResponse, UnaryEncoding):
         raise TypeError(
             "mechanism must be made by randomized_response, two_coins or unary_encoding, got"
             f" {type(mechanism).__name__}"
         )
     counts, n = _counts_of(reports, mechanism)
-    error = 1 - _checks.fraction("confidence", confidence)
-    each = error / len(counts) if simultaneous else error
+    missed = 1 - _checks.fraction("confidence", confidence)
+    each = missed / len(counts) if simultaneous else missed
     truth, lie = (weight / 2.0**32 for weight in mechanism.report_weights)
     if truth == lie:
         raise ValueError(
@@ -109,17 +110,17 @@ def frequencies(
 
 
 def _counts_of(
-    reports: Any, mechanism: RandomizedResponse | UnaryEncoding
+    reports: ArrayLike, mechanism: RandomizedResponse | UnaryEncoding
 ) -> tuple[np.ndarray, int]:
-    """How often each answer was reported, and how many reports there are."""
+    """How often each answer was reported, and the number of reports."""
     array, size = _checks.host_numbers("reports", reports), mechanism.categories
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"reports must be integers, got dtype {array.dtype}")
     bits = isinstance(mechanism, UnaryEncoding)
-    of_this = array.size > 0 and array.min() >= 0 and array.max() < (2 if bits else size)
-    if not of_this or (bits and (array.ndim == 0 or array.shape[-1] != size)):
+    possible = array.size > 0 and array.min() >= 0 and array.max() < (2 if bits else size)
+    if not possible or (bits and (array.ndim == 0 or array.shape[-1] != size)):
         raise ValueError(
-            f"reports must be what a mechanism of {size} categories released, got"
+            f"reports must be released by a mechanism of {size} categories, got"
             f" {_checks.described(array)}"
         )
     if bits:

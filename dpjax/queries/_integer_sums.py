@@ -1,13 +1,12 @@
-"""Sums of integers that records were rounded to: exact in 64 bits, then rounded once to 32.
+"""Sums of records that were rounded to integers: exact in 64 bits, then rounded once to 32.
 
-Records are rounded to a fine grid, so that what they lose does not add up, and totals to a coarser
-one, whose integers carry noise without x64. Both grids are public, and the second costs one unit
-of the sensitivity in each coordinate.
+Records are rounded to a fine grid, so their rounding errors stay small when they add up. Totals are
+rounded to a coarser grid, where 32 bits are enough for total and noise. Both grids are public. The
+second rounding costs one unit of sensitivity in each coordinate.
 """
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,39 +17,39 @@ from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
-# Of the largest record in units of the coarse grid: noise of 2^14 sensitivities still fits.
+# The bits of the largest record in units of the coarse grid. So noise of 2^14 sensitivities fits.
 _MOST_BITS = 16
 _LARGEST = 2**31 - 2
-# So many digits of 10 bits add up in int32.
+# The number of digits of 10 bits that add up in int32.
 _ROWS = 2**20
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
-    """By how many bits totals are rounded, so that those of `capacity` records fit.
+    """The number of bits to round off, so that the totals of `capacity` records fit.
 
     Args:
-        capacity: of records.
-        bits: of the largest record.
+        capacity: the number of records.
+        bits: the bits of the largest record.
     """
     needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
     return bits - LARGEST_TOTAL_BITS + needed
 
 
 def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
-    """Floats of at most 2^30 in units of 2^exponent, as int32 between two ends."""
+    """Floats in units of 2^exponent, as int32 between two ends of at most 2^30."""
     units = jnp.round(jnp.clip(x * 2.0**-exponent, -(2.0**30), 2.0**30)).astype(jnp.int32)
     return jnp.clip(units, *ends)
 
 
 def ends_in_units(low: float, high: float, exponent: int) -> tuple[int, int]:
-    """The ends of an interval, rounded."""
+    """The ends of an interval in units of 2^exponent, rounded to integers."""
     return round(Fraction(low) / Fraction(2) ** exponent), round(
         Fraction(high) / Fraction(2) ** exponent
     )
 
 
 def coarse(total: Limbs, bits: int) -> jax.Array:
-    """round(total / 2^bits) as int32; what is too large counts as the end of a range."""
+    """round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
     half = _limbs.constant(2**bits >> 1)
     rounded = _limbs.shift_right(_limbs.add(total, half), jnp.uint32(bits))
     return _limbs.to_integers(_limbs.clip(rounded, _LARGEST), jnp.int32)
@@ -62,9 +61,10 @@ def sum_of_integers(x: jax.Array) -> Limbs:
 
 
 def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
-    """The sums of the rows of every group, entries in [-2^20, 2^20]; rows of no group are left out.
+    """The sums of the rows of each group; entries are in [-2^20, 2^20].
 
-    Two digits of 10 bits are added up in int32, in blocks of rows that do not wrap.
+    Rows of a group beyond the last are left out. Each of two digits of 10 bits is added up in
+    int32, in blocks of rows that do not wrap.
     """
     digit, size = 10, min(_ROWS, len(x))
     missing = -len(x) % size
@@ -83,9 +83,9 @@ def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
-    """How far `coarse` totals may lie apart, where the totals do by `moved` in the same norm.
+    """How far two `coarse` totals may be apart, if the totals are apart by `moved`, in a norm.
 
-    Rounding adds less than 1 in each coordinate: ||1|| in the norm.
+    Rounding adds less than 1 in each coordinate, so at most the norm of the vector of ones.
     """
     ones = {
         "l1": Fraction(dims),
@@ -98,7 +98,8 @@ def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> 
 def gram(x: jax.Array, *, bits: int) -> Limbs:
     """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
-    Digits are multiplied and added in int32, in blocks of rows that do not wrap.
+    Digits are multiplied and added in int32, in blocks of rows that do not wrap. A low digit is at
+    least 0 and may be shorter, so blocks are as long as products of high digits allow.
     """
     low_bits = bits // 2
     high_bits = bits - low_bits
@@ -108,8 +109,8 @@ def gram(x: jax.Array, *, bits: int) -> Limbs:
     high, low = blocks >> low_bits, blocks & (2**low_bits - 1)
 
     def products(a: jax.Array, b: jax.Array) -> Limbs:
-        found: Any = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
-        return sum_of_integers(found)
+        sums = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
+        return sum_of_integers(sums)
 
     def shifted(x: Limbs, by: int) -> Limbs:
         return _limbs.shift_left(x, jnp.uint32(by))

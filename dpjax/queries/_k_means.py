@@ -60,7 +60,7 @@ def private_k_means(
         epsilon: of all iterations together.
         delta: of all iterations together.
         relation: which databases are neighbors.
-        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}: the last noisy counts, of
@@ -68,8 +68,8 @@ def private_k_means(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or is no
-            `PaddedRecords` where n is private.
+        ValueError: if a parameter is out of range, a database has another shape, or n is
+            private and it is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation, for all iterations together: each is Gaussian noise

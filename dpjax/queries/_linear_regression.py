@@ -1,12 +1,13 @@
-"""Linear regression from noisy sufficient statistics."""
+"""Linear regression from noisy sums of products."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._covariance import released_moments
 from dpjax.queries._padded_records import present_records
@@ -14,8 +15,8 @@ from dpjax.queries._second_moments import Moments
 
 
 def private_linear_regression(
-    key: jax.Array,
-    database: Any,
+    key: Key,
+    database: Database,
     *,
     x_radius: float,
     y_radius: float,
@@ -27,8 +28,8 @@ def private_linear_regression(
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
-    A record (x / x_radius, y / y_radius) / sqrt(2) is clipped to the unit ball as a whole, which
-    keeps y / x, and its products with itself are added up.
+    A record (x / x_radius, y / y_radius) / sqrt(2) is clipped to the unit ball as a whole, so x and
+    y shrink by the same factor. Then the products of its coordinates are added up.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -36,26 +37,28 @@ def private_linear_regression(
             it. A record that is not finite counts as 0.
         x_radius: about the largest norm of x, public.
         y_radius: about the largest |y|, public.
-        epsilon: of the guarantee.
-        delta: for Gaussian noise; None for Laplace noise, which is larger where d is.
-        regularization: what is added to the average of x x^T / x_radius^2: 0 or above.
+        epsilon: the epsilon of the guarantee.
+        delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
+        regularization: 0 or above; this multiple of the identity is added to the average of
+            x x^T / x_radius^2.
         relation: which databases are neighbors.
-        name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another structure, or is no
-            `PaddedRecords` where n is private.
+        ValueError: if a parameter is out of range, a database has another structure, or n
+            is private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        Those of `private_covariance` for vectors of d + 1 coordinates: (epsilon, delta)-DP under
-        the relation. The rest is post-processing. Eigenvalues of the average of
-        (1, x) (1, x)^T that are below what noise may bring about are raised to that, so weights are
-        finite. Let all entries of the averages be within e of the truth (see there), and s be the
-        least eigenvalue of what is solved: the weights, in units of the radii, move by at most
+        The guarantees of `private_covariance` for vectors of d + 1 coordinates: (epsilon,
+        delta)-DP under the relation. The rest is post-processing. Take the average of
+        (1, x) (1, x)^T. Its eigenvalues are raised to the size of the noise if they are below it,
+        so the weights are finite. `private_covariance` says how near the averages are to the truth:
+        let all their entries be within e. Let s be the least eigenvalue of the system that is
+        solved. The weights, in units of the radii, move by at most
         e ((d + 1) |w| + sqrt(d + 1)) / s.
 
     Source:
@@ -78,30 +81,29 @@ def private_linear_regression(
         >>> abs(float(release.value["weights"][0]) - 0.5) < 0.05
         True
     """
-    x_radius, y_radius = (
-        _checks.positive("x_radius", x_radius),
-        _checks.positive("y_radius", y_radius),
-    )
+    x_radius = _checks.positive("x_radius", x_radius)
+    y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
     dims = _features(database)
 
-    def vectors(records: Any) -> jax.Array:
+    def vectors(records: Database) -> jax.Array:
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
         both = jnp.concatenate([x / x_radius, (y / y_radius)[:, None]], axis=1)
         return both / math.sqrt(2)
 
-    def solve(moments: Moments) -> Any:
+    def solve(moments: Moments) -> dict[str, jax.Array]:
         with_one = jnp.concatenate([jnp.ones(1), moments.mean])
         products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
         products = jnp.concatenate([with_one[None], products])
         penalty = jnp.full(dims + 1, regularization / 2).at[0].set(0)
-        values, eigenvectors = jnp.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
+        eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
         least = moments.noise * math.sqrt(dims + 1)
-        turned = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
-        intercept, *_ = found = eigenvectors @ turned
+        # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
+        rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
+        found = eigenvectors @ rotated
         return {
             "weights": found[1:] * (y_radius / x_radius),
-            "intercept": intercept * (math.sqrt(2) * y_radius),
+            "intercept": found[0] * (math.sqrt(2) * y_radius),
         }
 
     return released_moments(
@@ -118,7 +120,7 @@ def private_linear_regression(
     )
 
 
-def _features(database: Any) -> int:
+def _features(database: Database) -> int:
     records, present = present_records(database)
     if not isinstance(records, dict) or set(records) != {"x", "y"}:
         raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')

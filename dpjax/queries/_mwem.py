@@ -58,7 +58,7 @@ class Mwem(SensitivityMechanism):
 
     Attributes:
         sensitivity: how far one record moves any one answer.
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         workload: the queries.
         rounds: how many of them are measured.
         records: of the database, or a public guess.

@@ -1,38 +1,39 @@
-"""Databases whose number of records is private: a public number of slots, and who is there."""
+"""Databases with a private number of records, kept in a public number of slots."""
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._records import PaddedRecords as PaddedRecords
 from dpjax._core._records import columns_of_a_table, record_arrays
+from dpjax._core._types import Database
 
 
-def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
-    """A database in a public number of slots, of which the first n hold its records.
+def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
+    """A database in a public number of slots; its n records are in the first slots.
 
     Args:
         database: a pytree of arrays with leading axis n, or a table; n may be 0.
-        capacity: the number of slots: public, and known to be enough whatever n is.
+        capacity: the number of slots, public. It must be known to be enough, whatever n is.
 
     Returns:
-        A `PaddedRecords`, which queries take for a database.
+        A `PaddedRecords`, which queries accept as a database.
 
     Raises:
         TypeError: if the database does not hold real numbers.
-        ValueError: if its arrays have no common leading axis, or n exceeds the capacity: then that
-            it is enough was not known.
+        ValueError: if its arrays have no common leading axis, or n exceeds the capacity, which was
+            then not known to be enough.
 
     Formal guarantees:
-        Under add-or-remove-one the number of records is private, and a plain array shows it by its
-        shape to whoever sees shapes, memory or time, and, as an empty one is refused, by a refusal.
-        This does not, for databases of at most `capacity` records.
+        Under add-or-remove-one the number of records is private. A plain array shows it by its
+        shape, and so by memory and time; and an empty array shows it by a refusal. `PaddedRecords`
+        do not show it, for databases of at most `capacity` records.
 
     Source:
-        The two lines above.
+        The argument above.
 
     Example:
         >>> import numpy as np
@@ -52,7 +53,7 @@ def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
     if n > capacity:
         raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
 
-    def padded(leaf: Any) -> Any:
+    def padded(leaf: ArrayLike) -> np.ndarray:
         _checks.refuse_foreign_dtype("database", leaf)
         array = np.asarray(leaf)
         return np.concatenate([array, np.zeros((capacity - n, *array.shape[1:]), array.dtype)])
@@ -61,8 +62,8 @@ def padded_records(database: Any, *, capacity: int) -> PaddedRecords:
     return PaddedRecords(records, jnp.arange(capacity) < n)
 
 
-def present_records(database: Any) -> tuple[Any, jax.Array]:
-    """The arrays of a database, padded or not, and which of its slots hold a record."""
+def present_records(database: Database) -> tuple[Database, jax.Array]:
+    """The arrays of a database, padded or not, and whether each slot holds a record."""
     records, n = record_arrays("database", database)
     if isinstance(records, PaddedRecords):
         return records.records, records.present.astype(bool)

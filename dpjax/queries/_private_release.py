@@ -1,13 +1,16 @@
-"""What private statistics share: a query, its mechanism, and a public or private n."""
+"""The release of a query, which private statistics then turn into what they estimate."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
+from dpjax._core import _checks
 from dpjax._core._records import check_padded
+from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
 from dpjax.queries._padded_records import present_records
@@ -15,43 +18,64 @@ from dpjax.queries._query import Query
 from dpjax.release._privatize import privatize
 
 
-def slots_of(database: Any, relation: NeighboringRelation) -> int:
-    """The public number of slots of a database: its records, where their number is public."""
+def slots_of(database: Database, relation: NeighboringRelation) -> int:
+    """The number of slots of a database, which is public: n, unless n is private."""
     if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
         check_padded(database)
     return len(present_records(database)[1])
 
 
-def public_count(database: Any, relation: NeighboringRelation) -> jax.Array | None:
-    """n, where the neighboring relation makes it public."""
-    if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        return None
-    _, present = present_records(database)
-    return jnp.sum(present, dtype=jnp.int32).astype(float)
-
-
-def mechanism_for(
-    query: Query, *, epsilon: float, delta: float | None, relation: NeighboringRelation
-) -> AdditiveMechanism:
-    """Laplace noise, or Gaussian noise where there is a delta."""
-    if delta is None:
-        return laplace(query.sensitivity("l1", relation=relation), epsilon)
-    return gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
+def shape_of_record(database: Database, *wanted: Literal["(n,)", "(n, d)"]) -> tuple[int, ...]:
+    """The shape of a record; refuses a database that is not one array of a wanted shape."""
+    records, _ = present_records(database)
+    shapes = {1: "(n,)", 2: "(n, d)"}
+    if not isinstance(records, jax.Array) or shapes.get(records.ndim) not in wanted:
+        raise ValueError(
+            f"database must be one array of shape {' or '.join(wanted)}, got"
+            f" {_checks.described(records)}"
+        )
+    return records.shape[1:]
 
 
 def released(
-    key: jax.Array,
-    database: Any,
-    query: Query,
-    mechanism: AdditiveMechanism,
+    key: Key,
+    database: Database,
+    make_query: Callable[[int], Query],
+    finish: Callable[[Query, jax.Array, jax.Array | None, Scalar], Value],
     *,
+    epsilon: float,
+    delta: float | None,
+    relation: NeighboringRelation,
     what: str,
     name: str | None,
 ) -> Release:
-    """A release of a query, under another name in the history of ledgers."""
+    """A statistic computed from one noisy query: Laplace noise, or Gaussian if there is a delta.
 
-    def target(records: Any) -> jax.Array:
+    Args:
+        key: of the release.
+        database: the private records.
+        make_query: takes the number of slots to the query.
+        finish: takes the query, its noisy value, n (None if it is private) and the scale of the
+            noise to the statistic.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of Gaussian noise, or None.
+        relation: which databases are neighbors.
+        what: the name of the statistic, for the history of ledgers.
+        name: identifies these records for a ledger.
+    """
+    relation = NeighboringRelation(relation)
+    query = make_query(slots_of(database, relation))
+    if delta is None:
+        mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
+    else:
+        mechanism = gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
+    n = None
+    if relation is NeighboringRelation.REPLACE_ONE:
+        n = jnp.sum(present_records(database)[1], dtype=jnp.int32).astype(float)
+
+    def target(records: Database) -> jax.Array:
         return query(records)
 
     target.__name__ = what
-    return privatize(target, mechanism)(key, database, name=name)
+    release = privatize(target, mechanism)(key, database, name=name)
+    return post_process(release, lambda value: finish(query, value, n, mechanism.scale))

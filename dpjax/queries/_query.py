@@ -1,14 +1,15 @@
-"""What a query is: a target that knows how far one record moves it."""
+"""Queries: targets with integer values and a known sensitivity."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.queries._padded_records import present_records
@@ -18,24 +19,27 @@ from dpjax.targets._known_sensitivity import KnownSensitivity
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Query(KnownSensitivity):
-    """A target whose value is integers, in units of a public grid, and whose sensitivity is known.
+    """A target with a known sensitivity, whose value is integers in units of a public grid.
 
     `query(database)` takes a pytree of arrays with leading axis n, or a `PaddedRecords`, and
     `dpjax.privatize(query, mechanism)` releases it.
 
     Attributes:
-        total: takes records, and booleans that say which of them are there, to the value: int32.
-        shape: of the value.
-        reach: how far one record moves the value, by norm and neighboring relation, rounded up.
-        unit: what an integer of the value stands for.
-        rounding: how far rounding takes the value from the truth at most, in units.
+        total: takes records, and a boolean for each that says whether it is present, to the value,
+            int32.
+        shape: the shape of the value.
+        reach: takes a norm and a neighboring relation to how far one record moves the value,
+            rounded up.
+        unit: the number that the integer 1 stands for.
+        rounding: a bound on the rounding error of the value, in units.
 
     Formal guarantees:
-        `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', for what is computed: integers
-        are added, in any order to the same bits. Whatever a record holds is within the bound.
+        `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
+        integers are added, and their sum has the same bits in any order. The bound holds whatever a
+        record contains.
     """
 
-    total: Callable[[Any, jax.Array], jax.Array]
+    total: Callable[[Database, jax.Array], jax.Array]
     shape: tuple[int, ...]
     reach: Callable[[VectorNorm, NeighboringRelation], float]
     unit: float = 1.0
@@ -43,10 +47,10 @@ class Query(KnownSensitivity):
 
     relations = tuple(NeighboringRelation)
 
-    def __call__(self, database: Any) -> jax.Array:
+    def __call__(self, database: Database) -> jax.Array:
         """The value on a database."""
-        # JAX keeps what it has traced, whatever a predicate closes over by now: not in a release.
-        total = self.total if _checks.is_staging() else jax.jit(self.total)
+        # A jit cache may hold a stale closure of a predicate, so a release, which traces, bypasses it.
+        total = self.total if _checks.is_staging() else compiled(self.total)
         return total(*present_records(database))
 
     def _bound(
@@ -56,14 +60,14 @@ class Query(KnownSensitivity):
         n: int | None,
         dtype: jax.typing.DTypeLike,
     ) -> float:
-        del n, dtype  # Integers, of any number of records.
+        del n, dtype  # Values are integers, and the bound holds for any number of records.
         return self.reach(norm, relation)
 
-    def estimate(self, value: Any) -> np.ndarray:
-        """The value of a release in the units of the records: exactly, on the host.
+    def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
+        """The value of a release in the units of the records, computed exactly on the host.
 
         Args:
-            value: integers, as they were released; not traced, for JAX's floats may round them.
+            value: integers, as they were released; not traced, because JAX's floats may round them.
 
         Returns:
             float64, of the same shape; NaN where a traced parameter was bad.
@@ -75,28 +79,38 @@ class Query(KnownSensitivity):
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
-    def error(self, mechanism: CoordinatewiseMechanism, *, beta: float) -> float:
-        """How far an `estimate` may lie from the truth, in all coordinates at once.
+    def error(self, mechanism: CoordinatewiseMechanism, *, confidence: float = 0.95) -> float:
+        """A bound on the distance of an `estimate` from the truth, in all coordinates at once.
 
         Args:
             mechanism: with additive noise, as `dpjax.laplace(query.sensitivity(), epsilon)`.
-            beta: in (0, 1).
+            confidence: the probability that the bound holds, in (0, 1).
 
         Returns:
-            A number in the units of the records, which no coordinate exceeds with probability at
-            least 1 - beta. The truth is the real value on the records as they are clamped.
+            A number in the units of the records. With probability at least `confidence`, no
+            coordinate is further from the truth: the real value on the clamped records.
 
         Raises:
-            TypeError: if beta is not a number.
-            ValueError: if beta is out of range.
+            TypeError: if the confidence is not a number.
+            ValueError: if the confidence is out of range.
         """
-        beta = _checks.fraction("beta", beta)
+        confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
-        error = mechanism.error(confidence=1 - beta, like=value, simultaneous=True)
+        error = mechanism.error(confidence=confidence, like=value, simultaneous=True)
         return (float(error) + self.rounding) * self.unit
 
 
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+
+
+def compiled(
+    function: Callable[Arguments, Result], *, static: str | None = None
+) -> Callable[Arguments, Result]:
+    """`jax.jit` with the types of the function, which `jax.jit` forgets."""
+    return jax.jit(function, static_argnames=static)
+
+
 def rounded_estimate(query: Query, value: jax.Array) -> jax.Array:
-    """As `Query.estimate`, jit-able, in JAX's default float, which may round it."""
+    """Like `Query.estimate`, but jit-able: in JAX's default float, which may round it."""
     floats = value.astype(jnp.result_type(float)) * query.unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)

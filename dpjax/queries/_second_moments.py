@@ -1,16 +1,17 @@
-"""Sums of products of the coordinates of records, which are clipped to a ball."""
+"""Sums of products of coordinates, for records clipped to a ball."""
 
 import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpjax._core._types import Database, Scalar
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
@@ -21,11 +22,11 @@ from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
 RADIUS_BITS = 20
-_LEAST_EXPONENT = -60  # Shorter vectors are 0.
+_LEAST_EXPONENT = -60  # Vectors shorter than about 2^-60 become 0.
 
 
 class Moments(NamedTuple):
-    """What is known of records after a release, in units of the radius.
+    """Noisy averages of the released records, in units of the radius.
 
     Attributes:
         mean: shape (d,).
@@ -41,29 +42,29 @@ class Moments(NamedTuple):
     noise: jax.Array
 
 
-def second_moments_query(vectors: Callable[[Any], jax.Array], *, dims: int, capacity: int) -> Query:
+def second_moments_query(vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int) -> Query:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
-    So it holds the number of records, their sum, and the sum of the products of their coordinates,
-    each once. Records become integers in a ball, checked in integers, so that no rounding takes one
-    further.
+    It holds the number of records, their sum, and the sums of the products of their coordinates,
+    each once. Records become integers in a ball. This is checked in integers, so rounding takes no
+    record out of the ball.
 
-    In units of the squared radius, a record in the ball moves the triangle, in the norm l2, by at
-    most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3) where it is added. Where x is replaced by y, the squared
-    distance is at most |x - y|^2 + |x x^T - y y^T|^2 = |x|^2 + |y|^2 + |x|^4 + |y|^4 - 2 s - 2 s^2
-    with s = <x, y>, hence at most 4 + 1/2; on the line, where it is (x - y)^2 (1 + (x + y)^2) and
-    |x - y| + |x + y| <= 2, at most 4.
+    In units of the squared radius and in the norm l2, a record that is added moves the triangle by
+    at most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
+    distance is at most |x - y|^2 + |x x^T - y y^T|^2 = |x|^2 + |y|^2 + |x|^4 + |y|^4 - 2 s - 2 s^2,
+    hence at most 4 + 1/2. In one dimension it is (x - y)^2 (1 + (x + y)^2), which is at most 4,
+    because |x - y| + |x + y| <= 2.
 
     Args:
         vectors: takes the records to an array of shape (n, dims), of floats.
         dims: d.
-        capacity: for so many records nothing overflows.
+        capacity: the number of records up to which nothing overflows.
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     upper = _upper(1 + dims)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         x = in_ball(vectors(records), present, bits=radius_bits)
         weight = jnp.where(present, jnp.int32(2**radius_bits), 0)[:, None]
         products = gram(jnp.concatenate([weight, x], axis=1), bits=radius_bits)
@@ -74,24 +75,26 @@ def second_moments_query(vectors: Callable[[Any], jax.Array], *, dims: int, capa
         shape=(len(upper[0]),),
         reach=functools.partial(_reach, dims, bits - 2 * radius_bits),
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
-        # Coordinates are off by 1 at most, in floats, products by 2 radius + 1; the total by 1/2.
+        # Coordinates are wrong by at most 1, and products by 2 radius + 1. The total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
     )
 
 
 def radius_bits_for(capacity: int) -> int:
-    """Of the radius, so that products of so many records add up to at most 2^62."""
+    """The bits of the radius, such that products of so many records add up to at most 2^62."""
     return min(RADIUS_BITS, (62 - (capacity - 1).bit_length()) // 2)
 
 
 def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax.Array:
     """Vectors as integers in units of 2^-bits, clipped to the ball of radius 1.
 
-    Whatever floats do, what is not in the ball, as integers, counts as its center; and so do
-    vectors that are not finite, and empty slots. The margin keeps rounding from leaving the ball.
-    A vector makes the same integers in every slot: squares are added up as integers, and floats
-    are only multiplied, divided and their roots taken, each rounded alone as by IEEE 754. A sum of
-    products could be fused in one slot and not in another.
+    Vectors outside of the ball are scaled, with a margin for rounding. An integer vector that is
+    outside all the same becomes 0, so the result is in the ball whatever floats do. Vectors that
+    are not finite become 0, and empty slots too.
+
+    A vector becomes the same integers in every slot. For squares are added up as integers, and
+    floats are only multiplied, divided and rooted, each operation rounded alone as by IEEE 754. A
+    sum of products in floats could be fused in one slot and not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
     dims, radius = x.shape[1], 2**bits
@@ -99,12 +102,12 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     x = jnp.where(finite, x, 0)
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=1, keepdims=True))
     exponent = jnp.maximum(exponent, _LEAST_EXPONENT)
-    # In two steps, because not every power is a float.
+    # The factor 2^-exponent need not be a float, but its two parts are.
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
     margin = (math.sqrt(dims) + 2 * dims + 16) / radius
-    # Without the barrier XLA takes its approximate inverse root.
+    # Without the barrier XLA fuses root and division into an approximate inverse root.
     longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
     units = _in_units(direction * jnp.minimum(length, longest[:, None]), radius)
@@ -117,13 +120,13 @@ def _in_units(x: jax.Array, radius: int) -> jax.Array:
 
 
 def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
-    """Of the rows, exactly."""
+    """The squared lengths of the rows, exactly."""
     wide = _limbs.from_integers(units.T)
     return _limbs.total(_limbs.multiply(wide, wide))
 
 
-def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: Any) -> Moments:
-    """Averages, from a release of the triangle with noise of a scale, and n where it is public."""
+def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: Scalar) -> Moments:
+    """Averages, from a noisy triangle, the scale of its noise, and n if it is public."""
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     upper = _upper(size)
     sums = jnp.zeros((size, size)).at[upper].set(rounded_estimate(query, triangle))
@@ -133,7 +136,7 @@ def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: An
 
 
 def _upper(size: int) -> tuple[np.ndarray, ...]:
-    """Rows and columns of the upper triangle, of one dtype with and without x64."""
+    """Rows and columns of the upper triangle, in int32 with and without x64."""
     return tuple(np.asarray(np.triu_indices(size), np.int32))
 
 

@@ -1,17 +1,18 @@
-"""Many linear queries of one table: sums of some of its cells, or of multiples of them."""
+"""Many linear queries of one table of counts: weighted sums of its cells."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax.queries._counts import (
@@ -26,20 +27,20 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
 _LARGEST_ANSWER = 2**31 - 2
-# Entries that are looked at to compare all columns of a matrix: about ten seconds.
+# The most entries to read when all columns of a matrix are compared: about ten seconds.
 _MOST_COMPARED = 2**31
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Workload(Query):
-    """Linear queries of the table of counts of a database: the vector A h, of which A is public.
+    """Linear queries of the table of counts h of a database: the vector A h, where A is public.
 
     As a `Query` it answers all of them at once.
 
     Attributes:
-        total: as of a `Query`.
-        shape: of the answers, (queries,).
-        reach: as of a `Query`.
+        total: as for a `Query`.
+        shape: the shape of the answers, (queries,).
+        reach: as for a `Query`.
         unit: 1.
         rounding: 0.
         cells: the shape of the table h.
@@ -47,8 +48,8 @@ class Workload(Query):
         table: takes a database to the table of counts.
 
     Formal guarantees:
-        Those of a `Query`, with `reach` the largest norm of a column of A, or of the difference of
-        two columns, so that it is attained. In the norm linf it bounds one answer alone.
+        The guarantees of a `Query`. `reach` is the largest norm of a column of A, or of the
+        difference of two columns, so it is attained. In the norm linf it bounds a single answer.
     """
 
     cells: tuple[int, ...]
@@ -56,10 +57,10 @@ class Workload(Query):
     table: Query
 
     def row(self, query: int | jax.Array) -> jax.Array:
-        """One query as the weights of the cells, in floats; jit-able, also for a traced index.
+        """The weights of the cells in one query, as floats; jit-able, also for a traced index.
 
         Args:
-            query: its index among the answers.
+            query: the index of the query among the answers.
 
         Returns:
             An array of the shape of the table.
@@ -67,7 +68,7 @@ class Workload(Query):
         return self.combination(jax.nn.one_hot(query, self.shape[0]))
 
     def combination(self, weights: jax.Array) -> jax.Array:
-        """A weighted sum of queries, as the weights of the cells: the transpose of `answers`.
+        """The weights of the cells in a weighted sum of queries: the transpose of `answers`.
 
         Args:
             weights: floats of shape (queries,).
@@ -75,33 +76,33 @@ class Workload(Query):
         Returns:
             An array of the shape of the table.
         """
-        table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
-        (found,) = jax.linear_transpose(self.answers, table)(weights)
-        return found
+        _, transpose = jax.vjp(self.answers, jnp.zeros(self.cells, weights.dtype))
+        return transpose(weights)[0]
 
 
-def linear_workload(matrix: Any) -> Workload:
-    """Linear queries that are given by their matrix.
+def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
+    """The linear queries of a matrix.
 
     Args:
         matrix: A, integers of shape (queries, cells), in magnitude at most 2^15, known before
             tracing. Multiply fractions by a common denominator first.
 
     Returns:
-        A `Workload` of a table of shape (cells,): databases are n integers from 0 to cells - 1, the
-        cells of the records. One that is out of range counts nowhere. Floats are codes as in
+        A `Workload` of a table of shape (cells,). A database is n integers from 0 to cells - 1, the
+        cells of its records. A record out of range is not counted. Floats are codes as in
         `histogram_query`.
 
     Raises:
         TypeError: if the matrix does not hold integers.
-        ValueError: if the matrix has another shape, only zeros, or an entry that is out of range;
-            on a database, if it does not have shape (n,).
+        ValueError: if the matrix has another shape, only zeros, or an entry out of range; on a
+            database, if it does not have shape (n,).
 
     Formal guarantees:
-        Those of `Workload`: under add-or-remove-one `reach` is the largest norm of a column, under
-        replace-one of a column or of the difference of two; both are attained. Where the norms l1
-        and l2 would take more than 2^31 operations to compare all columns (cells^2 * queries), it
-        is twice the largest norm of a column instead, by the triangle inequality.
+        The guarantees of `Workload`. Under add-or-remove-one `reach` is the largest norm of a
+        column. Under replace-one it is the largest norm of a column or of the difference of two
+        columns. Both are attained. In the norms l1 and l2, comparing all columns takes
+        cells^2 * queries operations. If these are more than 2^31, `reach` is twice the largest norm
+        of a column instead, by the triangle inequality.
 
     Source:
         Hardt and Talwar (2010), for the geometry of linear queries; Li, Hay, Rastogi, Miklau and
@@ -120,7 +121,7 @@ def linear_workload(matrix: Any) -> Workload:
     queries, cells = entries.shape
     table = histogram_query(cells)
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         counts = _limbs.from_integers(table.total(records, present))
         products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), _column(counts))
         answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
@@ -144,26 +145,27 @@ def marginal_workload(
 ) -> Workload:
     """Marginals of a contingency table, each over some of its attributes.
 
-    Counted straight from the records, so that the whole table, which may be too large to form, is
-    never formed.
+    Marginals are counted directly from the records. The whole table may be too large to form, and
+    is never formed.
 
     Args:
-        categories: of every attribute, as for `contingency_query`.
-        marginals: of every marginal its attributes, distinct, at least one of them.
+        categories: the number of categories of each attribute, as for `contingency_query`.
+        marginals: the attributes of each marginal: at least one, and distinct.
 
     Returns:
-        A `Workload`: the cells of the first marginal, in the order of its attributes and the last
-        one fastest, then those of the next. Its table has an axis for every attribute.
+        A `Workload`. Its answers are the cells of the first marginal, in the order of its
+        attributes with the last one fastest, then the cells of the next marginal, and so on. Its
+        table has an axis for every attribute.
 
     Raises:
         TypeError: if a number of categories is not an integer.
-        ValueError: if a number is out of range, there is no marginal, or one has attributes that
-            are unknown or not distinct; on a database, if a column is missing.
+        ValueError: if a number is out of range, there is no marginal, or a marginal has unknown or
+            repeated attributes; on a database, if a column is missing.
 
     Formal guarantees:
-        Every record is in one cell of each of the k marginals: under add-or-remove-one `reach` is k
-        in the norm l1, sqrt(k) in l2, and 1 in linf; under replace-one 2 k, sqrt(2 k) and 1, as the
-        two records may differ in every attribute. All are attained.
+        Every record is in one cell of each of the k marginals. Under add-or-remove-one `reach` is k
+        in the norm l1, sqrt(k) in l2, and 1 in linf. Under replace-one it is 2 k, sqrt(2 k) and 1,
+        because the two records may differ in every attribute. All are attained.
 
     Source:
         Barak, Chaudhuri, Dwork, Kale, McSherry and Talwar (2007).
@@ -185,7 +187,7 @@ def marginal_workload(
         raise ValueError("marginals must hold at least one, got none")
     cells = [math.prod(sizes[name] for name in marginal) for marginal in chosen]
 
-    def total(records: Any, present: jax.Array) -> jax.Array:
+    def total(records: Database, present: jax.Array) -> jax.Array:
         counted = [
             count_combinations(records, present, {name: sizes[name] for name in marginal})
             for marginal in chosen
@@ -215,14 +217,14 @@ def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str,
     return names
 
 
-def _summed(table: jax.Array, attributes: tuple[str, ...], kept: tuple[str, ...]) -> jax.Array:
-    """The marginal of a table, with an axis for every attribute that is kept, in this order."""
-    others = tuple(axis for axis, name in enumerate(attributes) if name not in kept)
-    left = [name for name in attributes if name in kept]
-    return jnp.sum(table, axis=others).transpose([left.index(name) for name in kept])
+def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ...]) -> jax.Array:
+    """The marginal of a table over some attributes, in their order."""
+    others = tuple(axis for axis, name in enumerate(attributes) if name not in chosen)
+    left = [name for name in attributes if name in chosen]
+    return jnp.sum(table, axis=others).transpose([left.index(name) for name in chosen])
 
 
-def _integer_matrix(matrix: Any) -> np.ndarray:
+def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     wanted = f"matrix must hold integers from -{_LARGEST_ENTRY} to {_LARGEST_ENTRY}"
     if _checks.is_traced(matrix):
         raise TypeError("matrix must be known before tracing")
@@ -237,7 +239,7 @@ def _integer_matrix(matrix: Any) -> np.ndarray:
 def _reach_of_columns(entries: np.ndarray) -> Callable[[VectorNorm, NeighboringRelation], float]:
     @functools.cache
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # A record that is out of range has no column.
+        # A record out of range counts nowhere, like a column of zeros.
         columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
@@ -252,14 +254,14 @@ def _reach_of_columns(entries: np.ndarray) -> Callable[[VectorNorm, NeighboringR
 
 
 def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
-    """Of every row the sum of magnitudes, of squares, or the largest magnitude."""
+    """For each row, the sum of magnitudes (l1) or squares (l2), or the largest magnitude (linf)."""
     sizes = np.abs(rows.astype(np.int64))
     if norm == "linf":
         return sizes.max(axis=1)
     return (sizes if norm == "l1" else sizes**2).sum(axis=1)
 
 
-def _norm_of_power_sum(total: Any, norm: VectorNorm) -> float:
+def _norm_of_power_sum(total: np.integer, norm: VectorNorm) -> float:
     return sqrt_up(Fraction(int(total))) if norm == "l2" else norm_up([Fraction(int(total))], norm)
 
 

@@ -1,4 +1,4 @@
-"""Targets worth having: pure JAX functions of a database, with bounds where they are known."""
+"""Useful targets: pure JAX functions of a database, most of them with a known sensitivity."""
 
 from dpjax.sensitivity._sum_targets import Summable as Summable
 from dpjax.targets._command_line import command_line as command_line

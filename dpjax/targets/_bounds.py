@@ -1,7 +1,7 @@
-"""Norms in exact rational arithmetic, rounded up: what analytic bounds are made of.
+"""Norms in exact rational arithmetic, rounded up: the parts of analytic bounds.
 
-A bound holds for what runs, so it takes the dtype that runs, and adds what rounding there may add.
-Float32 rounds more than float64, so that a bound for float32 holds for both.
+A bound covers the program that runs. So it takes the dtype of that program and adds its rounding
+error. Float32 rounds more than float64, so a bound for float32 holds for both.
 """
 
 import math
@@ -18,9 +18,9 @@ from dpjax._exact._numerics import compute_dtype, round_up
 
 
 def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
-    """The dtype that a target computes in on records of this one: float32 or float64.
+    """The dtype in which a target computes, for records of a dtype: float32 or float64.
 
-    Where JAX has no float64, records of NumPy's float64 become float32.
+    Without x64, JAX turns NumPy's float64 into float32.
     """
     try:
         found = np.dtype(dtype)
@@ -33,7 +33,7 @@ def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 def unit(dtype: np.dtype) -> Fraction:
     """eps, the distance from 1 to the next float, exactly."""
-    return Fraction(float(jnp.finfo(dtype).eps))
+    return Fraction(float(np.finfo(dtype).eps))
 
 
 VectorNorm = Literal["l1", "l2", "linf"]

@@ -1,50 +1,52 @@
-"""Targets that are programs of the command line."""
+"""Targets that are command-line programs."""
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._values import Target
 from dpjax._tracing._host_code import HostCode
 from dpjax._tracing._interruptions import ended_when_stopped
-from dpjax.targets._host import host_target
+from dpjax.targets._host import host_target, spec_of
 
 
 def command_line(
     arguments: Sequence[str],
     *,
-    output: Any,
+    output: PyTree,
     timeout: float,
-    failure: Any = None,
+    failure: PyTree = None,
     jobs: int | None = None,
-) -> Callable[[Any], Any]:
-    """A program of the command line as a target: it reads a CSV and prints numbers.
+) -> Target:
+    """A command-line program as a target: it reads a CSV and prints numbers.
 
-    The program finds the database on its standard input: a line for each record, without a header,
-    the arrays in the order of the pytree (the keys of a dict sorted), in digits that give the same
-    floats back; booleans are 0 and 1. It prints the output's numbers, in the same order, separated
-    by commas or white space.
+    The program reads the database from its standard input: a line for each record, without a
+    header. Columns are the arrays in the order of the pytree, where the keys of a dict are sorted.
+    Floats have enough digits to be read back unchanged, and booleans are 0 and 1. The program
+    prints the numbers of the output, in the same order, separated by commas or white space.
 
     Args:
-        arguments: the program and what it is called with; no shell looks at it. Files among them,
-            such as a script, count by their contents.
-        output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the numbers
-            that it prints.
-        timeout: seconds after which the program, and what it has started, is killed; far above what
-            it needs.
-        failure: what is released where it fails on the private database, see `host`.
-        jobs: programs at a time, see `host`.
+        arguments: the program and its arguments; no shell interprets them. If an argument names a
+            file, such as a script, its contents count.
+        output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the printed
+            numbers.
+        timeout: seconds after which the program, and all that it has started, is killed. Choose it
+            far above the usual time.
+        failure: the value to release if the program fails on the private database, see `host`.
+        jobs: how many programs run at a time, see `host`.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the output.
@@ -57,15 +59,16 @@ def command_line(
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
-        Those of `host`; to fail is to exit with a status other than 0, to print something else than
-        the numbers, or to take longer than the timeout. A crash or hang of the program is a failure
-        like any other; Ctrl-C is none, and kills the program. The database is written to no file.
-        `privatize` compares the arguments, the program and the files among the arguments. Assumes
-        that nothing else that the program depends on changes (what it loads, its environment), that
-        workers on other machines have the same, and that it leaves nothing behind.
+        Those of `host`. A program fails if it exits with a status other than 0, prints anything
+        else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
+        failure like any other. Ctrl-C is not a failure, and kills the program. The database is
+        written to no file. `privatize` compares the arguments, the program and the files among the
+        arguments. We assume that nothing else changes that the program depends on, such as
+        libraries and the environment; that workers on other machines have the same; and that the
+        program leaves nothing behind.
 
     Source:
-        Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
+        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,14 +79,14 @@ def command_line(
         >>> float(total(jnp.array([1.0, 2.5])))
         3.5
     """
-    if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
+    words: list[object] = [*arguments]
+    if isinstance(arguments, str) or not all(isinstance(word, str) for word in words):
         raise TypeError(f"arguments must be a sequence of strings, got {arguments!r}")
     if not arguments:
         raise ValueError("arguments must name a program, got none")
     seconds = _checks.positive("timeout", timeout)
-    specs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), output)
-    # Threads, for they do nothing but wait.
-    program = _Program(tuple(arguments), seconds, specs)
+    program = _Program(tuple(arguments), seconds, jax.tree.map(spec_of, output))
+    # Threads suffice, because each only waits for its program.
     files = functools.partial(_files, program.arguments)
     return host_target(
         lambda: HostCode(program, facts=files), output, failure, jobs, prefer="threads"
@@ -94,16 +97,14 @@ def command_line(
 class _Program:
     arguments: tuple[str, ...]
     timeout: float
-    output: Any
+    output: PyTree
 
-    def __call__(self, database: Any) -> Any:
-        specs, structure = jax.tree.flatten(self.output)
+    def __call__(self, database: Database) -> Value:
         words = self._run(_csv(database)).replace(",", " ").split()
-        ends = np.cumsum([spec.size for spec in specs])
-        if len(words) != ends[-1]:
-            raise ValueError(f"it printed {len(words)} words, not {ends[-1]} numbers")
-        parts = np.split(np.array(words, object), ends[:-1])
-        return jax.tree.unflatten(structure, list(map(_numbers, parts, specs)))
+        expected = sum(spec.size for spec in jax.tree.leaves(self.output))
+        if len(words) != expected:
+            raise ValueError(f"it printed {len(words)} words, not {expected} numbers")
+        return jax.tree.map(functools.partial(_next_numbers, iter(words)), self.output)
 
     def _run(self, table: str) -> str:
         pipe = subprocess.PIPE
@@ -116,7 +117,7 @@ class _Program:
             text=True,
             start_new_session=True,
         )
-        # Also after success: a program may have left others behind.
+        # We kill the group also after success: the program may have started others.
         with ended_when_stopped(start, _kill) as process:
             try:
                 printed, complaint = process.communicate(table, timeout=self.timeout)
@@ -128,16 +129,16 @@ class _Program:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kills a program and all that it has started."""
+    """Kills a program and all that it has started, which are in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _files(arguments: tuple[str, ...]) -> dict[str, str]:
-    """Hashes of the program, and of the files that its arguments name, such as a script."""
+    """Hashes of the program (under the name ""), and of the files that its arguments name."""
     program = shutil.which(arguments[0])
     if program is None:
-        raise FileNotFoundError(f"there is no program {arguments[0]!r} that can be run here")
+        raise FileNotFoundError(f"no program {arguments[0]!r} can be run here")
     files = {name: pathlib.Path(name) for name in arguments[1:] if os.path.isfile(name)}
     return {name: _sha256(path) for name, path in {"": pathlib.Path(program), **files}.items()}
 
@@ -147,21 +148,21 @@ def _sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _csv(database: Any) -> str:
+def _csv(database: Database) -> str:
     columns = [_text(np.asarray(leaf)) for leaf in jax.tree.leaves(database)]
     return "".join(",".join(record) + "\n" for record in np.hstack(columns))
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """One row for each record; the shortest digits that are read back as the same number."""
+    """One row for each record, in the shortest digits that are read back as the same number."""
     numbers = array.astype(int) if array.dtype == bool else array
     if not np.issubdtype(numbers.dtype, np.number):
-        numbers = numbers.astype(np.float32)  # bfloat16 and its like, which NumPy does not know.
+        numbers = numbers.astype(np.float32)  # NumPy does not print bfloat16 and the like.
     return numbers.reshape(len(numbers), -1).astype(str)
 
 
-def _numbers(words: np.ndarray, spec: jax.ShapeDtypeStruct) -> np.ndarray:
-    if spec.dtype == bool:
-        return np.array([bool(int(word)) for word in words]).reshape(spec.shape)
-    kind = int if np.issubdtype(spec.dtype, np.integer) else float
-    return np.array([kind(word) for word in words]).reshape(spec.shape)
+def _next_numbers(words: Iterator[str], spec: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Reads one array of the output from the words that are left."""
+    exact = spec.dtype == bool or np.issubdtype(spec.dtype, np.integer)
+    numbers = list(map(int if exact else float, itertools.islice(words, spec.size)))
+    return np.array(numbers, bool if spec.dtype == bool else None).reshape(spec.shape)

@@ -1,80 +1,88 @@
-"""Targets that are no JAX code: functions of NumPy arrays, evaluated on the host."""
+"""Targets that are not JAX code: functions of NumPy arrays, evaluated on the host."""
 
 import contextlib
 import dataclasses
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._values import Target
 from dpjax._tracing import _origins
 from dpjax._tracing._host_code import HostCall, HostCode
 from dpjax._tracing._interruptions import StoppedError, aside
 
 
 def host(
-    function: Callable[[Any], Any],
+    function: Target,
     *,
-    output: Any,
-    failure: Any = None,
+    output: PyTree,
+    failure: PyTree = None,
     jobs: int | None = None,
     version: str | None = None,
-) -> Callable[[Any], Any]:
-    """A target that is no JAX code, such as a learner of scikit-learn or a compiled library.
+) -> Target:
+    """A target that is not JAX code, such as a learner of scikit-learn or a compiled library.
 
-    JAX hands whole chunks of databases to the host, where joblib spreads them over processes; or
-    over a cluster, where the sampler is called inside `joblib.parallel_config` with the backend of
+    JAX hands whole chunks of databases to the host, where joblib spreads them over processes. To
+    spread them over a cluster, call the sampler inside `joblib.parallel_config` with the backend of
     Dask or Ray. The target can be part of JAX code, under `jit` and `vmap`.
 
     Args:
         function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a
-            pytree of arrays. It must not call JAX, which may wait for the very call that it is in.
-            It is frozen with all that it reaches when the target is traced, and every call, in any
-            process, starts from a fresh copy: closures, globals, modules, classes and objects of
-            yours by value, Python and installed packages by name and version.
-        output: what the function returns: arrays or `jax.ShapeDtypeStruct` in dicts, lists and
-            tuples. Numbers are converted within their kind; 64 bits count as 32 where float64 is
-            not enabled.
-        failure: what is released where the function fails on the private database: public, fixed in
-            advance, a pytree like the output; None for zeros.
-        jobs: databases at a time, -1 for as many as there are cores; None for what
-            `joblib.parallel_config` says, else 1. A single database stays in the calling process.
-        version: a text such as "name 1.2", which you change with the code. It stands for a function
-            that cannot be frozen, or that would take long to copy: that is then called as it is.
+            pytree of arrays. It must not call JAX: JAX may be waiting for this very call. When the
+            target is traced, the function is frozen with all that it reaches, and every call, in
+            any process, starts from a fresh copy. Your closures, globals, modules, classes and
+            objects are frozen by value; Python and installed packages by name and version.
+        output: shapes and dtypes of the result: arrays or `jax.ShapeDtypeStruct` in dicts, lists
+            and tuples. Numbers are converted within their kind. 64 bits become 32 if float64 is not
+            enabled.
+        failure: the value to release if the function fails on the private database: public, fixed
+            in advance, a pytree like the output; None for zeros.
+        jobs: how many databases are evaluated at a time; -1 for the number of cores. None takes it
+            from `joblib.parallel_config`, else 1. A single database stays in the calling process.
+        version: a text such as "name 1.2", which you change with the code. It identifies a function
+            that cannot be frozen, or that takes long to copy. Such a function is called without a
+            copy.
 
     Returns:
         A target: takes a database to the output.
 
     Raises:
-        TypeError: if the function is not one, reaches something that cannot be frozen (a lock, a
-            generator, an open file, a pointer, compiled code of yours), or jobs is not an integer.
+        TypeError: if `function` is not a function, or reaches something that cannot be frozen (a
+            lock, a generator, an open file, a pointer, your compiled code); or if jobs is not an
+            integer.
         ValueError: if `failure` is not like the output, or jobs is below -1 or 0.
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
-        While sampling, a failure (an exception, an exit, a result unlike the output) is an error
-        that names the pair, and ends the sampling. On the private database it is released as
-        `failure`, without a message, with the noise and the guarantee of any other value: pairs on
-        which the function fails are among those that gamma leaves uncovered. Outside of the sampler
-        every database counts as private. What is sampled is what is released: `privatize` refuses a
-        function of which anything has changed. Assumes that it returns the same for equal databases
-        (fixed seeds, solvers run to convergence), and does not depend on what no copy holds: files,
-        the environment, settings of installed packages, modules looked up by name at run time; with
-        a version, that this names all of the function, in every process that runs it. Not hidden
-        are the time it takes, what it prints, and the crash or hang of its process: a program that
-        may do so belongs in `command_line`.
+        A failure is an exception, an exit, or a result unlike the output. While sampling, it is an
+        error that names the pair, and ends the sampling. On the private database `failure` is
+        released instead, without a message, with the noise and the guarantee of any other value.
+        Pairs on which the function fails are among those that gamma leaves uncovered. Outside of
+        the sampler every database counts as private. `privatize` refuses a function if any part of
+        it has changed since it was sampled.
 
-        An interruption of the caller (Ctrl-C, a handler of signals that exits) is no failure:
-        nothing is released, and a debit stands. The function is left to itself, in a thread of its
-        own; it always runs in one, so it can install no handler of signals.
+        We assume that the function returns the same for equal databases (fixed seeds, solvers run
+        to convergence). We assume that it depends only on what a copy holds. A copy does not hold
+        files, the environment, settings of installed packages, or modules looked up by name at run
+        time. With a version, we assume that it identifies the whole function in every process.
+        These are not hidden: its running time, its printed output, and a crash or hang of its
+        process. Use `command_line` for a program that may crash or hang.
+
+        An interruption of the caller (Ctrl-C, a signal handler that exits) is not a failure:
+        nothing is released, and a debit stands. The function then goes on in its own thread, and
+        its result is ignored. It always runs in such a thread, so it cannot install signal
+        handlers.
 
     Source:
-        Rubinstein and Aldà (2017), Algorithm 1, which asks for black-box access alone.
+        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,28 +93,32 @@ def host(
         2.0
     """
     _checks.function("function", function)
-    if version is not None and not (isinstance(version, str) and version):
+    if version is not None and (type(version) is not str or not version):
         raise TypeError(f'version must be a text such as "name 1.2", got {_checks.shown(version)}')
     return host_target(lambda: HostCode(function, version), output, failure, jobs)
 
 
 def host_target(
-    freeze: Callable[[], HostCode], output: Any, failure: Any, jobs: int | None, **options: Any
-) -> Callable[[Any], Any]:
-    """A target evaluated on the host, by joblib configured with some more options."""
+    freeze: Callable[[], HostCode],
+    output: PyTree,
+    failure: PyTree,
+    jobs: int | None,
+    **options: str | int,
+) -> Target:
+    """A target evaluated on the host, with more options for `joblib.parallel_config`."""
     joblib = _checks.extra("joblib", "host")
     if jobs is not None:
         options["n_jobs"] = _checks.integer("jobs", jobs, least=-1)
         if jobs == 0:
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
-    declared = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), output)
+    declared = jax.tree.map(spec_of, output)
     public = _public_value(failure, declared)
-    freeze()  # What cannot be frozen is refused here.
+    freeze()  # Raises early if something cannot be frozen; the copy is made when traced.
 
-    def target(database: Any) -> Any:
-        # JAX may call back on a thread of its own, where the caller's configuration is not seen.
+    def target(database: Database) -> Value:
+        # JAX may call back on its own thread, which does not see the caller's configuration.
         with joblib.parallel_config() as configuration:
-            workers = _Workers(configuration | options)
+            workers = _Workers(dict[str, object](configuration, **options))
         tracing = _origins.current()
         tracing.settings.append(workers)
         specs = jax.tree.map(_canonical, declared)
@@ -116,20 +128,24 @@ def host_target(
                 _Evaluation(freeze(), specs, fallback, workers),
                 specs,
                 tracing.origin,
-                jax.tree.map(jnp.asarray, database),
+                jax.tree.map(jnp.asarray, database),  # pyright: ignore  # Its types are partial.
                 vmap_method="broadcast_all",
             )
 
     return target
 
 
-class _Workers:
-    """Where databases are evaluated: that changes no value, so it is in no fingerprint.
+T = TypeVar("T")
 
-    A program is fingerprinted by the text of what is in it, and this text is always the same.
+
+class _Workers:
+    """Where databases are evaluated. This changes no value, so no fingerprint depends on it.
+
+    The fingerprint of a program contains the text of each constant, and `repr` of workers is
+    always the same.
     """
 
-    def __init__(self, configuration: dict[str, Any]):
+    def __init__(self, configuration: dict[str, object]):
         self._configuration = configuration
 
     def __eq__(self, other: object) -> bool:
@@ -138,17 +154,18 @@ class _Workers:
     def __repr__(self) -> str:
         return "workers"
 
-    def map(self, function: Callable[..., Any], tasks: Iterable[Any]) -> list[Any]:
-        """The values of a function."""
+    def map(self, function: Callable[..., T], tasks: Iterable[tuple[object, ...]]) -> list[T]:
+        """The values of a function on each tuple of arguments."""
         joblib = _checks.extra("joblib", "host")
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
-            # A loop that an interruption has left behind must not keep others waiting.
+            # Only processes need the lock. With one job, a call that an interruption abandoned
+            # would hold it, and others would wait.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
 
-# Several devices may call back at once, and a backend of processes serves one call at a time.
+# Several devices may call back at once, but a backend of processes serves one call at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -161,7 +178,7 @@ class _Failure:
         kind = type(error).__name__
         try:
             return cls(" ".join(f"{kind}: {error}".split()))
-        except BaseException:  # The text of a stranger's exception may be one itself.
+        except BaseException:  # The __str__ of an exception may raise, too.
             return cls(kind)
 
 
@@ -170,20 +187,23 @@ class _Evaluation(HostCall):
     """What JAX calls back, on databases that share leading axes."""
 
     code: HostCode
-    output: Any
+    output: PyTree
     failure: list[np.ndarray]
     workers: _Workers
 
-    def __call__(self, origin: Any, database: Any) -> list[np.ndarray]:
+    def __call__(self, origin: jax.typing.ArrayLike, database: Database) -> list[np.ndarray]:
         """The leaves of the values; on private databases, only an interruption raises."""
         try:
-            # NumPy arrays first of all: to wait for JAX in here may be to wait for ourselves.
+            # Only NumPy from here on: JAX may wait for this call, so we must not wait for JAX.
             origin = np.asarray(origin)
             batch = origin.shape[:-1]
             origins = origin.reshape(-1, *_origins.SPEC.shape)
-            leaves, structure = jax.tree.flatten(database)
-            stacked = [np.asarray(x).reshape(len(origins), *x.shape[len(batch) :]) for x in leaves]
-            databases = [jax.tree.unflatten(structure, row) for row in zip(*stacked, strict=True)]
+
+            def stacked(leaf: jax.Array) -> np.ndarray:
+                return np.asarray(leaf).reshape(len(origins), *leaf.shape[len(batch) :])
+
+            stack = jax.tree.map(stacked, database)
+            databases = [jax.tree.map(operator.itemgetter(i), stack) for i in range(len(origins))]
             found = aside(functools.partial(self._values, origins, databases))
             values = [self.failure if isinstance(x, _Failure) else x for x in found]
             return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*values, strict=True)]
@@ -195,7 +215,7 @@ class _Evaluation(HostCall):
             _origins.interrupted(error)
 
     def _values(
-        self, origins: np.ndarray, databases: list[Any], wanted: Callable[[], bool]
+        self, origins: np.ndarray, databases: list[Database], wanted: Callable[[], bool]
     ) -> list[list[np.ndarray] | _Failure]:
         attempt = functools.partial(_attempt, self.code.run, self.output)
         tasks = zip(origins, databases, strict=True)
@@ -205,7 +225,7 @@ class _Evaluation(HostCall):
             return self.workers.map(attempt, (task for task in tasks if wanted()))
         except _origins.HostError:
             raise
-        except Exception as error:  # Of the workers: a process was killed, say.
+        except Exception as error:  # From the workers, if a process was killed for example.
             failure = _Failure.of(error)
             if all(map(_origins.is_private, origins)):
                 return [failure] * len(origins)
@@ -213,26 +233,31 @@ class _Evaluation(HostCall):
 
 
 def _attempt(
-    function: Callable[[Any], Any], output: Any, origin: np.ndarray, database: Any
+    function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, as declared; a failure on a sampled database ends all."""
-    # The main thread of a worker: elsewhere there are no signals.
+    """The leaves of the value, as declared; a failure on a sampled database ends the sampling."""
+    # In a worker this is its main thread. Signals arrive there, so the function goes to another.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:
         return _leaves(output, function(database))
-    except BaseException as error:  # A program may exit, too.
+    except BaseException as error:  # The function may also call sys.exit.
         failure = _Failure.of(error)
     if _origins.is_private(origin):
         return failure
     _origins.fail(origin[None], failure.reason)
 
 
-def _leaves(output: Any, value: Any) -> list[np.ndarray]:
+def _leaves(output: PyTree, value: PyTree) -> list[np.ndarray]:
     return jax.tree.leaves(jax.tree.map(_as_declared, output, value))
 
 
-def _as_declared(spec: Any, value: Any) -> np.ndarray:
+def spec_of(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != spec.shape or not _same_kind(array.dtype, spec.dtype):
         raise ValueError(
@@ -245,8 +270,8 @@ def _as_declared(spec: Any, value: Any) -> np.ndarray:
     return converted
 
 
-def _same_kind(dtype: Any, declared: Any) -> bool:
-    kinds = (np.bool_, np.integer, jnp.floating)  # JAX's floats are more than NumPy's.
+def _same_kind(dtype: np.dtype, declared: np.dtype) -> bool:
+    kinds = (np.bool_, np.integer, jnp.floating)  # JAX has floats that NumPy lacks.
     found, wanted = (
         next((i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)), len(kinds))
         for x in (dtype, declared)
@@ -254,8 +279,8 @@ def _same_kind(dtype: Any, declared: Any) -> bool:
     return found <= wanted < len(kinds)
 
 
-def _public_value(failure: Any, output: Any) -> list[np.ndarray]:
-    """The leaves of the value for failures."""
+def _public_value(failure: PyTree, output: PyTree) -> list[np.ndarray]:
+    """The leaves of the value to release for a failure."""
     if failure is None:
         return [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)]
     try:
@@ -269,5 +294,5 @@ def _public_value(failure: Any, output: Any) -> list[np.ndarray]:
     return value
 
 
-def _canonical(spec: Any) -> Any:
+def _canonical(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))

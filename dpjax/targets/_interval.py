@@ -1,59 +1,90 @@
 """Public intervals that private numbers are clamped to."""
 
-import math
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
 
-def check_interval(lower: Any, upper: Any) -> tuple[float, float]:
+def check_known(name: str, value: object) -> None:
+    """Refuses a traced number, where a target or its bound depends on the number itself."""
+    if _checks.is_traced(value):
+        raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
+
+
+def check_interval(lower: ArrayLike, upper: ArrayLike) -> tuple[float, float]:
     """Two finite public numbers, in order."""
-    low, high = _finite("lower", lower), _finite("upper", upper)
+    check_known("lower", lower)
+    check_known("upper", upper)
+    low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
     if not low < high:
         raise ValueError(f"lower must be below upper, got {low:g} and {high:g}")
     return low, high
 
 
+def middle_and_half(low: float, high: float) -> tuple[float, float]:
+    """The middle of an interval and half of its length, without overflow."""
+    return low / 2 + high / 2, high / 2 - low / 2
+
+
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
-    """Floats in [lower, upper], whose ends are rounded inward to the dtype; NaN counts as lower.
+    """Numbers as floats in [lower, upper]; NaN counts as lower.
 
-    Without that, float32 numbers would span more than the interval that a bound speaks of. Nor are
-    there subnormal numbers, which some operations of XLA take for 0 and others do not.
+    The ends are rounded inward to the dtype. Rounded to nearest, they could span more than
+    upper - lower, and a bound that was computed from these two numbers would be wrong.
     """
-    dtype = compute_dtype(x.dtype)
-    low, high = _round_inward(lower, upper, dtype)
-    numbers = x.astype(dtype)
-    numbers = jnp.where(jnp.abs(numbers) < jnp.finfo(dtype).tiny, 0, numbers)
-    return jnp.clip(jnp.where(jnp.isnan(numbers), low, numbers), low, high)
+    numbers = comparable(x)
+    low, high = _round_inward(lower, upper, numbers.dtype)
+    return clip_and_replace_nan(numbers, low, high, nan=low)
 
 
-def _finite(name: str, value: Any) -> float:
-    wanted = f"{name} must be a finite number"
-    if _checks.is_traced(value) or isinstance(value, (bool, np.bool_, str)) or np.ndim(value) != 0:
-        raise TypeError(f"{wanted}, got {_checks.shown(value)}")
+def clip_and_replace_nan(
+    x: jax.Array, lower: ArrayLike, upper: ArrayLike, *, nan: ArrayLike = 0
+) -> jax.Array:
+    """Floats in [lower, upper], with another number for NaN."""
+    return jnp.clip(jnp.where(jnp.isnan(x), nan, x), lower, upper)
+
+
+def comparable(numbers: jax.Array) -> jax.Array:
+    """Numbers as normal floats, which compare alike on every thread and device."""
+    return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
+
+
+def without_subnormals(numbers: jax.Array) -> jax.Array:
+    """The same numbers, with 0 for subnormal floats: some operations of XLA take these for 0."""
+    if not jnp.issubdtype(numbers.dtype, jnp.floating):
+        return numbers
+    # ml_dtypes, whose finfo this is, has no types.
+    subnormal = jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny  # pyright: ignore
+    return jnp.where(subnormal, 0, numbers)  # pyright: ignore
+
+
+def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int) -> np.ndarray:
+    """At least so many increasing numbers in float64; `wanted` begins the message of a refusal."""
     try:
-        number = float(value)
+        array = np.array(numbers, float)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{wanted}, got {_checks.shown(value)}") from error
-    if not math.isfinite(number):
-        raise ValueError(f"{wanted}, got {number:g}")
-    return number
+        raise TypeError(f"{wanted}, got {_checks.shown(numbers)}") from error
+    if array.ndim != 1 or array.size < least or not np.all(array[1:] > array[:-1]):
+        raise ValueError(f"{wanted}, got {_checks.shown(numbers)}")
+    return array
 
 
 def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(np.finfo(dtype).max)
     low, high = (np.asarray(np.clip(x, -largest, largest), dtype) for x in (lower, upper))
     with np.errstate(over="ignore"):
         if float(low) < lower:
-            low = np.nextafter(low, np.asarray(math.inf, dtype))
+            low = np.nextafter(low, np.asarray(np.inf, dtype))
         if float(high) > upper:
-            high = np.nextafter(high, np.asarray(-math.inf, dtype))
-    tiny = jnp.finfo(dtype).tiny
+            high = np.nextafter(high, np.asarray(-np.inf, dtype))
+    # A subnormal end would be flushed to 0 on some devices, and 0 may lie outside of the interval.
+    tiny = np.finfo(dtype).tiny
     if 0 < abs(low) < tiny:
         low = np.asarray(tiny if low > 0 else 0, dtype)
     if 0 < abs(high) < tiny:

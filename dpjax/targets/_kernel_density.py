@@ -4,16 +4,17 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree
 from dpjax._exact._fixed_point import average, rounding_of_average
 from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._interval import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
@@ -33,12 +34,13 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 
     Args:
         bandwidth: h, above 0, in the units of the records.
-        dims: coordinates of a record; None for any, then no sensitivity is known.
+        dims: coordinates of a record. If it is None, records may have any number of them, and no
+            sensitivity is known.
 
     Returns:
         A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to a function
-        of points of shape (dims,). Use it through `dpjax.on_lattice`; `kernel_density_on_lattice`
-        has the same values, sooner.
+        of points of shape (dims,). Use it through `dpjax.on_lattice`. `kernel_density_on_lattice`
+        computes the same values faster.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -48,11 +50,11 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 
     Formal guarantees:
         The linf sensitivity under replace-one, on any lattice, is (2 pi)^(-dims/2) / (n h^dims).
-        Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), so replacing a record
-        moves the estimate at a point by at most K(0) / (n h^dims); by as much if the record moves
-        from the point to infinity. A kernel that is computed lies there too. Kernels are added up
-        in fixed point, so the order of the records does not matter. Rounding adds at most
-        9 eps K(0) / h^dims.
+        Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), and so does every
+        computed value. So replacing a record moves the estimate at a point by at most
+        K(0) / (n h^dims). It moves by as much if the record goes from the point to infinity.
+        Kernels are added up in fixed point, so the order of the records does not matter. Rounding
+        adds at most 9 eps K(0) / h^dims.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -69,7 +71,7 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
     """
     h, dims = _checks.positive("bandwidth", bandwidth), dims_or_none(dims)
 
-    def estimate(database: Any) -> Callable[[jax.Array], jax.Array]:
+    def estimate(database: Database) -> Callable[[jax.Array], jax.Array]:
         if jnp.ndim(database) != 2:
             raise ValueError(f"database must have shape (n, dims), got {jnp.shape(database)}")
         x = database.astype(compute_dtype(database.dtype))
@@ -80,7 +82,7 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
         def density(point: jax.Array) -> jax.Array:
             if jnp.shape(point) != (d,):
                 raise ValueError(f"point must have shape ({d},), got {jnp.shape(point)}")
-            kernels = _kernel(point.astype(x.dtype)[None], x, h)
+            kernels = gaussian_kernel(point.astype(x.dtype)[None], x, h)
             return average(jnp.prod(kernels, axis=1), 1.0) * peak
 
         return density
@@ -91,9 +93,9 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> BoundedSum:
     """The values of `kernel_density` on the lattice of a Bernstein polynomial, as a target.
 
-    The same as `dpjax.on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`, to
-    rounding, but as a sum over records: a Gaussian kernel is a product over coordinates, so the
-    values of a record at all lattice points take dims (degree + 1) exponentials.
+    The same as `dpjax.on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`, up to
+    rounding, but faster. A Gaussian kernel is a product over coordinates, so a record takes
+    dims (degree + 1) exponentials for all lattice points.
 
     Args:
         bandwidth: h, above 0, in the units of the records.
@@ -102,8 +104,8 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
     Returns:
         A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to densities
-        of shape (degree + 1,) * dims, coordinate i along axis i; to be released by
-        `dpjax.bernstein` with the same degree and dims.
+        of shape (degree + 1,) * dims, coordinate i along axis i. Release it by `dpjax.bernstein`
+        with the same degree and dims.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -127,13 +129,13 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
 
-    def kernels(record: Any) -> jax.Array:
+    def kernels(record: PyTree) -> jax.Array:
         if jnp.shape(record) != (dims,):
             raise ValueError(f"records must have shape ({dims},), got {jnp.shape(record)}")
         x = record.astype(compute_dtype(record.dtype))
         axis = jnp.asarray(np.linspace(0.0, 1.0, degree + 1), x.dtype)
         # One vector per coordinate: XLA is four times slower on rows of one array.
-        return reduce(jnp.multiply.outer, [_kernel(axis, x[i], h) for i in range(dims)])
+        return reduce(jnp.multiply.outer, [gaussian_kernel(axis, x[i], h) for i in range(dims)])
 
     def finish(average: jax.Array) -> jax.Array:
         return average * _peak(h, dims, average.dtype)
@@ -142,36 +144,35 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
 
 def _bound(h: float, dims: int | None) -> Bound:
-    """Of both targets, see `kernel_density`."""
+    """The bound of both targets. `kernel_density` has the proof."""
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # linf.
         size, d = _checks.integer("n", n, least=1), known_dims(dims)
         _peak(h, d, dtype)
-        less_than_pi = Fraction(math.pi)  # The float64 is the smaller one.
+        less_than_pi = Fraction(math.pi)  # The float64 is below pi, so the peak is rounded up.
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
-        # The peak is a rounded number, and so is its product with an average.
+        # The peak is rounded, and so is its product with an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
         return round_up(
-            peak * (Fraction(1, size) + rounding) + Fraction(float(jnp.finfo(dtype).tiny))
+            peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))
         )
 
     return bound
 
 
-def _kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
-    """exp(-((t - x) / h)^2 / 2), and 0 where x is NaN: K, but for its value at 0."""
-    kernel = jnp.exp(-jnp.square((t - x) / h) / 2)
-    return jnp.clip(jnp.where(jnp.isnan(kernel), 0, kernel), 0, 1)
+def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
+    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2), and 0 where x is NaN."""
+    return clip_and_replace_nan(jnp.exp(-jnp.square((t - x) / h) / 2), 0, 1)
 
 
-def _peak(h: float, dims: int, dtype: Any) -> float:
+def _peak(h: float, dims: int, dtype: np.dtype) -> float:
     """K(0) / h^dims, if the dtype holds it."""
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(np.finfo(dtype).max)
     # In logarithms, which do not overflow.
     if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
         raise ValueError(
             f"bandwidth must be larger, dims smaller, or the dtype wider: {dtype} does not hold the"
-            f" peak of a density, {h!r}^-{dims}; rescale the records, or take float64"
+            f" peak of a density, {h!r}^-{dims}; rescale the records, or use float64"
         )
     return (math.sqrt(2 * math.pi) * h) ** -dims

@@ -2,28 +2,29 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from typing import get_args
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._values import NeighboringRelation, Sensitivity
+from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._values import NeighboringRelation, Sensitivity, Target
 from dpjax.sensitivity._analytic import analytic_sensitivity
 from dpjax.sensitivity._sum_targets import Summable
 from dpjax.targets._bounds import VectorNorm, running_dtype
 
-# Takes the norm, n (None where it is not given) and the dtype that runs.
+# Takes the norm, n (None where it is not given) and the dtype in which the target computes.
 Bound = Callable[[VectorNorm, int | None, np.dtype], float]
 
 
 class KnownSensitivity(abc.ABC):
-    """A target that knows its sensitivity: call it on a database, or ask it for the bound.
+    """A target with a known sensitivity: call it on a database, or ask it for the bound.
 
     Attributes:
-        norms: those in which a bound is known. The first one is the default of `sensitivity`.
-        relations: those under which a bound is known.
+        norms: the norms in which a bound is known. The first one is the default of `sensitivity`.
+        relations: the neighboring relations under which a bound is known.
 
     Formal guarantees:
         `sensitivity` bounds ||f(D) - f(D')|| for all neighbors D and D', rounding included.
@@ -33,7 +34,7 @@ class KnownSensitivity(abc.ABC):
     relations: tuple[NeighboringRelation, ...] = (NeighboringRelation.REPLACE_ONE,)
 
     @abc.abstractmethod
-    def __call__(self, database: Any) -> Any:
+    def __call__(self, database: Database) -> Value:
         """The value on a database."""
 
     @abc.abstractmethod
@@ -54,14 +55,14 @@ class KnownSensitivity(abc.ABC):
         n: int | None = None,
         dtype: jax.typing.DTypeLike = "float32",
     ) -> Sensitivity:
-        """What a mechanism is calibrated to, as `dpjax.laplace(target.sensitivity(), epsilon)`.
+        """The bound to calibrate a mechanism to: `dpjax.laplace(target.sensitivity(), epsilon)`.
 
         Args:
             norm: one of `norms`; None for the first of them.
             relation: which databases are neighbors: one of `relations`.
             n: number of records; a release then refuses databases of another size. An average
                 needs it. Under add-or-remove-one it is the number of slots.
-            dtype: float dtype of the records. What holds for float32 holds for float64 as well.
+            dtype: float dtype of the records. A bound for float32 holds for float64 as well.
 
         Returns:
             A `Sensitivity` in the units of the value, with gamma 0.
@@ -77,7 +78,7 @@ class KnownSensitivity(abc.ABC):
         relation = NeighboringRelation(relation)
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
-            raise ValueError(f"relation must be {known}, where a bound is known, got {relation}")
+            raise ValueError(f"relation must be {known}: no other bound is known, got {relation}")
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
@@ -105,9 +106,9 @@ class _WithBound(KnownSensitivity):
 class BoundedTarget(_WithBound):
     """A function of a database, and its bound under replace-one."""
 
-    function: Callable[[Any], Any]
+    function: Target
 
-    def __call__(self, database: Any) -> Any:
+    def __call__(self, database: Database) -> Value:
         return self.function(database)
 
 
@@ -117,24 +118,27 @@ class BoundedSum(Summable, _WithBound):
 
 
 def bounded_average(
-    statistic: Callable[[Any], Any],
-    finish: Callable[[Any], Any] = lambda average: average,
+    statistic: Callable[[PyTree], PyTree],
+    finish: Callable[[PyTree], Value] = lambda average: average,
     *,
-    largest: Any,
+    largest: float | Sequence[float],
     bound: Bound,
     norms: tuple[VectorNorm, ...] = get_args(VectorNorm),
 ) -> BoundedSum:
-    """finish(average of statistic(x_i)) for floats in [-largest, largest], added up exactly."""
+    """finish(average of statistic(x_i)), where statistics are in [-largest, largest].
+
+    They are added up exactly.
+    """
     return BoundedSum(statistic, finish, True, largest, bound=bound, norms=norms)
 
 
 def dims_or_none(dims: int | None) -> int | None:
-    """The number of coordinates of a record, where it was given."""
+    """The number of coordinates of a record, if it was given."""
     return None if dims is None else _checks.integer("dims", dims, least=1)
 
 
 def check_dims(dims: int | None, found: int) -> None:
-    """Refuses records of another size than the one that the bound is for."""
+    """Refuses records with another number of coordinates than the bound assumes."""
     if dims not in (None, found):
         raise ValueError(f"records must have dims={dims} coordinates, got {found}")
 

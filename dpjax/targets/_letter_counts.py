@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._letters import ALPHABET, codes_of
+from dpjax._core._types import Database, PyTree, Value
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._known_sensitivity import BoundedSum
 
@@ -17,12 +17,12 @@ from dpjax.targets._known_sensitivity import BoundedSum
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
     """Texts as the records of a database: the codes of their first letters.
 
-    Upper case counts as lower case; what is not one of the letters a to z is left out. The letters
-    after the first `width` are cut off, so that a text has a bounded influence.
+    Upper case counts as lower case. Characters other than the letters a to z are left out. Letters
+    after the first `width` are cut off, which bounds the influence of a text.
 
     Args:
-        texts: n strings. What is not a string, such as a missing value, counts as an empty text.
-        width: letters that are kept of a text, at least 1, public.
+        texts: n strings. Anything else, such as a missing value, counts as an empty text.
+        width: how many letters of a text count, at least 1, public.
 
     Returns:
         Shape (n, width), uint8: 1 for a to 26 for z, and 0 after the end of a text.
@@ -32,7 +32,7 @@ def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
         ValueError: if the width is below 1.
 
     Formal guarantees:
-        Every text becomes one record, whatever it holds, so databases that differ in one text
+        Every text becomes one record, whatever it contains. So databases that differ in one text
         differ in one record.
 
     Source:
@@ -53,11 +53,11 @@ def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
 def letter_counts(*, width: int) -> BoundedSum:
     """How often each letter occurs in all texts together, as a target.
 
-    f(D)_j is the number of codes j + 1 over all records. As scores, they make
-    `dpjax.exponential` select a frequent letter: index 0 is a, 25 is z.
+    f(D)_j is the number of codes j + 1 over all records. With these counts as scores,
+    `dpjax.exponential` selects a frequent letter: index 0 is a, 25 is z.
 
     Args:
-        width: letters that are kept of a text, at least 1.
+        width: how many letters of a text count, at least 1.
 
     Returns:
         A target with a known `sensitivity`, by default in linf: takes integer codes of shape
@@ -71,10 +71,11 @@ def letter_counts(*, width: int) -> BoundedSum:
 
     Formal guarantees:
         A text that is replaced moves the counts by width in linf, 2 width in l1 and sqrt(2) width
-        in l2. For a text has counts a, at least 0, that add up to at most width, so
-        |a_j - b_j| <= width, and ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Texts of one
-        letter each attain it. The counts are integers, so they have no rounding error and ignore
-        the order of the records exactly.
+        in l2. To see this, let a and b be the counts of two texts. They are at least 0, and each
+        add up to at most width. So |a_j - b_j| <= width, and
+        ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Texts of one letter each attain it. The
+        counts are integers, so they have no rounding error and ignore the order of the records
+        exactly.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
@@ -92,25 +93,25 @@ def letter_counts(*, width: int) -> BoundedSum:
     """
     width = _checks.integer("width", width, least=1)
 
-    def count(record: Any) -> jax.Array:
+    def count(record: PyTree) -> jax.Array:
         if jnp.shape(record) != (width,):
             raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        # Narrower integers do not hold the codes that they are compared with.
+        # In a narrower dtype the codes that we compare with could wrap.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del n, dtype  # Integers, of any number of texts.
+        del n, dtype  # Counts are integers, and the bound holds for any number of texts.
         return norm_up([Fraction(width)] * 2, norm)
 
     return _Counts(count, lambda x: x, False, bound=bound, norms=("linf", "l1", "l2"))
 
 
 class _Counts(BoundedSum):
-    def __call__(self, database: Any) -> Any:
+    def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max
         if database.size > most:
             raise ValueError(f"n times the width must be at most {most}, got {database.size}")

@@ -1,16 +1,17 @@
 """The linear support vector machine, with its bias."""
 
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Database
 from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._interval import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     BoundedTarget,
     check_dims,
@@ -20,14 +21,16 @@ from dpjax.targets._known_sensitivity import (
 from dpjax.targets._strong_convexity import check_strength
 from dpjax.targets._svm_interior_point import Point, curvature, first_point, interior_point
 
-# Features beyond this, where they are not clipped, would overflow in products.
+# Features that are not clipped to [0, 1] are clipped to this, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# Interior point steps on the undecided records alone.
+# Interior point steps that use only the undecided records.
 _LAST_STEPS = 8
-# Slopes at the start, and how close to 0 or the cap a slope is held there, as shares of the cap.
+# The least and the largest slope at the start, as shares of the cap, and the width of the start.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
+# A slope this near to 0 or to the cap counts as decided, as a share of the cap.
 _DECIDED = 0.1
-# Holds the bias where no record does, in units of the cap and, at first, of the last place.
+# The penalty on the bias keeps it in place where no record does. It is in units of the cap, and in
+# the first steps of eps times the cap.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
@@ -43,22 +46,24 @@ def linear_svm(
 
     Minimizes (1/n) sum_i max(0, 1 - y_i (w'x_i + b)) + (lambda / 2) ||w||^2 by an interior point
     method of a fixed number of steps. C = 1 / lambda is the cost of an average error. The weights
-    are unique. The bias is the middle of those that minimize: given w, the average of the two order
-    statistics of the y_i - w'x_i whose ranks are p and p + 1, p the number of positive labels. It
-    is continuous in the records. Where all labels agree, any bias beyond the label would do: w is 0
-    and b is the label, 1 or -1.
+    are unique. The bias is the middle of all that minimize. With p positive labels, it is the
+    average of two order statistics of the y_i - w'x_i, those of ranks p and p + 1. It is continuous
+    in the records. If all labels agree, w is 0 and b is the label, 1 or -1, though any bias beyond
+    the label would minimize as well.
 
     Args:
         regularization: lambda, above 0; 1 / (n lambda) is the C of scikit-learn's SVC.
-        dims: d, the number of features; None for any, then no sensitivity is known.
-        clip: clips features to [0, 1]; else no sensitivity is known. NaN counts as 0.
-        steps: interior point steps, at least 1; 8 more follow. At 12, in float32, the l1 error on
-            the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) was below .4% of the sampled
-            sensitivity, and for C <= 3 at most 2% of what a record moves on all of many kinds of
-            databases tried. Those Gaussians need 8, hard problems at C = 100 float64 and more.
-        working_set: how many records, at least 2 (d + 1), take part in the last steps: those that
-            are undecided, while the others are held. None for all; take it where many records lie
-            on the margin, such as copies of each other at large C.
+        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
+            is known.
+        clip: clips features to [0, 1]; without it no sensitivity is known. NaN counts as 0.
+        steps: interior point steps, at least 1; 8 more follow. We measured the l1 error at 12 steps
+            in float32. On the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) it was below .4%
+            of the sampled sensitivity. On many other kinds of databases, for C <= 3, it was at most
+            2% of the effect of a record. The Gaussians need 8 steps. Hard problems at C = 100 need
+            more, and float64.
+        working_set: how many records, at least 2 (d + 1), take part in the last steps: the most
+            undecided ones, while the slopes of the others stay. None uses all records. Use it if
+            many records lie on the margin, such as copies of each other at large C.
 
     Returns:
         A target with a known `sensitivity`, in l1: takes {"x": (n, d) features, "y": (n,) labels,
@@ -70,21 +75,21 @@ def linear_svm(
 
     Formal guarantees:
         On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where
-        L = min(C d / 2, sqrt(C d)), converged or not, rounding included. Without clipping none is
-        finite. Sums, selections and order statistics over records ignore their order, but for
-        rounding.
+        L = min(C d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged.
+        Without clipping no bound is finite. Sums, selections and order statistics over records
+        ignore their order, up to rounding.
 
         L bounds ||w||_1, because w is a difference of two sums over features of the same total
         weight A <= C / 2, and ||w||^2 <= 2 A. Biases lie between the least and the largest of the
-        y_i - w'x_i, so between -1 - L and 1 + L. The target brings what its solver finds into that
-        set, whose diameter is the bound.
+        y_i - w'x_i, so between -1 - L and 1 + L. The target moves its solution into this set of
+        weights and biases, and the diameter of the set is the bound.
 
-        The exact minimizer moves by less: by 2 + L + 4 C d / n. For replacing a record changes the
-        gradient of the objective in w, minimized in b, by at most 2 C / n in each coordinate:
-        taking a record out, and putting one in, also moves the bias across at most one other
-        record, with features in [0, 1] both. So ||w - w'||_1 <= 2 C d / n, by strong convexity, and
-        |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But how exact a float solution is, nobody has
-        proven.
+        The exact minimizer moves by less: by 2 + L + 4 C d / n. To see this, take the gradient in w
+        of the objective minimized in b. Taking a record out, or putting one in, also moves the bias
+        across at most one other record. Features of both are in [0, 1], so replacing a record moves
+        the gradient by at most 2 C / n in each coordinate. So ||w - w'||_1 <= 2 C d / n, by strong
+        convexity, and |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But nobody has proven how exact a
+        float solution is.
 
     Source:
         Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6, whose
@@ -106,14 +111,14 @@ def linear_svm(
     if working_set is not None:
         working_set = _checks.integer("working_set", working_set, least=1)
 
-    def fit(database: Any) -> dict[str, jax.Array]:
+    def fit(database: Database) -> dict[str, jax.Array]:
         x = _finite(database["x"], clip)
         n, d = x.shape
         check_dims(dims, d)
         positive = database["y"].astype(x.dtype) > 0
         positives = jnp.sum(positive)
         y = jnp.where(positive, 1, -1).astype(x.dtype)
-        # Around their mean features hardly interact with the bias.
+        # Centered features hardly interact with the bias, which helps the solver.
         centered = x - jnp.mean(x, axis=0)[None, :]
         rows = jnp.concatenate([centered, jnp.ones((n, 1), x.dtype)], axis=1).T * y[None, :]
         cap = jnp.asarray(cost / n, x.dtype)
@@ -124,7 +129,7 @@ def linear_svm(
         if not clip:
             return {"w": w, "b": _middle_bias(y - x @ w, positives)}
         longest = jnp.minimum(cost * d / 2, jnp.sqrt(cost * d)).astype(x.dtype)
-        length = jnp.maximum(jnp.sum(jnp.abs(w)), jnp.finfo(x.dtype).tiny)
+        length = jnp.maximum(jnp.sum(jnp.abs(w)), np.finfo(x.dtype).tiny)
         w = w * jnp.minimum(longest / length, 1)
         return {
             "w": w,
@@ -132,9 +137,9 @@ def linear_svm(
         }
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm, n  # l1, for any n.
+        del norm, n  # The norm is l1, and the bound holds for any n.
         if not clip:
-            raise ValueError("clip must be True for a sensitivity: else it has no limit, got False")
+            raise ValueError("clip must be True: without it no bound is known, got False")
         check_strength(regularization)
         d, exactly = known_dims(dims), Fraction(cost)
         longest = min(exactly * d / 2, Fraction(sqrt_up(exactly * d)))
@@ -144,9 +149,8 @@ def linear_svm(
 
 
 def _finite(x: jax.Array, clip: bool) -> jax.Array:
-    x = x.astype(compute_dtype(x.dtype))
-    x = jnp.where(jnp.isnan(x), 0, x)
-    return jnp.clip(x, 0, 1) if clip else jnp.clip(x, -_LARGEST_FEATURE, _LARGEST_FEATURE)
+    ends = (0, 1) if clip else (-_LARGEST_FEATURE, _LARGEST_FEATURE)
+    return clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), *ends)
 
 
 def _solve(
@@ -157,7 +161,7 @@ def _solve(
     weights_only = jnp.arange(p) < p - 1
     penalty = weights_only.astype(rows.dtype)
     start = _between_the_means(rows, positive, cap)
-    eps = jnp.finfo(rows.dtype).eps
+    eps = np.finfo(rows.dtype).eps
     held = jnp.where(weights_only, penalty, _BIAS_HOLD * eps * cap)
     first = steps + (_LAST_STEPS if size == n else 0)
     at = interior_point(rows, held, jnp.zeros_like(held), cap, start, steps=first)
@@ -168,7 +172,7 @@ def _solve(
     slope = jnp.where(at.spare < _DECIDED * cap, cap, at.slope)
     slope = jnp.where(at.slope < _DECIDED * cap, 0, slope)
     few = rows.T[chosen].T
-    # What is held may not balance, so the bias must be held too, to where it is.
+    # The slopes that stay need not balance, so this penalty keeps the bias near its last value.
     held = jnp.where(weights_only, penalty, _LAST_BIAS_HOLD * cap)
     pull = rows @ slope - few @ slope[chosen] + (held - penalty) * at.theta
     undecided = at._replace(**{name: getattr(at, name)[chosen] for name in at._fields[1:]})
@@ -176,12 +180,12 @@ def _solve(
 
 
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
-    """Weights along the difference of the classes' means, and slopes that add up to them."""
+    """A start: weights along the difference of the classes' means, with slopes that match them."""
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # Margins of 1 on average, as far as the cap allows.
+    # This length makes margins 1 on average, if the cap allows it.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -189,10 +193,10 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
-    """The middle of the minimizing biases, from the y - w'x and the number of positive labels.
+    """The middle of the minimizing biases; thresholds are y - w'x, positives the positive labels.
 
-    At each of these thresholds the derivative of the hinges' sum in the bias grows by one, from
-    -positives, so it is 0 between the order statistics of ranks positives and positives + 1.
+    The derivative of the sum of hinges in the bias begins at -positives, and grows by one at each
+    threshold. So it is 0 between the order statistics of ranks positives and positives + 1.
     """
     lowest = jnp.min(thresholds)
     above = thresholds - lowest

@@ -1,8 +1,8 @@
-"""Regularized logistic regression, solved until a certificate says so."""
+"""Regularized logistic regression, solved until a certificate shows a bound on the error."""
 
 import decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Database
 from dpjax._exact._fixed_point import average
 from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
@@ -25,42 +26,45 @@ from dpjax.targets._unit_ball import into_unit_ball
 
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = Fraction(2785, 10_000)
-# Where a gradient that is computed is enough, in bounds on its rounding. Newton's steps reach less:
-# rounding w, the step and the gradient leave three.
+# The loop may stop at a computed gradient of this length, in bounds on the gradient's rounding.
+# Newton's steps get below it: rounding w, the step and the gradient leaves three.
 _GRADIENTS_IN_ERRORS = 4
-# Most do by far, which the sampler sees; there is nothing to gain beyond.
+# The loop goes on to a gradient shorter by this factor, while steps still help. Most problems get
+# there, and the sampler then sees a smaller error. Beyond it nothing is gained.
 _FAR_BELOW = 1024
 
 
 class _Point(NamedTuple):
     w: jax.Array
-    wrong: jax.Array  # The probability of the other label.
+    wrong: jax.Array  # The model's probability of the other label, for each record.
     gradient: jax.Array
-    length: jax.Array  # Of the gradient.
-    before: jax.Array  # What that was a step ago.
-    steps: jax.Array  # In the dtype of the features, which counts far enough for each lambda.
+    length: jax.Array  # The length of the gradient.
+    before: jax.Array  # The length of the gradient one step ago.
+    steps: jax.Array  # A float of the dtype of the features, which counts high enough.
 
 
 def logistic_regression(*, regularization: float, dims: int | None = None) -> BoundedTarget:
     """The weights of L2-regularized logistic regression, as a target.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
-    from 0, with x_i scaled into the unit ball where it lies outside, and NaN counted as 0. It stops
-    where the gradient is down to rounding error, which certifies that w is near the minimizer, and
-    far below, or a step no longer halves it.
+    from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
+    on until the gradient is down to rounding error, which certifies that w is near the minimizer.
+    Then it goes on further, until the gradient is far below that, or a step no longer halves it.
 
-    A step p is shortened to log(1 + b) / b of it, b the largest |x_i'p|, which always lowers the
-    objective: along p its second derivative grows by a factor of exp(b t) at most, so that the
-    objective falls by s^2 ((1 + b) log(1 + b) - b) / b^2 or more, s the Newton decrement. As b is
-    at most s / sqrt(lambda), that is .38 sqrt(lambda) s or more while s > sqrt(lambda). By the same
-    argument the objective is above its minimum by at most h s^2, h = (1.71 / sqrt(lambda) + 2) / 4.
-    The root of what it is above thus falls by .19 sqrt(lambda / h) in a step, from sqrt(log 2), so
-    that s <= sqrt(lambda) after 5 lambda^(-3/4) steps. From there s shrinks by 13% or more in each,
-    and soon quadratically. The loop ends after 100 steps more in any case; twelve are usual.
+    Let b be the largest |x_i'p| of a Newton step p, and s the Newton decrement. The step is
+    shortened to log(1 + b) / b of p, which always lowers the objective. For along p its second
+    derivative grows by a factor of exp(b t) at most, so the objective falls by at least
+    s^2 ((1 + b) log(1 + b) - b) / b^2. As b is at most s / sqrt(lambda), this is at least
+    .38 sqrt(lambda) s while s > sqrt(lambda). By the same argument the objective exceeds its
+    minimum by at most h s^2, with h = (1.71 / sqrt(lambda) + 2) / 4. The root of this excess begins
+    at sqrt(log 2) or less, and a step lowers it by at least .19 sqrt(lambda / h). So
+    s <= sqrt(lambda) after 5 lambda^(-3/4) steps. From there each step lowers s by at least 13%,
+    and soon quadratically. The loop ends after 100 more steps in any case; twelve are usual.
 
     Args:
         regularization: lambda, above 0.
-        dims: d, the number of features; None for any, then no sensitivity is known.
+        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
+            is known.
 
     Returns:
         A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,) labels,
@@ -68,27 +72,26 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range; on a database, if it has other dims, or rounding
-            in its dtype is not small against lambda: below 16 (d + 8) eps, 2.1e-5 for 3 features in
-            float32.
+        ValueError: if a parameter is out of range; on a database, if it has other dims, or lambda
+            is below 16 (d + 8) eps, too near to rounding: 2.1e-5 for 3 features in float32.
 
     Formal guarantees:
         The l2 sensitivity under replace-one is at most min(2 W, 2 s(W) / (n lambda) + 2 E),
-        rounding included; that of the exact minimizer even without E.
+        rounding included. For the exact minimizer E is 0.
 
-        At the minimizer lambda ||w||^2 is the average of m_i / (1 + exp(m_i)), m_i = y_i w'x_i, and
-        lambda ||w|| at most 1, so ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. There no record
-        pulls at w by more than s(W) / n, s(m) = 1 / (1 + exp(-m)), for its margin is -W at least.
-        Where one objective has its minimizer w', the gradient of the other, which has another
-        record, is thus at most 2 s(W) / n long, and it is lambda-strongly convex. That is below
-        2 / (n lambda), and below 2 R / n with lambda R = s(R), where R is as long as weights can be
-        by the pulls alone.
+        With m_i = y_i w'x_i, at the minimizer lambda ||w||^2 is the average of
+        m_i / (1 + exp(m_i)), and lambda ||w|| is at most 1. So
+        ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. Let s(m) = 1 / (1 + exp(-m)). At the
+        minimizer a record's margin is at least -W, so its share of the gradient is at most
+        s(W) / n. Now replace a record. At the minimizer of one objective, the gradient of the other
+        is at most 2 s(W) / n long. Both are lambda-strongly convex, so their minimizers are at most
+        2 s(W) / (n lambda) apart.
 
-        E = 5 e / lambda bounds the error of a solution, by strong convexity: e = eps ((d + 1) W / 4
-        + 8 + d / 8) bounds the rounding of a gradient, and the target stops where one that is
-        computed is no longer than 4 e. It stays below 1% of the bound while n is well below
-        1 / (500 e). Gradients are added up in fixed point, but products of matrices are not, so the
-        order of the records shows in rounding.
+        E = 5 e / lambda bounds the error of a solution, by strong convexity:
+        e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and the target stops
+        at a computed gradient of length 4 e or less. It stays below 1% of the bound while n is well
+        below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are not,
+        so the order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -107,7 +110,7 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     strength, dims = check_strength(regularization), dims_or_none(dims)
     most_steps = 5 * strength**-0.75 + 100
 
-    def fit(database: Any) -> jax.Array:
+    def fit(database: Database) -> jax.Array:
         x = into_unit_ball(database["x"])
         n, d = x.shape
         check_dims(dims, d)
@@ -129,7 +132,7 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
             curvature = at.wrong * (1 - at.wrong) / n
             hessian = (rows.T * curvature[None, :]) @ rows + strength * jnp.eye(d, dtype=x.dtype)
             step = solve(hessian, at.gradient)
-            reach = jnp.maximum(jnp.max(jnp.abs(rows @ step)), jnp.finfo(x.dtype).tiny)
+            reach = jnp.maximum(jnp.max(jnp.abs(rows @ step)), np.finfo(x.dtype).tiny)
             return point(at.w - jnp.log1p(reach) / reach * step, at.steps + 1, at.length)
 
         with jax.default_matmul_precision("highest"):
@@ -166,8 +169,8 @@ def _strongest_pull(longest: Fraction) -> Fraction:
 def _gradient_error(strength: Fraction, d: int, dtype: np.dtype) -> Fraction:
     """A bound on the rounding of a gradient at weights up to twice as long as the longest.
 
-    A product w'x is off by (d + 1) eps / 2 times the length of w, and the slope of the sigmoid is
-    at most 1/4; the sigmoid, its product with a record, their average, lambda w and the difference
-    are off by 8 eps together, and the grid of an average by eps / 8 in each coordinate.
+    A product w'x is wrong by (d + 1) eps / 2 times the length of w, and the slope of the sigmoid is
+    at most 1/4. The sigmoid, its product with a record, their average, lambda w and the difference
+    add 8 eps together. The grid of an average adds eps / 8 in each coordinate.
     """
     return unit(dtype) * ((d + 1) * _longest(strength) / 4 + 8 + Fraction(d, 8))

@@ -1,22 +1,23 @@
 """Averages of records that are clamped to public bounds, and of their powers."""
 
+import functools
 import sys
 from fractions import Fraction
 from itertools import accumulate, repeat
 from operator import mul
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
 from dpjax._exact._fixed_point import rounding_of_average
 from dpjax.targets._bounds import VectorNorm, norm_up, unit
 from dpjax.targets._interval import check_interval, clamp
 from dpjax.targets._known_sensitivity import BoundedSum, bounded_average, check_dims
 
-_LARGEST = Fraction(sys.float_info.max)
+_LARGEST_FLOAT = Fraction(sys.float_info.max)
 
 
 def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
@@ -31,18 +32,19 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
 
     Returns:
         A target with a known `sensitivity`: takes a pytree of arrays with leading axis n to the
-        pytree without it, in floats of at least float32.
+        pytree without this axis, in floats of at least float32.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if a bound is not finite or they are out of order; on a database, if records
-            have other dims, or no number of its dtype lies between the bounds.
+        ValueError: if a bound is not finite, or the bounds are out of order; on a database, if
+            records have other dims, or no number of its dtype lies between the bounds.
 
     Formal guarantees:
-        A record that is replaced moves every coordinate by (upper - lower) / n: the average by
-        dims times that in the norm l1, by sqrt(dims) times in l2. All are attained. Records are
-        added up in fixed point, exactly, so their order does not matter. Rounding adds at most
-        5 eps max(|lower|, |upper|) to a coordinate, which is little while n is well below 1 / eps.
+        A record that is replaced moves every coordinate by at most (upper - lower) / n. So it moves
+        the average by at most dims times that in the norm l1, and sqrt(dims) times that in l2. All
+        are attained. Records are added up in fixed point, exactly, so their order does not matter.
+        Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate, which is little while n
+        is well below 1 / eps.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -59,9 +61,9 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
     low, high = check_interval(lower, upper)
     dims, largest = _checks.integer("dims", dims, least=1), max(abs(low), abs(high))
 
-    def clamped(record: Any) -> Any:
+    def clamped(record: PyTree) -> PyTree:
         check_dims(dims, sum(map(jnp.size, jax.tree.leaves(record))))
-        return jax.tree.map(lambda x: clamp(x, low, high), record)
+        return jax.tree.map(functools.partial(clamp, lower=low, upper=high), record)
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         width = (Fraction(high) - Fraction(low)) / _checks.integer("n", n, least=1)
@@ -74,7 +76,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     """The raw moments of numbers clamped to public bounds, as a target.
 
     f(D)_j = (1/n) sum_i min(max(x_i, lower), upper)^j for j = 1, ..., order. NaN counts as lower.
-    Central moments are a function of them, hence post-processing of their release.
+    Central moments are a function of them, so they follow from the release without further cost.
 
     Args:
         order: the highest moment, at least 1.
@@ -87,16 +89,16 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if the order is below 1, a bound is not finite or they are out of order; on a
-            database, if it does not have shape (n,), no number of its dtype lies between the
-            bounds, or a power of a bound is too large for it.
+        ValueError: if the order is below 1, a bound is not finite, or the bounds are out of order;
+            on a database, if it does not have shape (n,), no number of its dtype lies between the
+            bounds, or a power of a bound is too large for its dtype.
 
     Formal guarantees:
         A record that is replaced moves moment j by at most 1/n times the length of
         {x^j : lower <= x <= upper}. The bound is the norm of these lengths. It is attained where 0
-        is not inside the interval, and in linf wherever the widest range is. Powers are added up in
-        fixed point, exactly, so the order of the records does not matter. To moment j rounding adds
-        at most (5 + 2 j / n) eps max(|lower|, |upper|)^j.
+        is not inside the interval, and always in linf. Powers are added up in fixed point, exactly,
+        so the order of the records does not matter. Rounding adds at most
+        (5 + 2 j / n) eps max(|lower|, |upper|)^j to moment j.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of clamped statistics.
@@ -113,10 +115,10 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # A power that no float64 holds, no dtype does.
-    largest = [float(min(farthest**j, _LARGEST)) for j in range(1, count + 1)]
+    # Powers beyond float64 are refused below, once the dtype is known.
+    largest = [float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1)]
 
-    def powers(record: Any) -> jax.Array:
+    def powers(record: PyTree) -> jax.Array:
         if jnp.shape(record) != ():
             raise ValueError(f"records must be numbers, got shape {jnp.shape(record)}")
         x = clamp(record, low, high)
@@ -126,7 +128,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         size = _checks.integer("n", n, least=1)
         _check_powers(count, farthest, dtype)
-        ranges = []
+        ranges: list[Fraction] = []
         for j in range(1, count + 1):
             rounding = 2 * j * unit(dtype) * farthest**j / size
             rounding += rounding_of_average(farthest**j, dtype)
@@ -136,13 +138,13 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     return bounded_average(powers, largest=largest, bound=bound)
 
 
-def _check_powers(order: int, farthest: Fraction, dtype: Any) -> None:
-    """Refuses powers that overflow: the moments of neighbors would differ without limit."""
+def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
+    """Refuses powers that overflow: then moments of neighbors could differ without limit."""
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
-    if rounded_up > Fraction(float(jnp.finfo(dtype).max)):
+    if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
             f"order must be lower, the bounds nearer to 0, or the dtype wider: {dtype} does not"
-            f" hold {float(farthest):g}^{order}; rescale the records, or take float64"
+            f" hold {float(farthest):g}^{order}; rescale the records, or use float64"
         )
 
 

@@ -1,30 +1,33 @@
-"""Training with optax: the learned parameters as a function of the database."""
+"""Training with optax: the trained parameters as a function of the database."""
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, Key, PyTree
+from dpjax._core._values import Target
 from dpjax.random._facade import check_sampling_key
 
 if TYPE_CHECKING:
     import optax
 
-Loss = Callable[[Any, Any], jax.Array]
+Loss = Callable[[PyTree, Database], jax.Array]
 
 
 def optax_training(
     loss: Loss,
-    parameters: Any,
+    parameters: PyTree,
     optimizer: "optax.GradientTransformation",
     *,
     steps: int,
     average_last: int = 1,
-) -> Callable[[Any], Any]:
-    """Training by full gradients, as a target: the parameters after so many optimizer steps.
+) -> Target:
+    """Training by full gradients, as a target: the parameters after a fixed number of steps.
 
     theta_(s+1) = theta_s + update_s(gradient of loss(theta_s, D)), for s = 0, ..., steps - 1. The
     number of steps is fixed and public, so the target is a pure function of the database.
@@ -33,15 +36,16 @@ def optax_training(
         loss: `loss(parameters, database)`, a scalar that ignores the order of the records, such as
             an average over them.
         parameters: theta_0, public: a pytree of float arrays.
-        optimizer: from optax, such as `optax.adam(0.1)`; it is also given the value of the loss,
-            its gradient and the loss as a function, for those that search along a line.
+        optimizer: from optax, such as `optax.adam(0.1)`. It also gets the value of the loss, its
+            gradient and the loss as a function, for optimizers that search along a line.
         steps: optimizer steps, at least 1.
-        average_last: of the parameters after so many last steps the average is taken.
+        average_last: the target returns the average of the parameters after each of so many last
+            steps.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the trained
-        parameters, a pytree like `parameters`. Where training diverges they are NaN or infinite,
-        and a mechanism releases something in range.
+        parameters, a pytree like `parameters`. If training diverges they are NaN or infinite, and a
+        mechanism releases a value in its range.
 
     Raises:
         TypeError: if loss is not a function, the parameters are not floats, the optimizer has no
@@ -50,12 +54,11 @@ def optax_training(
         ValueError: if there are no parameters, steps is below 1, or average_last not in [1, steps].
 
     Formal guarantees:
-        No global bound is known in general, which is what `dpjax.sample_sensitivity` is for. What
-        is released is the result of these steps, converged or not, so no error of a solver is left
-        out.
+        No global bound is known in general: use `dpjax.sample_sensitivity`. The target is the
+        result of exactly these steps, converged or not, so there is no solver error to account for.
 
     Source:
-        Rubinstein and Aldà (2017), Algorithm 1, which asks for no more than a program to run.
+        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,29 +75,29 @@ def optax_training(
 
 
 def optax_minibatch_training(
-    key: jax.Array,
+    key: Key,
     loss: Loss,
-    parameters: Any,
+    parameters: PyTree,
     *,
     optimizer: "optax.GradientTransformation",
     steps: int,
     batch_size: int,
     average_last: int = 1,
-) -> Callable[[Any], Any]:
+) -> Target:
     """Training by minibatches drawn with a public key, as a target.
 
-    As `optax_training`, but step s takes the gradient on `batch_size` records, drawn without
-    replacement by their positions, from the key and s alone.
+    Like `optax_training`, but step s takes the gradient on `batch_size` records. Their positions
+    are drawn without replacement, and depend on the key and s alone.
 
     Args:
         key: a typed key, public: the same for all databases, sampled and released. It hides
-            nothing, so never one that a release uses.
+            nothing, so never pass a key that a release uses.
         loss: `loss(parameters, batch)`, a scalar.
         parameters: theta_0, public: a pytree of float arrays.
         optimizer: from optax.
         steps: optimizer steps, at least 1.
         batch_size: records in a minibatch, at least 1 and at most n.
-        average_last: of the parameters after so many last steps the average is taken.
+        average_last: as for `optax_training`.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the trained
@@ -108,12 +111,12 @@ def optax_minibatch_training(
             a database, if it has fewer than `batch_size` records.
 
     Formal guarantees:
-        No global bound is known. The target depends on the order of the records: late batches
-        count for more. Sample it with positions="average", whose guarantee is averaged over the
-        positions, or positions="each".
+        No global bound is known. The target depends on the order of the records: late batches have
+        more influence. Sample it with positions="average", whose guarantee is an average over
+        positions, or with positions="each".
 
     Source:
-        Rubinstein and Aldà (2017), Algorithm 1, which asks for no more than a program to run.
+        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
 
     Example:
         >>> import jax.numpy as jnp
@@ -133,44 +136,46 @@ def optax_minibatch_training(
     check_sampling_key(key)
     size = _checks.integer("batch_size", batch_size, least=1)
 
-    def batch(step: jax.Array, database: Any) -> Any:
+    def batch(step: jax.Array, database: Database) -> Database:
         n = len(jax.tree.leaves(database)[0])
         if n < size:
             raise ValueError(f"batch_size must be at most n={n}, got {size}")
         chosen = jax.random.permutation(jax.random.fold_in(key, step), n)[:size]
-        return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), database)
+        return jax.tree.map(functools.partial(jnp.take, indices=chosen, axis=0), database)
 
     steps, averaged = _step_counts(steps, average_last)
     return _training(loss, parameters, optimizer, steps, averaged, batch)
 
 
-def _step_counts(steps: Any, average_last: Any) -> tuple[int, int]:
+def _step_counts(steps: int, average_last: int) -> tuple[int, int]:
     steps = _checks.integer("steps", steps, least=1)
     return steps, _checks.integer("average_last", average_last, least=1, most=steps)
 
 
 def _training(
     loss: Loss,
-    parameters: Any,
+    parameters: PyTree,
     optimizer: "optax.GradientTransformation",
     steps: int,
     averaged: int,
-    batch: Callable[[jax.Array, Any], Any],
-) -> Callable[[Any], Any]:
+    batch: Callable[[jax.Array, Database], Database],
+) -> Target:
     """Training on batch(step, database) at every step."""
     import optax
 
     _checks.function("loss", loss)
     start = _float_arrays(parameters)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
-        raise TypeError(f"optimizer must be one of optax's, got {_checks.shown(optimizer)}")
+        raise TypeError(f"optimizer must be from optax, got {_checks.shown(optimizer)}")
     update = optax.with_extra_args_support(optimizer).update
 
-    def train(database: Any) -> Any:
-        def advance(current: Any, memory: Any, step: jax.Array) -> tuple[Any, Any]:
+    def train(database: Database) -> PyTree:
+        # The state: parameters, the optimizer's memory, and the average of the last parameters.
+        def advance(state: tuple[PyTree, ...], step: jax.Array) -> tuple[tuple[PyTree, ...], None]:
+            current, memory, mean = state
             records = batch(step, database)
 
-            def value_of(at: Any) -> jax.Array:
+            def value_of(at: PyTree) -> jax.Array:
                 return loss(at, records)
 
             value, gradient = jax.value_and_grad(value_of)(current)
@@ -178,44 +183,35 @@ def _training(
                 updates, memory = update(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
-                return optax.apply_updates(current, updates), memory
-
-        def advance_and_average(
-            state: tuple[Any, Any, Any], step: jax.Array
-        ) -> tuple[tuple[Any, Any, Any], None]:
-            current, memory, mean = state
-            current, memory = advance(current, memory, step)
-            # A single one is its own average, and is not kept twice.
-            mean = (
-                current if averaged == 1 else _running_mean(mean, current, step - steps + averaged)
-            )
-            return (current, memory, mean), None
+                current = optax.apply_updates(current, updates)
+            if averaged == 1:
+                return (current, memory, current), None
+            return (current, memory, _mean_with(mean, current, step - steps + averaged)), None
 
         with _optax_promotion():
             begin = (start, optimizer.init(start), start)
-        (_, _, trained), _ = jax.lax.scan(advance_and_average, begin, jnp.arange(steps))
-        return trained
+        return jax.lax.scan(advance, begin, jnp.arange(steps))[0][2]
 
     return train
 
 
-def _running_mean(mean: Any, current: Any, before: jax.Array) -> Any:
-    """The mean of `before` points and the current one; where there are none, the current one."""
+def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
+    """The mean of `before` points and the current one; the current one if `before` is 0 or less."""
 
-    def moved(x: jax.Array, y: jax.Array) -> jax.Array:
+    def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)
 
-    return jax.tree.map(moved, mean, current)
+    return jax.tree.map(updated, mean, current)
 
 
 @contextlib.contextmanager
-def _optax_promotion() -> Iterator[None]:
-    """JAX's default promotion of dtypes and ranks: optax's own code does not run without it."""
+def _optax_promotion() -> Generator[None]:
+    """JAX's default promotion of dtypes and ranks, which the code of optax needs."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
-def _float_arrays(parameters: Any) -> Any:
+def _float_arrays(parameters: PyTree) -> PyTree:
     arrays = _checks.real_arrays("parameters", parameters)
     dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(arrays)}
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):

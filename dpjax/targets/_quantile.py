@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +9,27 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._exact._numerics import round_up
 from dpjax.sensitivity._order_statistics import order_statistic
-from dpjax.targets._interval import check_interval, clamp
+from dpjax.targets._interval import check_interval, check_known, clamp
 from dpjax.targets._known_sensitivity import BoundedTarget
 
 
-def quantile(*, probability: float, lower: float, upper: float) -> BoundedTarget:
+def quantile(*, probability: float | Fraction, lower: float, upper: float) -> BoundedTarget:
     """An empirical quantile of numbers clamped to public bounds, as a target.
 
-    f(D) = x_(k), the k-th smallest of min(max(x_i, lower), upper), with k = ceil(p n): the least
-    number that at least a share p of the records do not exceed. No interpolation. NaN counts as
-    lower. p is the decimal number that it prints as, so that p = 0.1 of n = 10 is the smallest.
+    f(D) = x_(k), the k-th smallest of min(max(x_i, lower), upper), with k = ceil(p n). At least a
+    share p of the records is at most x_(k), and no smaller number has this property. There is no
+    interpolation. NaN counts as lower.
 
     Args:
-        probability: p, in (0, 1); 0.5 is the median, the lower one where n is even.
+        probability: p, in (0, 1). At 0.5 it is the median, the lower one if n is even. A float
+            stands for the decimal number that it prints as, so 0.1 is 1/10; or a
+            `fractions.Fraction`.
         lower: a finite number, public, in the units of the records.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 
     Returns:
         A target with a known `sensitivity`: takes numbers of shape (n,) to one of them, clamped,
-        shape (). It is selected in linear time, without sorting.
+        shape (). Selection takes linear time, without sorting.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -37,11 +38,11 @@ def quantile(*, probability: float, lower: float, upper: float) -> BoundedTarget
 
     Formal guarantees:
         The global sensitivity under replace-one is upper - lower in any norm. It is attained for
-        every p and n: with k records at lower and the others at upper, moving one of the k to upper
-        moves the k-th smallest across the whole interval. Databases like that are rare. With a
-        density g at the quantile one record moves it by about 1/(n g), which is what
-        `dpjax.sample_sensitivity` finds. A quantile is one of the clamped records, so it has no
-        rounding error, and ignores the order of the records exactly.
+        every p and n: put k records at lower and the others at upper, then move one of the k to
+        upper. The k-th smallest then moves across the whole interval. Such databases are rare. If
+        records have density g at the quantile, one record moves it by about 1/(n g).
+        `dpjax.sample_sensitivity` finds this smaller number. A quantile is one of the clamped
+        records, so it has no rounding error, and ignores the order of the records exactly.
 
     Source:
         Hyndman and Fan (1996), Definition 1; Nissim, Raskhodnikova and Smith (2007), on the median.
@@ -55,25 +56,32 @@ def quantile(*, probability: float, lower: float, upper: float) -> BoundedTarget
         >>> median.sensitivity("l1").value
         100.0
     """
-    p = _checks.fraction("probability", probability)
-    if _checks.is_traced(p):
-        raise TypeError(
-            f"probability must be known when the target is made, got {_checks.shown(p)}"
-        )
+    share = exact_probability(probability)
     low, high = check_interval(lower, upper)
 
-    def select(database: Any) -> jax.Array:
+    def select(database: jax.Array) -> jax.Array:
         if jnp.ndim(database) != 1 or jnp.size(database) == 0:
             raise ValueError(f"database must have shape (n,), n >= 1, got {jnp.shape(database)}")
-        rank = math.ceil(Fraction(str(p)) * database.shape[0])
+        rank = math.ceil(share * database.shape[0])
         return _signed_order_statistic(clamp(database, low, high), rank)
 
     width = round_up(Fraction(high) - Fraction(low))
     return BoundedTarget(select, bound=lambda norm, n, dtype: width)
 
 
+def exact_probability(probability: float | Fraction) -> Fraction:
+    """A number in (0, 1) as a rational: 0.1 is 1/10, not the nearest float64."""
+    check_known("probability", probability)
+    number = _checks.fraction("probability", probability)
+    return probability if isinstance(probability, Fraction) else Fraction(str(number))
+
+
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers: by magnitude among those of its own sign."""
+    """The k-th smallest of finite numbers.
+
+    `order_statistic` takes numbers of at least 0. So we select by magnitude, among the negative
+    numbers or among the others.
+    """
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives

@@ -1,7 +1,6 @@
 """Ridge regression, a function of second moments."""
 
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,10 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
 from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._interval import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     BoundedSum,
     bounded_average,
@@ -22,51 +23,52 @@ from dpjax.targets._spd_solve import inverse_factor
 from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball
 from dpjax.targets._unit_ball import into_unit_ball
 
-# Each lowers the residual by a factor of 16 or more, down to its rounding.
+# Each refinement lowers the residual by a factor of 16 or more, down to its rounding.
 _REFINEMENTS = 6
 
 
 def ridge_regression(*, regularization: float, dims: int | None = None) -> BoundedSum:
     """The weights of ridge regression, as a target.
 
-    Minimizes (1/n) sum_i (y_i - w'x_i)^2 / 2 + (lambda / 2) ||w||^2, with x_i scaled into the unit
-    ball where it lies outside and y_i clipped to [-1, 1]; NaN counts as 0. The minimizer solves
+    Minimizes (1/n) sum_i (y_i - w'x_i)^2 / 2 + (lambda / 2) ||w||^2. Each x_i outside of the unit
+    ball is scaled into it, and y_i is clipped to [-1, 1]; NaN counts as 0. The minimizer solves
     (S + lambda I) w = s, where S and s are the averages of x_i x_i' and y_i x_i.
 
     Args:
         regularization: lambda, above 0.
-        dims: d, the number of features; None for any, then no sensitivity is known.
+        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
+            is known.
 
     Returns:
         A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,)
         responses} to w, shape (d,). Append a constant feature for an intercept. Neighbors share
-        n - 1 records, of which the sampler computes the sums once.
+        n - 1 records, and the sampler computes their sums once.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range; on a database, if it has other dims, or rounding
-            in its dtype is not small against lambda: below 16 (d + 8) eps, 2.1e-5 for 3 features in
-            float32.
+        ValueError: if a parameter is out of range; on a database, if it has other dims, or lambda
+            is below 16 (d + 8) eps, too near to rounding: 2.1e-5 for 3 features in float32.
 
     Formal guarantees:
         The l2 sensitivity under replace-one is at most min(2 W, 2 (1 + W) / (n lambda) + 2 E),
-        rounding included; that of the exact minimizer even without E.
+        rounding included. For the exact minimizer E is 0.
 
-        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). For let R^2
-        be the average squared residual. At the minimizer w = sum_i (y_i - w'x_i) x_i / (n lambda),
-        hence ||w|| <= R / lambda; and its product with w says that lambda ||w||^2 is the average of
-        (y_i - w'x_i) w'x_i, at most R - R^2. The two together give W. Replacing a record then moves
-        the gradient at w by at most 2 (1 + W) / n, and the objective is lambda-strongly convex.
+        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). To see this,
+        let R^2 be the average squared residual. The minimizer is
+        w = sum_i (y_i - w'x_i) x_i / (n lambda), hence ||w|| <= R / lambda. Its product with w says
+        that lambda ||w||^2 is the average of (y_i - w'x_i) w'x_i, which is at most R - R^2. The two
+        together give W. Replacing a record then moves the gradient at w by at most 2 (1 + W) / n,
+        and the objective is lambda-strongly convex.
 
-        E = 8 (d + 8) eps (1 + (1 + lambda) W) / lambda bounds the error of a solution, the gradient
-        over lambda: rounding moves second moments by at most (d + 8) eps / 2, in the spectral norm,
-        and a residual by as much times 1 + (1 + lambda) W; refinement ends within four of those.
-        Second moments are added up in fixed point, exactly, so the order of the records does not
-        matter. The solution is brought into a ball that holds the exact one.
+        E = 8 (d + 8) eps (1 + (1 + lambda) W) / lambda bounds the error of a solution, which is at
+        most the gradient over lambda. Rounding moves second moments by at most (d + 8) eps / 2, in
+        the spectral norm, and a residual by 1 + (1 + lambda) W times as much. Refinement ends
+        within four times this. Second moments are added up in fixed point, exactly, so the order of
+        the records does not matter. The solution is moved into a ball that contains the exact one.
 
     Source:
-        Hoerl and Kennard (1970); the bound in the manner of Chaudhuri, Monteleoni and Sarwate
-        (2011), Lemma 7.
+        Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),
+        Lemma 7.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,10 +84,9 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
     strength, dims = check_strength(regularization), dims_or_none(dims)
     longest = float(_longest(Fraction(strength)))
 
-    def statistic(record: Any) -> dict[str, jax.Array]:
+    def statistic(record: PyTree) -> dict[str, jax.Array]:
         x = into_unit_ball(record["x"])
-        y = record["y"].astype(x.dtype)
-        y = jnp.clip(jnp.where(jnp.isnan(y), 0, y), -1, 1)
+        y = clip_and_replace_nan(record["y"].astype(x.dtype), -1, 1)
         return {"xx": x[:, None] * x[None, :], "xy": x * y}
 
     def finish(average: dict[str, jax.Array]) -> jax.Array:

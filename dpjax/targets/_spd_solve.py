@@ -1,6 +1,6 @@
 """Symmetric positive definite systems by matrix products, without calls into LAPACK.
 
-LAPACK is entered once per matrix, which is slow for many small ones.
+A call into LAPACK solves one matrix, which is slow for many small ones.
 """
 
 import jax
@@ -30,17 +30,14 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
 
 
 def _eliminate(matrix: jax.Array) -> jax.Array:
-    """Gauss's elimination beside the identity; a positive definite matrix needs no pivoting."""
+    """Elimination on [matrix, identity]; a positive definite matrix needs no pivoting."""
     size = len(matrix)
     index = jnp.arange(size)
 
-    def eliminate(k: jax.Array, both: jax.Array) -> jax.Array:
-        row = lax.dynamic_index_in_dim(both, k, keepdims=False)
-        column = lax.dynamic_index_in_dim(both, k, axis=1, keepdims=False)
-        pivot = lax.dynamic_index_in_dim(row, k, keepdims=False)
-        factor = jnp.where(index > k, column / pivot, 0)
-        return both - factor[:, None] * row[None, :]
+    def eliminate(both: jax.Array, k: jax.Array) -> tuple[jax.Array, None]:
+        factor = jnp.where(index > k, both[:, k] / both[k, k], 0)
+        return both - factor[:, None] * both[k][None, :], None
 
     both = jnp.concatenate([matrix, jnp.eye(size, dtype=matrix.dtype)], axis=1)
-    both = lax.fori_loop(0, size, eliminate, both)
-    return both[:, size:] * lax.rsqrt(jnp.diagonal(both))[:, None]
+    both, _ = lax.scan(eliminate, both, index)
+    return both[:, size:] * lax.rsqrt(jnp.diag(both[:, :size]))[:, None]

@@ -1,34 +1,30 @@
-"""Targets that are a function of a sum over records, which the sampler knows a shortcut for."""
+"""Targets that are a function of a sum over records: the sampler has a shortcut for them."""
 
 from collections.abc import Callable
-from typing import Any
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree, Value
 from dpjax.sensitivity._sum_targets import Summable
 
 
-def _unchanged(total: Any) -> Any:
-    return total
-
-
 def summable(
-    statistic: Callable[[Any], Any],
-    finish: Callable[[Any], Any] = _unchanged,
+    statistic: Callable[[PyTree], PyTree],
+    finish: Callable[[PyTree], Value] = lambda total: total,
     *,
     average: bool = False,
 ) -> Summable:
     """A target that is a function of a sum: f(D) = finish(sum_i statistic(x_i)).
 
-    Neighbors share n - 1 records, and the sampler makes use of it. Where `finish` is affine, as its
-    traced operations show, it computes f(D) - f(D') from the two records that differ, without
-    cancellation, and draws just these two where the oracle says that records are independent
-    (`dpjax.oracles.independent`); elsewhere it computes the shared sum once.
+    Neighbors share n - 1 records, and the sampler computes their sum once. If `finish` is affine,
+    as its traced operations show, the sampler needs less: it computes f(D) - f(D') from the two
+    records that differ, without cancellation. If in addition the oracle says that records are
+    independent (`dpjax.oracles.independent`), it draws only these two.
 
     Args:
         statistic: takes one record, the database's pytree without the leading axis, to a pytree of
             real arrays.
         finish: takes the sum to the value; by default the sum is the value.
-        average: divides the sum by n before it is finished.
+        average: divides the sum by n before `finish` takes it.
 
     Returns:
         A target: takes a database to the value.
@@ -37,9 +33,9 @@ def summable(
         TypeError: if statistic or finish is not a function.
 
     Formal guarantees:
-        No bound on its own. The sampled distances are those of the target to rounding, and the
-        rounding of the target as it is released, seen on random databases, is added to the
-        estimate like that of any other target.
+        No bound on its own. The sampled distances are those of the target up to rounding. The
+        sampler measures the rounding of the released target on random databases, and adds it to the
+        estimate, as for any other target.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, whose pairs share n - 1 records.

@@ -228,7 +228,7 @@ def test_bad_arguments_are_refused(key):
         targets.optax_training(loss, jnp.zeros(3, int), good, steps=1)
     with pytest.raises(ValueError, match="parameters must hold at least one array"):
         targets.optax_training(loss, {}, good, steps=1)
-    with pytest.raises(TypeError, match="optimizer must be one of optax's"):
+    with pytest.raises(TypeError, match="optimizer must be from optax"):
         targets.optax_training(loss, START, "sgd", steps=1)
     with pytest.raises(ValueError, match="steps must be"):
         targets.optax_training(loss, START, good, steps=0)
