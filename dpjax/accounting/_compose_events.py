@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
+from dpjax.accounting._left_out_orders import left_out_orders_hidden
 
 # Whose count an accountant of dp-accounting forgets: in PLDAccountant of 0.6.0, and in
 # RdpAccountant of what follows it.
@@ -18,6 +19,7 @@ _MOST = 10**5
 _OUTWARD = 1 + 1e-9
 
 
+@left_out_orders_hidden()
 def compose_events(
     *events: Any,
     delta: float,
@@ -82,6 +84,8 @@ def compose_events(
             add_event(accounting, accountant, event, 1)
         except accounting.UnsupportedEventError as error:
             raise ValueError(f"{event} is not known to {method} under {relation}") from error
+    if method == "renyi" and min(accountant.rdp) < 0:
+        raise ValueError('events must not have divergences lost in rounding: use method="pld"')
     return Guarantee(accountant.get_epsilon(delta) * _OUTWARD, delta, relation=relation)
 
 

@@ -13,6 +13,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
+from dpjax.accounting._left_out_orders import left_out_orders_hidden
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
 from dpjax.random._facade import GAUSSIAN
 
@@ -285,6 +286,7 @@ def _probability_of_a_bad_batch(sampling: Sampling) -> float:
     return float(scipy.stats.binom.sf(sampling.capacity, sampling.n + 1, sampling.rate)) * _OUTWARD
 
 
+@left_out_orders_hidden()
 def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable[[float], float]:
     accounting = _checks.extra("dp_accounting", "accounting")
     relations = accounting.NeighboringRelation
@@ -303,6 +305,8 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
     else:
         event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
         divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
+    # At low rates a divergence is lost in the rounding of its logarithm, and may come out negative.
+    divergences = np.maximum(divergences, 0) + 1e-13 * sampling.rate
     composed = divergences * (steps * _OUTWARD)
 
     def epsilon_at(delta: float) -> float:
