@@ -46,7 +46,7 @@ def test_a_filter_admits_what_its_budget_is_worth(release, epsilon, delta):
 def test_what_is_refused_takes_nothing():
     one = PrivacyFilter(epsilon=1.0, delta=1e-6)
     for large in (dpjax.gaussian(1.0, 2.0, 1e-6), Guarantee(1.001), Guarantee(0.5, 1e-9)):
-        with pytest.raises(BudgetExceededError, match=r"costs rho=.* there is left rho="):
+        with pytest.raises(BudgetExceededError, match=r"costs rho=.* the budget has left rho="):
             one.admit(large)
     for bad in (Guarantee(math.inf), dpjax.laplace(1.0, 1.0, noise="float")):
         with pytest.raises(BudgetExceededError, match="promises no guarantee"):
@@ -144,7 +144,9 @@ def test_an_odometer_reads_a_little_more_than_a_count_that_is_known():
 def test_the_delta_of_an_odometer_is_known_in_advance():
     """A reading whose delta grew with what answers chose would be no bound on anything."""
     odometer = PrivacyOdometer(delta=1e-6)
-    with pytest.raises(BudgetExceededError, match="this has delta=1e-07, and of what was reserved"):
+    with pytest.raises(
+        BudgetExceededError, match="this has delta=1e-07, and the reserved delta has"
+    ):
         odometer.add(Guarantee(0.1, 1e-7))
     assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP"
     odometer = PrivacyOdometer(delta=1e-6, reserved=2.5e-7)
