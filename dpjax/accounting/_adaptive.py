@@ -128,7 +128,7 @@ class PrivacyFilter(_Adaptive):
                 f" delta={float(sums[1] - self._delta):.4g}, and the budget has left"
                 f" rho={self._most - float(self._rho):.4g} and"
                 f" delta={self._reserved - float(self._delta):.4g}"
-                + (f"; delta does not cover noise for {drawn} coordinates" if tables else "")
+                + (f"; it does not cover noise for {drawn} coordinates" if tables else "")
             )
         self._add(release, sums)
 

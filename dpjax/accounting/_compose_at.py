@@ -99,8 +99,7 @@ def compose_at(
     if not math.isfinite(epsilon):
         raise ValueError(
             f"delta={delta:g} is too small: the deltas of the releases add up to"
-            f" {together.delta:g}, or the tables of the noise leave out more, in {dims} coordinates"
-            " of each release"
+            f" {together.delta:g}, or the tables of the noise leave out more, at dims={dims}"
         )
     return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 

@@ -32,18 +32,22 @@ class Sampling(Protocol):
     @property
     def kind(self) -> Literal["poisson", "fixed"]:
         """Each record joins independently ("poisson"), or batches have a fixed size ("fixed")."""
+        ...
 
     @property
     def n(self) -> int:
         """The number of records."""
+        ...
 
     @property
     def rate(self) -> float:
         """The probability that a record is in a batch."""
+        ...
 
     @property
     def capacity(self) -> int:
         """The number of slots of a batch."""
+        ...
 
 
 def dp_sgd(
