@@ -1,4 +1,4 @@
-"""What several releases promise together."""
+"""Composition of privacy guarantees, and budgets for many releases."""
 
 from dpjax.accounting._adaptive import PrivacyFilter as PrivacyFilter
 from dpjax.accounting._adaptive import PrivacyOdometer as PrivacyOdometer

@@ -1,22 +1,18 @@
-"""Releases that are chosen by what was released before: a filter and an odometer, in zCDP."""
+"""A filter and an odometer in zCDP, for releases that are chosen by earlier releases."""
 
+import dataclasses
 import math
 from fractions import Fraction
-from typing import Any
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee
+from dpjax._core._values import Guarantee, Mechanism
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import compose
-from dpjax.accounting._concentrated import (
-    concentration,
-    guarantee_of,
-    largest_rho,
-)
+from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 from dpjax.accounting._ideal_noise import SHARE, charged
 
-# Weights of the orders that an odometer looks at, 1 / (1 + |j|)^2, add up to this.
+# An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
@@ -34,49 +30,42 @@ class _Adaptive:
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
 
-    def _with(self, release: Any) -> tuple[Fraction, Fraction, Guarantee]:
-        """The sums with one more release; nothing is changed yet."""
+    def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
+        """The sums with one more release, which is not added yet."""
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
-            raise BudgetExceededError(f"no budget pays for a release that promises {one}")
+            raise BudgetExceededError(f"no budget pays for a release with {one}")
         together = compose(one) if self._together is None else compose(self._together, one)
         return self._rho + Fraction(cost.rho), self._delta + Fraction(cost.delta), together
 
-    def _drawn_with(self, release: Any) -> int:
-        """How many numbers were drawn; a guarantee holds for what is."""
+    def _drawn_with(self, release: Mechanism | Guarantee) -> int:
+        """The number of noise draws; a guarantee already covers how its own noise is drawn."""
         return self._drawn + self._dims * (not isinstance(release, Guarantee))
 
     @staticmethod
     def _added(together: Guarantee | None) -> float:
-        """The sum of epsilons, which bounds the loss itself where no release has a delta."""
+        """The sum of epsilons: a bound on the privacy loss itself if no release has a delta."""
         if together is None:
             return 0.0
         return float(together.epsilon) if together.delta == 0 else math.inf
 
-    def _add(self, release: Any, sums: tuple[Fraction, Fraction, Guarantee]) -> None:
+    def _add(
+        self, release: Mechanism | Guarantee, sums: tuple[Fraction, Fraction, Guarantee]
+    ) -> None:
         self._rho, self._delta, self._together = sums
         self._drawn = self._drawn_with(release)
 
     def _promise(self, epsilon: float, delta: float) -> Guarantee:
         together = self._together or Guarantee(0.0)
-        return Guarantee(
-            epsilon,
-            delta,
-            together.gamma,
-            together.confidence,
-            together.events,
-            together.relation,
-            together.notes,
-            together.group_size,
-        )
+        return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
 
 class PrivacyFilter(_Adaptive):
-    """Admits releases, each chosen by what was released before, while a budget lasts.
+    """Admits releases while a budget lasts; earlier releases may choose each of them.
 
-    `filter.admit(mechanism)` before a release with it. The budget is spent in zCDP, in which many
-    small releases cost far less than by adding; a few large ones that have no delta may be added
-    instead. It lives in memory; `dpjax.Ledger` is for what must survive.
+    Call `filter.admit(mechanism)` before every release. The budget is spent in zCDP, where many
+    small releases cost far less than their sum of epsilons. A few large releases without a delta
+    may be added up instead. The budget lives in memory. To keep one in a file, use `dpjax.Ledger`.
 
     Attributes:
         epsilon: of the budget.
@@ -84,13 +73,14 @@ class PrivacyFilter(_Adaptive):
 
     Formal guarantees:
         All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
-        samplings hold, whatever order, mechanism and moment to stop is chosen by the releases
-        before: where the sum of rho admits the last release the loss is that of a zCDP filter, and
-        where the sum of epsilons does it is below epsilon. Refusals depend on the guarantees alone.
+        samplings hold. Earlier releases may choose the order, the mechanisms and the moment to
+        stop. If the sum of rho admits the last release, the loss is that of a zCDP filter. If the
+        sum of epsilons admits it, the loss is below epsilon. Refusals depend on the guarantees
+        alone.
 
-        *Sampled* sensitivities must have been fixed in advance: targets, sizes, norms, oracles, and
-        which of them are released. `filter.guarantee` adds the gammas of those that were admitted;
-        where answers choose among several, those of all that might have been chosen add.
+        *Sampled* sensitivities must be fixed in advance: their targets, sizes, norms and oracles,
+        and the choice of those that are released. `filter.guarantee` adds the gammas of admitted
+        releases. If answers choose among several, the gammas of all candidates add.
 
         Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016), those in zCDP to
         Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
@@ -104,9 +94,9 @@ class PrivacyFilter(_Adaptive):
         Args:
             epsilon: of the budget.
             delta: of the budget, strictly between 0 and 1.
-            reserved: the part of delta that is kept for the deltas of releases whose zCDP has one,
-                which Gaussian and pure mechanisms have not.
-            dims: at most so many numbers are in each release.
+            reserved: the part of delta that is kept for releases whose zCDP has a delta. Gaussian
+                and pure mechanisms need none.
+            dims: the largest number of coordinates in a release.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -116,16 +106,16 @@ class PrivacyFilter(_Adaptive):
         self.epsilon = _checks.positive("epsilon", epsilon)
         self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
-    def admit(self, release: Any) -> None:
-        """Takes a release from the budget, before it is made.
+    def admit(self, release: Mechanism | Guarantee) -> None:
+        """Pays for a release, before it is made.
 
         Args:
             release: its mechanism, or its guarantee.
 
         Raises:
-            BudgetExceededError: if too little is left; then nothing is taken.
+            BudgetExceededError: if too little is left; then nothing is spent.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if it is for other neighbors than the releases before.
+            ValueError: if its neighboring relation or group size differs from earlier releases.
         """
         sums = self._with(release)
         drawn = self._drawn_with(release)
@@ -135,42 +125,43 @@ class PrivacyFilter(_Adaptive):
         if not concentrated and self._added(sums[2]) > self.epsilon:
             raise BudgetExceededError(
                 f"this costs rho={float(sums[0] - self._rho):.4g} and"
-                f" delta={float(sums[1] - self._delta):.4g}, and there is left"
+                f" delta={float(sums[1] - self._delta):.4g}, and the budget has left"
                 f" rho={self._most - float(self._rho):.4g} and"
                 f" delta={self._reserved - float(self._delta):.4g}"
-                + (f", or noise for {drawn} coordinates is too much" if tables else "")
+                + (f"; it does not cover noise for {drawn} coordinates" if tables else "")
             )
         self._add(release, sums)
 
     @property
     def remaining(self) -> float:
-        """The part of the budget that is left: of rho, or of epsilon where more of that is."""
+        """The part of the budget that is left: of rho or of epsilon, the larger part."""
         added = self._added(self._together) / self.epsilon
         return max(0.0, 1 - min(added, float(self._rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
-        """What all that will ever be admitted promises; gamma of what was admitted so far."""
+        """The guarantee of all releases, also future ones; gamma covers those so far."""
         return self._promise(self.epsilon, self.delta)
 
 
 class PrivacyOdometer(_Adaptive):
-    """Says what releases, each chosen by what was released before, have cost at any moment.
+    """Reads the cost of all releases at any moment; earlier releases may choose each of them.
 
-    `odometer.add(mechanism)` with every release. There is no budget: unlike what a filter promises,
-    its reading may itself decide when to stop.
+    Call `odometer.add(mechanism)` with every release. There is no budget, and the reading itself
+    may decide when to stop.
 
     Attributes:
-        delta: with which the readings hold.
+        delta: of every reading.
 
     Formal guarantees:
         On a pair of databases on which the samplings hold, with probability at least 1 - delta the
-        privacy loss is below `reading.epsilon` at all moments at once: so the reading at a moment
-        that is chosen by the releases is a guarantee. For every order a > 1, exp((a - 1) (loss - a
-        sum rho)) is a supermartingale; Ville's inequality bounds it over all time, at 129 orders
-        with a part of delta each, and the best one is read, or the sum of epsilons where no release
-        has a delta. That part of delta which the deltas of releases may take is set aside at the
-        start: a delta that grew with what is read would be no bound where releases choose it.
+        privacy loss is below `reading.epsilon` at all moments at once. So a reading is a guarantee
+        even at a moment that the releases choose. For every order a > 1,
+        exp((a - 1) (loss - a sum rho)) is a supermartingale, and Ville's inequality bounds it over
+        all time. The odometer splits delta among 129 orders, and reads the best bound. If no
+        release has a delta, it may read the sum of epsilons. The part of delta for the deltas of
+        releases is set aside at the start. If it grew with the releases, they could choose it, and
+        it would be no bound.
 
         *Sampled* sensitivities as in `PrivacyFilter`.
     """
@@ -181,7 +172,7 @@ class PrivacyOdometer(_Adaptive):
         Args:
             delta: of every reading, strictly between 0 and 1.
             reserved: the part of delta that is kept for the deltas of releases, as in a filter.
-            dims: at most so many numbers are in each release.
+            dims: the largest number of coordinates in a release.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -189,8 +180,8 @@ class PrivacyOdometer(_Adaptive):
         """
         super().__init__(delta, reserved, dims)
 
-    def add(self, release: Any) -> Guarantee:
-        """Counts a release, before it is made.
+    def add(self, release: Mechanism | Guarantee) -> Guarantee:
+        """Adds the cost of a release, before it is made.
 
         Args:
             release: its mechanism, or its guarantee.
@@ -199,23 +190,23 @@ class PrivacyOdometer(_Adaptive):
             The reading after it.
 
         Raises:
-            BudgetExceededError: if the release promises nothing, or its delta is more than is left
-                of what was reserved; it must not be made.
+            BudgetExceededError: if the release guarantees nothing, or its delta exceeds the
+                reserved delta that is left; do not make the release then.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if it is for other neighbors than the releases before.
+            ValueError: if its neighboring relation or group size differs from earlier releases.
         """
         sums = self._with(release)
         if sums[1] > self._reserved:
             raise BudgetExceededError(
-                f"this has delta={float(sums[1] - self._delta):.4g}, and of what was reserved there"
-                f" is left {self._reserved - float(self._delta):.4g}"
+                f"this has delta={float(sums[1] - self._delta):.4g}, and the reserved delta has"
+                f" {self._reserved - float(self._delta):.4g} left"
             )
         self._add(release, sums)
         return self.reading
 
     @property
     def reading(self) -> Guarantee:
-        """What the releases so far promise together."""
+        """The guarantee of all releases so far."""
         if self._together is None:
             return Guarantee(0.0)
         rho = round_up(self._rho)
@@ -227,7 +218,7 @@ class PrivacyOdometer(_Adaptive):
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:
-    """The bound at the order that is the best for a rho of 2^level, rounded up."""
+    """The bound at the best order for a rho of 2^level, rounded up."""
     log = -math.log(delta / (_ALL_WEIGHTS * (1 + abs(level)) ** 2))
     above_one = math.sqrt(log / 2.0**level)
     return ((1 + above_one) * rho + log / above_one) * (1 + 1e-12)

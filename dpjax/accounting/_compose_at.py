@@ -1,11 +1,12 @@
-"""What several releases promise together at one delta: tighter than adding."""
+"""Composition at one delta, which is tighter than adding epsilons."""
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee
+from dpjax._core._values import Guarantee, Mechanism
 from dpjax._exact._numerics import sum_up
 from dpjax.accounting._composition import compose
 from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_epsilon
@@ -18,40 +19,40 @@ _OUTWARD = 1 + 1e-12
 
 
 def compose_at(
-    *releases: Any,
+    *releases: Mechanism | Guarantee,
     delta: float,
     method: CompositionMethod = "optimal",
     dims: int = 2**20,
 ) -> Guarantee:
-    """What several releases on one database promise together, at a delta of your choice.
+    """Composes several releases on one database, at a delta of your choice.
 
-    Valid only for targets, sizes, norms and oracles that were fixed without the private data and
-    without earlier releases of it, as `compose`; so are epsilons and deltas, and how many releases
-    there are (`PrivacyFilter` is for those that are chosen as you go).
+    As for `compose`, targets, sizes, norms and oracles must have been fixed without the private
+    data and without earlier releases of it. The same holds for epsilons, deltas and the number of
+    releases. To choose them as you go, use `PrivacyFilter`.
 
     On a pair of databases on which all samplings hold, the releases are differentially private, and
-    epsilon composes by the method; the gammas of the samplings add. By method, from what the
-    guarantees say:
+    epsilon composes by the method. The gammas of the samplings add. Three methods use the epsilons
+    e_i of the guarantees. Here s is the part of delta that the deltas of the releases leave over:
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;
-    - "optimal": the least epsilon there is. Exact where few e_i differ, within about 4% where all
-      do; up to 10^4 releases;
+    - "optimal": the least possible epsilon. It is exact where few e_i differ, and within about 4%
+      where all differ. It takes up to 10^4 releases.
 
-    where s is what the deltas of the releases leave of delta. From the noise that is drawn:
+    Three methods use the mechanisms' noise:
 
-    - "zcdp": the rho of the mechanisms add (`mechanism.zcdp`: of Gaussian noise (Delta / sigma)^2 /
-      2, of the exponential mechanism epsilon^2 / 8 by its bounded range, else epsilon^2 / 2);
+    - "zcdp": adds `mechanism.zcdp`. That rho is (Delta / sigma)^2 / 2 for Gaussian noise,
+      epsilon^2 / 8 for the exponential mechanism by its bounded range, and else epsilon^2 / 2;
     - "renyi" and "pld": Renyi divergences, and distributions of the privacy loss, by dp-accounting.
 
-    Never worse than `compose`, where delta covers the sum of deltas.
+    The result is never worse than that of `compose`, where delta covers the sum of deltas.
 
     Args:
-        *releases: mechanisms, one for each release, or guarantees.
+        *releases: a mechanism, or a guarantee, for each release.
         delta: of the joint statement, strictly between 0 and 1.
         method: see above.
-        dims: at most so many numbers are in each release; what the tables of the noise leave
-            out is charged for each, by "zcdp", "renyi" and "pld".
+        dims: the largest number of coordinates in a release. The tables of the noise leave out a
+            small probability, and "zcdp", "renyi" and "pld" charge it for each coordinate.
 
     Returns:
         A `Guarantee`: epsilon rounded up, gamma and confidence as in `compose`.
@@ -59,13 +60,13 @@ def compose_at(
     Raises:
         ModuleNotFoundError: if dp-accounting is not installed, for "renyi" and "pld".
         TypeError: if a release is neither a mechanism nor a concrete guarantee.
-        ValueError: if there is none, if their neighboring relations or group sizes differ, or if no
-            finite epsilon is known at this delta.
+        ValueError: if no release is given, if their neighboring relations or group sizes differ, or
+            if no finite epsilon is known at this delta.
 
     Formal guarantees:
         (epsilon, delta, sum gamma)-random DP for the joint release, under the restriction above.
-        Every rounding goes outward; that of the Fourier transforms in dp-accounting is allowed for
-        by 1e-15 in delta and a part of 1e-9 in epsilon.
+        Every rounding goes outward. For the Fourier transforms in dp-accounting we allow an error
+        of 1e-15 in delta, and a relative error of 1e-9 in epsilon.
 
     Source:
         Dwork, Rothblum and Vadhan (2010); Kairouz, Oh and Viswanath (2015), Theorems 3.3 to 3.5;
@@ -89,55 +90,42 @@ def compose_at(
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:
         drawn = dims * sum(not isinstance(release, Guarantee) for release in releases)
-        epsilon = _by_noise(list(releases), delta, drawn, _BY_NOISE[method])
+        # The method bounds ideal noise; the charge covers noise that is drawn from tables.
+        ideal = _BY_NOISE[method](releases, delta * (1 - SHARE))
+        epsilon, needed = charged(ideal, delta, drawn)
+        epsilon = epsilon if needed <= delta else math.inf
     if together.delta <= delta:
         epsilon = min(epsilon, float(together.epsilon))
     if not math.isfinite(epsilon):
         raise ValueError(
-            f"delta={delta:g} is too small: the releases have {together.delta:g} together, or what"
-            f" their noise leaves out is more, in {dims} coordinates each"
+            f"delta={delta:g} is too small: the deltas of the releases add up to"
+            f" {together.delta:g}, or the tables of the noise leave out more, at dims={dims}"
         )
-    return Guarantee(
-        epsilon,
-        delta,
-        together.gamma,
-        together.confidence,
-        together.events,
-        together.relation,
-        together.notes,
-        together.group_size,
-    )
+    return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
 
 def _by_guarantee(
     guarantees: list[Guarantee], delta: float, method: Callable[[list[float], float], float]
 ) -> float:
-    """A release is epsilon-DP with probability 1 - delta: 1 - (1 - s) prod (1 - d_i) = delta."""
+    """Epsilon by the guarantees alone.
+
+    An (epsilon, d_i)-DP release is as private as one that is epsilon-DP with probability 1 - d_i.
+    So the slack s solves 1 - (1 - s) prod (1 - d_i) = delta.
+    """
     epsilons = [float(guarantee.epsilon) for guarantee in guarantees]
     deltas = [float(guarantee.delta) for guarantee in guarantees]
     if max(deltas) >= 1:
         return math.inf
-    kept = math.fsum(math.log1p(-own) for own in deltas)
-    slack = -math.expm1(math.log1p(-delta) - kept)
-    slack -= 2.0**-50 * (delta + sum(deltas))
+    log_pure = math.fsum(math.log1p(-own) for own in deltas)
+    slack = -math.expm1(math.log1p(-delta) - log_pure)
+    slack -= 2.0**-50 * (delta + sum(deltas))  # Covers the rounding of the two logarithms.
     return method(epsilons, slack) if slack > 0 else math.inf
-
-
-def _by_noise(
-    releases: list[Any],
-    delta: float,
-    dims: int,
-    method: Callable[[list[Any], float], float],
-) -> float:
-    """The bound of ideal noise, and what is charged for noise that is drawn from tables."""
-    epsilon, needed = charged(method(releases, delta * (1 - SHARE)), delta, dims)
-    return epsilon if needed <= delta else math.inf
 
 
 def _drv(epsilons: list[float], slack: float) -> float:
     squares = math.fsum(epsilon**2 for epsilon in epsilons)
-    grown = math.fsum(e * math.expm1(e) if e < 700 else math.inf for e in epsilons)
-    return (math.sqrt(-2 * math.log(slack) * squares) + grown) * _OUTWARD
+    mean = math.fsum(e * math.expm1(e) if e < 700 else math.inf for e in epsilons)
+    return (math.sqrt(-2 * math.log(slack) * squares) + mean) * _OUTWARD
 
 
 def _kov(epsilons: list[float], slack: float) -> float:
@@ -151,15 +139,15 @@ def _optimally(epsilons: list[float], slack: float) -> float:
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
             f'method "optimal" takes at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
-            ' "kov", which is close for so many'
+            ' "kov", which is nearly as tight here'
         )
     return optimal_epsilon(epsilons, slack)
 
 
-def _zcdp(releases: list[Any], delta: float) -> float:
+def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     costs = [concentration(release) for release in releases]
     rho = sum_up(cost.rho for cost in costs)
-    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)
+    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)  # Rounded down.
     if slack <= 0 or not math.isfinite(rho):
         return math.inf
     return zcdp_to_epsilon(rho, delta=slack)

@@ -1,15 +1,20 @@
-"""Several releases of dp-accounting's events at once, every one of them counted."""
+"""Composition of dp-accounting's events, with every count."""
 
 import math
-from typing import Any, Literal, get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
+from dpjax.accounting._left_out_orders import left_out_orders_hidden
 
-# Whose count an accountant of dp-accounting forgets: in PLDAccountant of 0.6.0, and in
-# RdpAccountant of what follows it.
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent, PrivacyAccountant
+
+# Accountants of dp-accounting forget the counts of these: PLDAccountant in 0.6.0, and RdpAccountant
+# in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
-# Whose noise multiplier says all, whichever relation their sensitivity is for.
+# Their noise multiplier is relative to a sensitivity, so it means the same under both relations.
 _OF_A_SENSITIVITY = (
     *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
     *("NoOpDpEvent", "NonPrivateDpEvent"),
@@ -18,37 +23,38 @@ _MOST = 10**5
 _OUTWARD = 1 + 1e-9
 
 
+@left_out_orders_hidden()
 def compose_events(
-    *events: Any,
+    *events: "DpEvent",
     delta: float,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     method: Literal["pld", "renyi"] = "pld",
 ) -> Guarantee:
-    """What releases promise together, by an accountant of dp-accounting.
+    """Composes releases by an accountant of dp-accounting.
 
     Args:
-        *events: events of dp-accounting, as `mechanism.dp_event`, composed ones too.
+        *events: events of dp-accounting, such as `mechanism.dp_event`; they may be composed.
         delta: of the guarantee, in (0, 1).
         relation: which databases are neighbors. Noise multipliers are relative to the sensitivity
-            under it, as those of `mechanism.dp_event` are; but where an event is sampled, or
-            randomized response, all of them are relative to the norm of one record's contribution,
-            of which a replaced one changes twice as much.
+            under this relation, as in `mechanism.dp_event`. If an event is sampled, or randomized
+            response, all of them are relative to the norm of one record's contribution. Replacing a
+            record then changes twice that norm.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
-        A `Guarantee` with gamma 0: gamma is in no event, add it by `compose`.
+        A `Guarantee` with gamma 0. No event holds gamma: add it by `compose`.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
-        TypeError: if there is no event, or one is none of dp-accounting's.
-        ValueError: if a parameter is out of range, an event holds NaN, the accountant does not know
-            an event under the relation, or randomized response or the exponential mechanism counts
-            beyond 10^5.
+        TypeError: if no event is given, or one is not an event of dp-accounting.
+        ValueError: if a parameter is out of range, an event holds NaN, rounding hides a Renyi
+            divergence, the accountant does not support an event under the relation, or randomized
+            response or the exponential mechanism is repeated more than 10^5 times.
 
     Formal guarantees:
-        That of the accountant, with the counts that it forgets: those of randomized response (of
-        dp-accounting 0.6) and of the exponential mechanism (of later versions), which are composed
-        one by one.
+        Those of the accountant. It forgets some counts: those of randomized response in
+        dp-accounting 0.6, and of the exponential mechanism in later versions. dpjax composes these
+        events one by one.
 
     Source:
         dp-accounting.
@@ -67,7 +73,7 @@ def compose_events(
         raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
     for event in events:
         if any(map(math.isnan, _numbers(event))):
-            raise ValueError(f"events must not hold NaN, which accountants take for 0, got {event}")
+            raise ValueError(f"events must not hold NaN, which accountants treat as 0, got {event}")
     kinds = {"pld": accounting.pld.PLDAccountant, "renyi": accounting.rdp.RdpAccountant}
     relations = accounting.NeighboringRelation
     plain = all(name in _OF_A_SENSITIVITY for event in events for name in _names(accounting, event))
@@ -81,38 +87,44 @@ def compose_events(
         try:
             add_event(accounting, accountant, event, 1)
         except accounting.UnsupportedEventError as error:
-            raise ValueError(f"{event} is not known to {method} under {relation}") from error
+            raise ValueError(f'method="{method}" has no {event} under {relation}') from error
+    if method == "renyi" and min(accountant.rdp) < 0:
+        raise ValueError('events must not have divergences lost in rounding: use method="pld"')
     return Guarantee(accountant.get_epsilon(delta) * _OUTWARD, delta, relation=relation)
 
 
-def _numbers(event: Any) -> list[float]:
-    """All numbers in an event and in those that it is made of."""
-    if isinstance(event, (list, tuple)):
-        return [number for one in event for number in _numbers(one)]
-    if isinstance(event, (int, float)):
-        return [float(event)]
-    fields = getattr(event, "__attrs_attrs__", ())
-    return _numbers([getattr(event, field.name) for field in fields])
+def _fields(event: object) -> dict[str, object]:
+    """The fields of an event by name; dp-accounting makes its events by attrs."""
+    return {x.name: getattr(event, x.name) for x in getattr(event, "__attrs_attrs__", ())}
 
 
-def _names(accounting: Any, event: Any) -> set[str]:
+def _numbers(part: object) -> list[float]:
+    """All numbers in an event, also in the events that it composes."""
+    if isinstance(part, (int, float)):
+        return [float(part)]
+    parts: Any = part if isinstance(part, (list, tuple)) else _fields(part).values()
+    return [number for one in parts for number in _numbers(one)]
+
+
+def _names(accounting: ModuleType, event: Any) -> set[str]:
     """The kinds of all events that are composed."""
     if isinstance(event, accounting.SelfComposedDpEvent):
         return _names(accounting, event.event)
     if isinstance(event, accounting.ComposedDpEvent):
-        return set().union(*(_names(accounting, one) for one in event.events))
+        return {name for one in event.events for name in _names(accounting, one)}
     return {type(event).__name__}
 
 
-def _of_two_contributions(accounting: Any, event: Any) -> Any:
-    """An event with half of the noise multipliers, which is what PLDAccountant takes them for.
+def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
+    """An event with half of every noise multiplier.
 
-    RdpAccountant takes the same ones as relative to what a replaced record changes.
+    Under replace-one, PLDAccountant reads a noise multiplier as relative to one contribution.
+    RdpAccountant reads it as relative to the change by a replaced record, which is two.
     """
     if isinstance(event, accounting.ComposedDpEvent):
         halved = [_of_two_contributions(accounting, one) for one in event.events]
         return accounting.ComposedDpEvent(halved)
-    fields = {x.name: getattr(event, x.name) for x in getattr(event, "__attrs_attrs__", ())}
+    fields = _fields(event)
     if "event" in fields:
         fields["event"] = _of_two_contributions(accounting, event.event)
     elif "noise_multiplier" in fields:
@@ -120,8 +132,10 @@ def _of_two_contributions(accounting: Any, event: Any) -> Any:
     return type(event)(**fields)
 
 
-def add_event(accounting: Any, accountant: Any, event: Any, count: int) -> None:
-    """Composes an event a number of times, one by one where the count would be forgotten."""
+def add_event(
+    accounting: ModuleType, accountant: "PrivacyAccountant", event: Any, count: int
+) -> None:
+    """Composes an event `count` times, one by one where the accountant forgets the count."""
     if isinstance(event, accounting.SelfComposedDpEvent):
         add_event(accounting, accountant, event.event, event.count * count)
     elif isinstance(event, accounting.ComposedDpEvent):
@@ -129,7 +143,7 @@ def add_event(accounting: Any, accountant: Any, event: Any, count: int) -> None:
             add_event(accounting, accountant, one, count)
     elif type(event).__name__ in _COUNT_FORGOTTEN:
         if count > _MOST:
-            raise ValueError(f"count of {event} must be at most {_MOST}, got {count}")
+            raise ValueError(f"{event} must be repeated at most {_MOST} times, got {count}")
         for _ in range(count):
             accountant.compose(event)
     else:

@@ -1,45 +1,46 @@
-"""What several releases promise together: host arithmetic in float64, rounded outward.
+"""Basic composition of guarantees: host arithmetic in float64, rounded outward.
 
 docs/proofs/sampled-sensitivity.md has the proofs.
 """
 
+import dataclasses
 import hashlib
 import math
 import uuid
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Scalar, Value
 from dpjax._core._values import Guarantee, Release, SampledEvent
 from dpjax._exact._numerics import round_up, sum_up
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:
-    """What several releases on one database promise together.
+    """Composes the guarantees of several releases on one database.
 
-    Valid only for targets, sizes, norms and oracles that were fixed without the private data and
-    without earlier releases of it: after a release the database is no longer a draw from the
-    oracle, and choosing the second target by the first answer can make its pairs exceed the
-    estimate with probability .75 where gamma said .057.
+    Targets, sizes, norms and oracles must have been fixed without the private data and without
+    earlier releases of it. After a release the database is no longer a draw from the oracle. If the
+    first answer chooses the second target, pairs can exceed the estimate with probability .75,
+    where gamma said .057.
 
-    epsilon and delta add. Each sampled sensitivity counts once, however many releases used it:
-    gamma and 1 - confidence add over distinct samplings. If any of them is marginal, so is the
-    result, and a (gamma, C) counts as marginal gamma + 1 - C. Where a guarantee and its samplings
-    disagree, because one was changed by hand, the worse counts.
+    epsilon and delta add. gamma and 1 - confidence add over distinct samplings: each sampled
+    sensitivity counts once, for any number of releases. If one sampling is marginal, so is the
+    result, and a (gamma, C) counts as marginal gamma + 1 - C. A guarantee that was changed by hand
+    may disagree with its samplings; then the worse statement counts.
 
     Args:
-        *guarantees: of the releases.
+        *guarantees: one for each release.
 
     Returns:
         A `Guarantee` in float64, every sum rounded up.
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if there is none, if one is a batch or NaN, or if their neighboring relations or
-            group sizes differ.
+        ValueError: if no guarantee is given, if one is a batch or NaN, or if their neighboring
+            relations or group sizes differ.
 
     Formal guarantees:
         (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
@@ -64,7 +65,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         )
     sizes = {guarantee.group_size for guarantee in known}
     if len(sizes) > 1:
-        raise ValueError(f"guarantees must be for groups of one size, got {sorted(sizes)}")
+        raise ValueError(f"guarantees must have the same group size, got {sorted(sizes)}")
     events = _distinct_events(known)
     gamma, confidence = _joint(events)
     return Guarantee(
@@ -80,10 +81,10 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
 
 def group(guarantee: Guarantee, size: int) -> Guarantee:
-    """What a guarantee promises to a group of t people.
+    """The guarantee for a group of t people.
 
-    t * epsilon, t * gamma, and delta (e^(t epsilon) - 1) / (e^epsilon - 1), by walking from D to D'
-    one record at a time.
+    It has t * epsilon, t * gamma, and delta (e^(t epsilon) - 1) / (e^epsilon - 1). The proof walks
+    from D to D' one record at a time.
 
     Args:
         guarantee: for one person.
@@ -114,21 +115,27 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
         for event in _distinct_events([one])
     )
     gamma, confidence = _joint(events)
-    epsilon, delta = _times(one.epsilon, size), _group_delta(one, size)
-    people = size * one.group_size
-    return Guarantee(epsilon, delta, gamma, confidence, events, one.relation, one.notes, people)
+    return dataclasses.replace(
+        one,
+        epsilon=_times(one.epsilon, size),
+        delta=_group_delta(one, size),
+        gamma=gamma,
+        confidence=confidence,
+        events=events,
+        group_size=size * one.group_size,
+    )
 
 
 def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
-    """What a guarantee under the oracle P promises when records really come from Q.
+    """Turns a guarantee under the oracle P into one for records that really come from Q.
 
-    gamma grows by sqrt((n + 1) tau / 2), Pinsker's bound on the total variation between the n + 1
-    records of a pair under P and under Q; for groups of t by sqrt((n + t) tau / 2).
+    gamma grows by sqrt((n + 1) tau / 2). That is Pinsker's bound on the total variation between the
+    n + 1 records of a pair under P and under Q. For groups of t it is sqrt((n + t) tau / 2).
 
     Args:
         guarantee: under P, for databases of n records.
         kl: tau, an upper bound on KL(P || Q) for one record, 0 or above.
-        n: number of records, at least 1.
+        n: the number of records, at least 1.
 
     Returns:
         A `Guarantee` under Q, gamma capped at 1 and rounded up.
@@ -138,8 +145,9 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
         ValueError: if tau is negative or n below 1.
 
     Formal guarantees:
-        Assumes i.i.d. records. Applies once to everything that the guarantee covers: compose
-        first, transfer last. A guarantee with gamma 0 holds under any Q and stays as it is.
+        Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
+        compose first and transfer last. A guarantee without samplings holds under any Q, and is
+        returned unchanged.
 
     Source:
         Rubinstein and Aldà (2017), Proposition 8.
@@ -156,26 +164,22 @@ def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
     events = _distinct_events([under_p])
     if not events:
         return under_p
-    shift = math.nextafter(math.sqrt((n + under_p.group_size) * tau / 2), math.inf) if tau else 0.0
+    distance = math.nextafter(math.sqrt((n + under_p.group_size) * tau / 2), math.inf)
     gamma, confidence = _joint(events)
-    moved = min(1.0, sum_up((gamma, shift)))
+    under_q = min(1.0, sum_up((gamma, distance if tau else 0.0)))
+    # The same samplings, tau and n get the same identity. So they count once when composed later.
     name = "|".join((*sorted(event.identity for event in events), repr((tau, n))))
     identity = hashlib.sha256(name.encode()).hexdigest()[:32]
-    event = SampledEvent(moved, confidence, identity)
-    return Guarantee(
-        under_p.epsilon,
-        under_p.delta,
-        moved,
-        confidence,
-        (event,),
-        under_p.relation,
-        under_p.notes,
-        under_p.group_size,
+    return dataclasses.replace(
+        under_p,
+        gamma=under_q,
+        confidence=confidence,
+        events=(SampledEvent(under_q, confidence, identity),),
     )
 
 
-def post_process(release: Release, function: Callable[[Any], Any]) -> Release:
-    """What a function makes of a release, under the same guarantee.
+def post_process(release: Release, function: Callable[[Value], Value]) -> Release:
+    """Applies a function to the value of a release, under the same guarantee.
 
     Args:
         release: of a mechanism.
@@ -185,11 +189,11 @@ def post_process(release: Release, function: Callable[[Any], Any]) -> Release:
         A `Release`.
 
     Raises:
-        TypeError: if the release is none, or the function not a function.
+        TypeError: if `release` is not a `Release`, or `function` not a function.
 
     Formal guarantees:
-        Those of the release: nothing that is computed from a release alone loses privacy. That the
-        function knows nothing else that is private is yours to keep.
+        Those of the release: a computation on a release alone loses no privacy. dpjax cannot check
+        that the function uses nothing else that is private.
 
     Source:
         Dwork and Roth (2014), Proposition 2.1.
@@ -202,45 +206,47 @@ def post_process(release: Release, function: Callable[[Any], Any]) -> Release:
         >>> positive.guarantee
         (epsilon=1, delta=0)-DP, seeded key
     """
-    if not isinstance(release, Release):
+    if not isinstance(release, Release):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"release must be a Release, got {_checks.shown(release)}")
     return Release(_checks.function("function", function)(release.value), release.guarantee)
 
 
-def concrete(guarantee: Any) -> Guarantee:
-    """The same guarantee with Python numbers for leaves."""
+def concrete(guarantee: object) -> Guarantee:
+    """The same guarantee with Python numbers as leaves; refuses other objects, batches and NaN."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
-    def number(name: str, value: Any) -> Any:
+    def number(name: str, value: Scalar) -> float:
         if _checks.is_traced(value):
             raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
         if np.ndim(value) > 0:
             raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
-        if value is not None and math.isnan(value):
+        if math.isnan(value):
             raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
-        return value if value is None else float(value)
+        return float(value)
 
-    events = tuple(
-        SampledEvent(
-            number("gamma", event.gamma), number("confidence", event.confidence), event.identity
-        )
-        for event in guarantee.events
-    )
-    return Guarantee(
-        number("epsilon", guarantee.epsilon),
-        number("delta", guarantee.delta),
-        number("gamma", guarantee.gamma),
-        number("confidence", guarantee.confidence),
-        events,
-        guarantee.relation,
-        guarantee.notes,
-        guarantee.group_size,
+    def statement(made_by: Guarantee | SampledEvent) -> dict[str, float | None]:
+        confidence = made_by.confidence
+        return {
+            "gamma": number("gamma", made_by.gamma),
+            "confidence": None if confidence is None else number("confidence", confidence),
+        }
+
+    return dataclasses.replace(
+        guarantee,
+        epsilon=number("epsilon", guarantee.epsilon),
+        delta=number("delta", guarantee.delta),
+        events=tuple(dataclasses.replace(x, **statement(x)) for x in guarantee.events),
+        **statement(guarantee),
     )
 
 
 def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
-    """The samplings behind some guarantees, each once; one that is written by hand is its own."""
+    """The samplings of some guarantees, each once, in their weakest statements.
+
+    A gamma that was written by hand, without a sampling, counts as a sampling of its own. It gets a
+    random identity, so it adds even to itself.
+    """
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
         if guarantee.events:
@@ -256,29 +262,39 @@ def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """The events of a guarantee, the first as bad as it takes where gamma was changed by hand."""
+    """The events of a guarantee, made to promise no more than the guarantee itself states.
+
+    A guarantee states gamma and confidence twice: in its own fields, and by its events together.
+    They differ where a user changed one by hand, as by `dataclasses.replace`. Composition adds over
+    events, so it would lose a gamma that was raised, or a confidence that was lowered, in the
+    fields. We charge the difference to the first event. Any event would do, since they add up. The
+    difference is never negative: fields that promise more than the events change nothing.
+    """
     first, *others = guarantee.events
     gamma, confidence = _joint(guarantee.events)
+    # A guarantee that calls itself marginal must stay so. One marginal event makes the union so.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = _joint((first, *others))
-    stated, doubt, known_doubt = Fraction(float(guarantee.gamma)), Fraction(0), Fraction(0)
-    if guarantee.confidence is not None:
-        doubt = 1 - Fraction(float(guarantee.confidence))
-    if confidence is None:  # Then doubt counts as gamma.
-        stated, doubt = stated + doubt, known_doubt
+    nothing = Fraction(0)
+    stated_gamma = Fraction(float(guarantee.gamma))
+    doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
+    if confidence is None:
+        # The events together are marginal. So the guarantee must be compared as marginal too: its
+        # doubt 1 - C, which marginal events cannot hold, counts as gamma.
+        stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
-        known_doubt = 1 - Fraction(confidence)
-    raised = Fraction(float(first.gamma)) + max(Fraction(0), stated - Fraction(gamma))
+        more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
+    more_gamma = max(nothing, stated_gamma - Fraction(gamma))
+    charged = min(1.0, round_up(Fraction(float(first.gamma)) + more_gamma))
     lowered = first.confidence
-    if lowered is not None:
-        more = max(Fraction(0), doubt - known_doubt)
-        lowered = max(0.0, -round_up(more - Fraction(float(lowered))))
-    return (SampledEvent(min(1.0, round_up(raised)), lowered, first.identity), *others)
+    if lowered is not None:  # C - more_doubt, rounded down.
+        lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
+    return (SampledEvent(charged, lowered, first.identity), *others)
 
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
-    """Two statements about one sampling, as the weaker of both."""
+    """The weaker of two statements about one sampling, in gamma and in confidence."""
     if event.confidence is None or other.confidence is None:
         event, other = _as_marginal(event), _as_marginal(other)
         confidence = None
@@ -288,7 +304,7 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
-    """The same event over the samples and a pair together: doubt counts as gamma."""
+    """The same event as a marginal statement: the doubt 1 - C counts as gamma."""
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
@@ -296,7 +312,7 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
 
 
 def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
-    """Gamma and confidence of several events at once."""
+    """Gamma and confidence of the union of several events; marginal if one of them is."""
     gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
     confidences = [float(event.confidence) for event in events if event.confidence is not None]
     doubt = sum((1 - Fraction(confidence) for confidence in confidences), Fraction(0))
@@ -305,10 +321,11 @@ def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
     return min(1.0, round_up(gamma)), max(0.0, -round_up(doubt - 1))
 
 
-def _times(value: Any, factor: int) -> float:
-    if not math.isfinite(value) or abs(float(value)) > 1e300:
-        return float(value) * factor  # Nothing is promised under an infinite epsilon.
-    return round_up(Fraction(float(value)) * factor)
+def _times(value: Scalar, factor: int) -> float:
+    number = float(value)
+    if not number < 1e300:
+        return number * factor  # It may overflow to infinity, which promises nothing.
+    return round_up(Fraction(number) * factor)
 
 
 def _group_delta(guarantee: Guarantee, size: int) -> float:

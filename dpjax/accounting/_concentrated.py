@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy: what releases cost in it, and what it is worth."""
+"""Zero-concentrated differential privacy (zCDP): costs of releases, and conversion to epsilon."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -9,7 +9,7 @@ from dpjax._core import _checks
 from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
 from dpjax.accounting._composition import concrete
 
-# What roundings in float64 may add, relative to the terms of a sum.
+# Bounds the rounding in float64, relative to the terms of a sum.
 _ROUNDING = 1e-13
 _LEAST_RHO = 1e-300  # Below, floats lose their digits.
 Conversion = Literal["optimal", "simple"]
@@ -19,8 +19,8 @@ class Concentration(NamedTuple):
     """delta-approximate rho-zCDP.
 
     Attributes:
-        rho: the Renyi divergence of every order a is at most a rho.
-        delta: but for an event of this probability.
+        rho: the Renyi divergence of every order a is at most a rho, outside of a rare event.
+        delta: the probability of that event.
     """
 
     rho: float
@@ -28,12 +28,12 @@ class Concentration(NamedTuple):
 
 
 def concentration(release: object) -> Concentration:
-    """What one release costs: by its mechanism, if that knows better than its guarantee."""
+    """The cost of one release: by `zcdp` of a mechanism, or else by its guarantee."""
     if is_mechanism(release):
         rho, delta = map(float, release.zcdp)
         if not (rho >= 0 and 0 <= delta <= 1):
             raise ValueError(
-                "zcdp of a mechanism must be rho, 0 or above, and delta, from 0 to 1, got"
+                "zcdp of a mechanism must be (rho, delta), rho at least 0 and delta in [0, 1], got"
                 f" {(rho, delta)}"
             )
         return Concentration(rho, delta)
@@ -43,7 +43,7 @@ def concentration(release: object) -> Concentration:
 
 
 def guarantee_of(release: object) -> Guarantee:
-    """The guarantee of a mechanism, or of a release, or one as it is; in Python numbers."""
+    """The guarantee of a mechanism or release, or a guarantee itself; in Python numbers."""
     promised = guarantee_in(release)
     if promised is None:
         raise TypeError(
@@ -56,9 +56,9 @@ def guarantee_of(release: object) -> Guarantee:
 def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal") -> float:
     """The epsilon of (epsilon, delta)-DP that rho-zCDP implies.
 
-    "simple" is rho + 2 sqrt(rho log(1 / delta)). "optimal" minimizes over orders a > 1 the bound
-    a rho + log(1 / (a delta)) / (a - 1) + log(1 - 1 / a), the least that can be had from Renyi
-    divergences at one order.
+    "simple" is rho + 2 sqrt(rho log(1 / delta)). "optimal" minimizes the bound
+    a rho + log(1 / (a delta)) / (a - 1) + log(1 - 1 / a) over orders a > 1. No smaller epsilon
+    follows from the Renyi divergence of one order.
 
     Args:
         rho: 0 or above.
@@ -73,8 +73,8 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for every mechanism that is rho-zCDP: every order gives a bound, so that the search
-        for the best one decides how small epsilon is, and not whether it is right.
+        Holds for every rho-zCDP mechanism. Every order gives a valid bound, so the search for the
+        best order affects only how small epsilon is.
 
     Source:
         Bun and Steinke (2016), Proposition 1.3; Canonne, Kamath and Steinke (2020), Proposition 12.
@@ -98,13 +98,17 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
         return simple
     # The order of the simple conversion is 1 + sqrt(log / rho); the best one is near.
     start = math.log(log / rho) / 2
+
+    def bound(x: float) -> float:
+        return _at_order(rho, log, x)
+
     found = scipy.optimize.minimize_scalar(
-        lambda x: _at_order(rho, log, x),
+        bound,
         bounds=(start - 12, start + 3),
         method="bounded",
         options={"xatol": 1e-9},
     )
-    return max(0.0, min(simple, _at_order(rho, log, float(found.x))))
+    return max(0.0, min(simple, bound(float(found.x))))
 
 
 def _at_order(rho: float, log: float, x: float) -> float:
@@ -121,7 +125,7 @@ def _at_order(rho: float, log: float, x: float) -> float:
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
-    """The largest rho, up to rounding, that is worth (epsilon, delta)."""
+    """The largest rho, up to rounding, that implies (epsilon, delta)-DP."""
     low, high = 0.0, epsilon + 1.0
     while zcdp_to_epsilon(high, delta=delta) <= epsilon:
         high *= 2

@@ -1,22 +1,22 @@
-"""What a statement about ideal noise says of noise that is drawn from tables."""
+"""From guarantees of ideal noise to guarantees of noise that is drawn from tables."""
 
 import math
 
-# Of one coordinate, for every noise there is: see the certificates of `random/_lattice.py`.
+# Bounds for one coordinate of any noise of dpjax: see the certificates of `random/_lattice.py`.
 _LOSS, _MASS = 2.0**-46, 2.0**-118
-SHARE = 2.0**-10
+SHARE = 2.0**-10  # The part of delta that pays for the difference.
 
 
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
-    """(epsilon, delta (1 - 2^-10)) of ideal noise, as what holds of drawn noise.
+    """Turns (epsilon, delta (1 - 2^-10))-DP of ideal noise into (epsilon, delta) of drawn noise.
 
-    Drawn probabilities P' are within e^c of ideal ones but for a mass of m, so that
+    Outside of a mass m, drawn probabilities P' are within a factor e^c of the ideal P. So
     P'(S) <= e^c P(S) + m <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
 
     Args:
         epsilon: of the ideal noise.
-        delta: that is to hold in the end.
-        dims: numbers that are drawn; 0 where only guarantees count, which hold as they are.
+        delta: of the final guarantee.
+        dims: how many numbers are drawn; 0 where no noise is drawn, and nothing is charged.
     """
     if dims == 0:
         return epsilon, delta

@@ -1,5 +1,6 @@
 """A budget of privacy for one database, kept in a file."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -22,47 +23,47 @@ from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, concrete
 from dpjax.random._facade import check_key
 
-_MOST_DIGITS = 400  # Before or after the point: as many as a float64 has.
+_MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
 
 
 class Ledger(Account):
     """The budget of one private database: every release is paid for before its noise is drawn.
 
     `dpjax.privatize(target, mechanism, ledger=ledger)` pays for the releases of one private
-    function, `with ledger:` for every release inside, by a mechanism too. Every release is drawn
-    anew and paid for, unless it has a name: `private(key, database, name="age")` returns what the
-    same request has released under this name, free of charge. A key that comes again is refused.
+    function. `with ledger:` pays for every release inside, also by a mechanism alone. Every release
+    is drawn anew and paid for, unless it has a name. `private(key, database, name="age")` returns
+    the earlier release of the same request under this name, free of charge. A key that was used
+    before is refused.
 
     Attributes:
         path: of the file.
-        version: of the database, a public name.
+        version: a public name for the state of the database.
 
     Formal guarantees:
-        What all releases promise together is `ledger.spent`, and its epsilon and delta never exceed
-        the budget: by basic composition, which allows every release to be chosen by what was
-        released before; but gamma and the confidence, which have no budget, add up only for what
-        was fixed in advance, see `dpjax.accounting.compose`. A number of a guarantee counts as the
-        decimal that Python prints for it, rounded up to a multiple of 10^-12 for epsilon and of
-        10^-24 for delta; the float64 may be larger by a part of 2^-53, which the noise covers. Sums
-        are exact.
+        All releases together have the guarantee `ledger.spent`, and its epsilon and delta never
+        exceed the budget. That is basic composition, so earlier releases may choose later ones.
+        gamma and the confidence have no budget. They add up only for releases that were fixed in
+        advance, see `dpjax.accounting.compose`. A number of a guarantee counts as the decimal that
+        Python prints for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for
+        delta. The float64 may be larger by a part of 2^-53, which the noise covers. Sums are exact.
 
-        A debit is on the disk before noise is drawn, for any number of processes. A process that is
-        killed has at most paid for nothing; so has a release that fails. A file that is corrupted,
-        truncated, not a ledger, read-only, of several names (hard links), older than its high-water
-        mark (a file of the same name with `.mark` at the end) or without one is refused. What no
-        file can know: that both were restored together, copied together, or removed together. So
-        leave them out of snapshots and backups that are restored as a whole, on a disk of the
-        machine (SQLite's write-ahead log does not work on network file systems), and in the hands
-        of whom you trust: nothing is signed.
+        A debit is on the disk before noise is drawn, for any number of processes. If a process is
+        killed, or a release fails, it may have paid without a release. A file is refused if it is
+        corrupted, truncated, not a ledger, read-only, or has several names (hard links). It has a
+        high-water mark, a file of the same name with `.mark` at the end. A file that is older than
+        its mark, or has none, is refused too. No file can know that both were restored, copied or
+        removed together. So exclude them from snapshots and backups that are restored as a whole.
+        Keep them on a disk of the machine: SQLite's write-ahead log does not work on network file
+        systems. Let only people write to them whom you trust: nothing is signed.
 
         Refusals depend on the ledger, the guarantee and the key alone. A release is returned again
-        only for an equal name, version, target, mechanism and structure of the records. Nobody
-        looks at the records themselves, for whether they changed may be private: so two columns or
-        groups need two names. After a change of the records open the ledger under another
-        `version`, or the old release is returned. Names are public: do not choose them by looking
-        at records, not even at which groups there are.
+        only for an equal name, version, target, mechanism and structure of the records. The ledger
+        never looks at the records, since a change of them may be private. So two columns or groups
+        need two names. After the records change, open the ledger under another `version`, or it
+        returns the old release. Names are public: do not choose them by looking at records, not
+        even at the groups in them.
 
-        The restrictions of `dpjax.random.KeyLedger` on what `with` covers hold here too.
+        The restrictions of `dpjax.random.KeyLedger` on `with` hold here too.
     """
 
     def __init__(
@@ -73,20 +74,20 @@ class Ledger(Account):
         delta: float | str | Decimal = 0,
         version: str = "",
     ) -> None:
-        """Opens a ledger, or makes one where there is none.
+        """Opens a ledger, or makes a new one.
 
         Args:
             path: of an SQLite file, one for each private database. A budget must outlive the
                 program, so ":memory:", "" and URIs are refused.
-            epsilon: the budget, which never changes; above 0. Of a float counts what it prints.
-            delta: likewise, from 0 up to and without 1.
-            version: a public name of the state of the database. The budget is the same for all.
+            epsilon: the budget, which never changes; above 0. A float counts as it prints.
+            delta: likewise, at least 0 and below 1.
+            version: a public name for the state of the database. All versions share the budget.
 
         Raises:
-            TypeError: if a parameter is of another type.
-            ValueError: if the path is not that of a file, or the budget is out of range, or not
-                that of the ledger.
-            LedgerError: if the file cannot be trusted or not be written.
+            TypeError: if a parameter has another type.
+            ValueError: if the path is not that of a file, or the budget is out of range, or differs
+                from the budget of the ledger.
+            LedgerError: if the file cannot be trusted, or cannot be written.
         """
         _check_text("version", version)
         budget = (
@@ -96,7 +97,7 @@ class Ledger(Account):
         if budget[0] <= 0:
             raise ValueError(f"epsilon must be at least 10^-{EPSILON_DIGITS}, got {epsilon}")
         if not 0 <= budget[1] < 10**DELTA_DIGITS:
-            raise ValueError(f"delta must be from 0 up to and without 1, got {delta}")
+            raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
         self.version = version
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
         self._file = LedgerFile(file, budget)
@@ -109,41 +110,33 @@ class Ledger(Account):
 
     @property
     def remaining(self) -> tuple[Decimal, Decimal]:
-        """What is left of epsilon and delta."""
+        """The epsilon and delta that are left."""
         self._file.update()
         (epsilon, delta), spent = self._file.chain.budget, self._file.chain.spent
         return _as_decimals(epsilon - spent[0], delta - spent[1])
 
     @property
     def spent(self) -> Guarantee:
-        """What all that was paid for promises together, see `dpjax.accounting.compose`."""
+        """The guarantee of all releases that were paid for, see `dpjax.accounting.compose`."""
         self._file.update()
         guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.chain.debits()]
         together = compose(*guarantees) if guarantees else Guarantee(0.0)
         epsilon, delta = map(_as_float, self._file.chain.spent, (EPSILON_DIGITS, DELTA_DIGITS))
-        return Guarantee(
-            epsilon,
-            min(1.0, delta),
-            together.gamma,
-            together.confidence,
-            together.events,
-            together.relation,
-            together.notes,
-            together.group_size,
-        )
+        return dataclasses.replace(together, epsilon=epsilon, delta=min(1.0, delta))
 
-    def history(self) -> list[dict[str, Any]]:
-        """What was paid for, in order: a row for each release, `pandas.DataFrame` takes them.
+    def history(self) -> list[dict[str, object]]:
+        """All payments in order, one row for each; `pandas.DataFrame` takes them.
 
         Returns:
-            Dicts of time (UTC), what (the name of the target, or of the mechanism), version,
-            epsilon and delta (what it cost), spent_epsilon and spent_delta (with all before it),
-            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
-            whether the release is kept. Nothing in it is private, if your names are not: of
-            records, and of functions, which are in `what`.
+            Dicts of time (UTC), what (the name of the target or mechanism), version, epsilon and
+            delta (the cost), spent_epsilon and spent_delta (the sums so far), gamma, confidence,
+            notes, name ("" without one), key and request (fingerprints), and kept (whether the
+            ledger holds the release). They hold nothing private if your names are public: the names
+            of records, and of functions, which are in `what`.
         """
         self._file.update()
-        rows, spent = [], (0, 0)
+        rows: list[dict[str, object]] = []
+        spent = (0, 0)
         for _, _, body in self._file.chain.debits():
             cost = int(body["epsilon"]), int(body["delta"])
             spent = spent[0] + cost[0], spent[1] + cost[1]
@@ -170,19 +163,19 @@ class Ledger(Account):
         return rows
 
     def charge(self, guarantee: Guarantee, *, key: jax.Array | None = None, what: str = "") -> None:
-        """Pays for a release that dpjax does not draw: every time, as nothing of it is kept.
+        """Pays for a release that dpjax does not draw. Every call pays, since no release is kept.
 
         Args:
             guarantee: of the release.
-            key: a typed key that it uses and no other release may.
+            key: a typed key of this release, which no other release may use.
             what: a public description, for the history.
 
         Raises:
-            TypeError: if the guarantee or the key are traced or of another kind.
-            ValueError: if the guarantee is a batch or NaN, or is for other neighbors than those of
-                the ledger, or the key was used before.
+            TypeError: if the guarantee or the key is traced, or of another kind.
+            ValueError: if the guarantee is a batch or NaN, or its neighboring relation or group
+                size differs from the ledger's, or the key was used before.
             BudgetExceededError: if too little is left.
-            LedgerError: if the file cannot be trusted or not be written.
+            LedgerError: if the file cannot be trusted, or cannot be written.
         """
         _check_text("what", what)
         if key is not None:
@@ -199,10 +192,10 @@ class Ledger(Account):
     def _debit(
         self, guarantee: Guarantee, key: str | None, what: str, request: Request | None = None
     ) -> None:
-        # Samplings that are written by hand get an identity here, for good.
+        # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised = compose(guarantee)
         if not (math.isfinite(promised.epsilon) and promised.delta < 1):
-            raise BudgetExceededError(f"no budget pays for a release that promises {promised}")
+            raise BudgetExceededError(f"no budget pays for a release with {promised}")
         cost = (
             _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
             _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
@@ -219,12 +212,13 @@ class Ledger(Account):
         )
 
     def released(self, request: Request) -> Release | None:
-        """What was released under a request, if anything was."""
+        """The release that is kept under a request, if any."""
         found = self._file.stored(self._stored_as(request))
         if found is None:
             return None
         body, payload = found
-        arrays, start = [], 0
+        arrays: list[jax.Array] = []
+        start = 0
         for dtype, shape in body["arrays"]:
             flat = np.frombuffer(payload, jnp.dtype(dtype), math.prod(shape), start)
             arrays.append(jnp.asarray(flat.reshape(shape)))
@@ -233,7 +227,7 @@ class Ledger(Account):
         return Release(value, _decoded(body["guarantee"]))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Remembers a release; of several under one request the first, which is returned."""
+        """Keeps the first release under a request, and returns it."""
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(release.value)]
         self._file.store(
             self._stored_as(request),
@@ -252,24 +246,16 @@ class Ledger(Account):
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
 
 
-def _check_text(name: str, value: Any) -> None:
+def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, got {_checks.shown(value)}")
+        raise TypeError(f"{name} must be a string, got {_checks.shown(value)}")
 
 
-def _encoded(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee as JSON, which keeps every digit."""
+def _encoded(guarantee: Guarantee) -> dict[str, object]:
+    """A guarantee as JSON, with every digit."""
     known = concrete(guarantee)
-    return {
-        "epsilon": known.epsilon,
-        "delta": known.delta,
-        "gamma": known.gamma,
-        "confidence": known.confidence,
-        "events": [(event.gamma, event.confidence, event.identity) for event in known.events],
-        "relation": known.relation.value,
-        "notes": known.notes,
-        "group_size": known.group_size,
-    }
+    events = [(event.gamma, event.confidence, event.identity) for event in known.events]
+    return {**vars(known), "events": events, "relation": known.relation.value}
 
 
 def _decoded(stored: dict[str, Any]) -> Guarantee:
@@ -288,18 +274,18 @@ def _decoded(stored: dict[str, Any]) -> Guarantee:
         raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
 
 
-def _units(name: str, value: Any, digits: int, rounded: Callable[[Fraction], int]) -> int:
-    """A number as a multiple of 10^-digits; a float is the decimal that it prints."""
+def _units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
+    """A number as a multiple of 10^-digits; a float counts as the decimal that it prints."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise TypeError(
-            f"{name} must be a number of Python's, a text or a Decimal, got {_checks.shown(value)}"
+            f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"
         )
     try:
         exact = Decimal(str(float(value)) if isinstance(value, float) else value)
     except InvalidOperation as error:
         raise ValueError(f"{name} must be a number, got {_checks.shown(value)}") from error
     if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
-        raise ValueError(f"{name} must be a finite number of usual size, got {value}")
+        raise ValueError(f"{name} must be a finite number in the range of floats, got {value}")
     return rounded(Fraction(exact) * 10**digits)
 
 
@@ -308,7 +294,7 @@ def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
 
 
 def _as_float(units: int, digits: int) -> float:
-    """The float64 that prints as a decimal, or the least above it where none does."""
+    """The float64 that prints as the decimal, or the least float64 above it."""
     exact = Fraction(units, 10**digits)
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)

@@ -1,47 +1,52 @@
-"""Epsilon of composed steps by privacy loss distributions, which dp-accounting discretizes.
+"""Epsilon of composed steps by the privacy loss distributions of dp-accounting.
 
-Its discretization is pessimistic at every width. What is not: convolutions by FFT lose mass, and
-small noise or many steps take more memory than there is.
+dp-accounting discretizes losses, and that is pessimistic at every width. Two traps remain, and
+this module closes them. Convolutions by FFT lose mass. Small noise and many steps need too much
+memory.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy
 
 from dpjax._core import _checks
 
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
 _INTERVAL = 1e-4
-# Beyond so many intervals they are made wider, and beyond this loss nothing is computed.
+# Intervals grow to keep below this number of them. Larger losses are refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# What convolutions by FFT may lose: they raise a mass of 1, which is off by 1e-16, to the power of
-# the steps.
+# Bounds the mass that convolutions by FFT lose. The total mass is off by 1e-16 in each step, and is
+# raised to the power of the steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# dp-accounting takes a number of outcomes to the power of the steps.
+# dp-accounting raises a number of outcomes to the power of the steps, which overflows beyond.
 _MOST_AT_ONCE = 1000
 
 
 class NoEpsilonError(ValueError):
-    """No epsilon goes with a delta."""
+    """No finite epsilon is known at a delta."""
 
 
 def epsilons_by_losses(
     kind: Literal["poisson", "fixed"], rate: float, z: float, steps: int, *, replaced: bool
 ) -> Callable[[float], float]:
-    """A function from delta to epsilon, of steps of a Gaussian mechanism on sampled batches.
+    """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
 
     Args:
         kind: of sampling.
         rate: the probability that a record is in a batch.
         z: the noise multiplier.
-        steps: how many.
+        steps: the number of mechanisms.
         replaced: whether neighbors replace a record, instead of adding or removing it.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # Of the noise, over how far a record moves the sum.
+    # The deviation of the noise, over the distance that a record moves the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -61,28 +66,30 @@ def epsilons_by_losses(
         left = delta * (1 - 1e-6) - lost
         found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
         if not math.isfinite(found):
-            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld"; use "renyi"')
+            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld": use "renyi"')
         return float(found)
 
     return epsilon_at
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:
-    """Between losses that are told apart: as wide as the memory for all of them asks for.
+    """The width of the intervals of losses, wider where memory would not hold the default.
 
-    Wider ones are pessimistic too.
+    Every width gives a valid bound.
     """
     variance = min(sigma**-2, math.log1p(rate**2 * math.expm1(min(700.0, sigma**-2))))
-    reach = 0.5 / sigma**2 + 10.5 / sigma + 20 * math.sqrt(steps * variance)
-    if reach > _LARGEST_LOSS:
+    largest = 0.5 / sigma**2 + 10.5 / sigma + 20 * math.sqrt(steps * variance)
+    if largest > _LARGEST_LOSS:
         raise NoEpsilonError(
-            f'losses of {reach:.1g} are too large for method="pld": give more noise, or use "renyi"'
+            f'losses of {largest:.1g} are too large for method="pld": add noise, or use "renyi"'
         )
-    return max(_INTERVAL, reach / _MOST_INTERVALS)
+    return max(_INTERVAL, largest / _MOST_INTERVALS)
 
 
-def _self_composed(distribution: Any, steps: int) -> Any:
-    """In stages, so that a power of the number of outcomes stays one that can be computed."""
+def _self_composed(
+    distribution: "PrivacyLossDistribution", steps: int
+) -> "PrivacyLossDistribution":
+    """Composes in stages, which keeps the powers in dp-accounting finite."""
     if steps <= _MOST_AT_ONCE:
         return distribution.self_compose(steps)
     whole, rest = divmod(steps, _MOST_AT_ONCE)
@@ -90,8 +97,10 @@ def _self_composed(distribution: Any, steps: int) -> Any:
     return composed.compose(distribution.self_compose(rest)) if rest else composed
 
 
-def _poisson(accounting: Any, rate: float, z: float, interval: float, replaced: bool) -> Any:
-    """Of a Gaussian mechanism on a batch that records join by themselves."""
+def _poisson(
+    accounting: ModuleType, rate: float, z: float, interval: float, replaced: bool
+) -> "PrivacyLossDistribution":
+    """The losses of a Gaussian mechanism on a batch that each record joins independently."""
     relations = accounting.NeighboringRelation
     return accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         z,
@@ -101,20 +110,22 @@ def _poisson(accounting: Any, rate: float, z: float, interval: float, replaced: 
     )
 
 
-def _fixed_size(accounting: Any, rate: float, sigma: float, interval: float) -> Any:
-    """Of a Gaussian mechanism of sensitivity 1 on a subset, where one record is replaced.
+def _fixed_size(
+    accounting: ModuleType, rate: float, sigma: float, interval: float
+) -> "PrivacyLossDistribution":
+    """The losses of a Gaussian mechanism of sensitivity 1 on a subset, when a record is replaced.
 
-    The curve of its hockey-stick divergences at epsilons on a grid, from a half of it: that of
-    either order of the neighbors bounds that of the other.
+    dp-accounting makes them from hockey-stick divergences on a grid of epsilons. Those at negative
+    epsilons follow from the positive ones, since swapping the neighbors mirrors the curve.
     """
-    # Beyond it the ratio of densities lies with probability e^-50 only.
+    # The log ratio of densities exceeds this with probability e^-50 only.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
     count = math.ceil(largest / interval)
     epsilons = interval * np.arange(count + 1)
     inner = np.log1p(np.expm1(epsilons) / rate)
     tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
     mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # A divergence is no less than 0, and rounding must not make it less than it is.
+    # Divergences are at least 0. The last term keeps rounding from making them too small.
     upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
     upper = np.minimum.accumulate(upper)
     lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]

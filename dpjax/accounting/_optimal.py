@@ -1,8 +1,8 @@
-"""The least epsilon of a composition of (epsilon, 0)-DP mechanisms of which nothing else is known.
+"""The least epsilon of composed (epsilon, 0)-DP mechanisms, if nothing else is known about them.
 
-The worst of them is randomized response, whose privacy loss is epsilon with probability
-e^epsilon / (1 + e^epsilon), else -epsilon. Losses add up, and delta is an expectation over their
-sum L: of 1 - e^(e - L) where that is positive, at a joint epsilon of e.
+The worst such mechanism is randomized response. Its privacy loss is epsilon with probability
+e^epsilon / (1 + e^epsilon), and else -epsilon. Losses add up to a sum L. At a joint epsilon of e,
+delta is the expectation of 1 - e^(e - L) where that is positive.
 """
 
 import collections
@@ -10,17 +10,17 @@ import math
 
 import numpy as np
 
-# Sums of losses that are kept apart; beyond, every epsilon is rounded up to a common unit.
+# The most distinct sums of losses; where there are more, epsilons are rounded up to a common unit.
 _MOST_POINTS = 2**16
-_ROUNDING = 1e-9  # Covers a relative rounding of 2^-50 for each of the releases.
+_ROUNDING = 1e-9  # Covers a relative error of 2^-50 for each release.
 MOST_RELEASES = 10**4
 
 
 def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     """The least joint epsilon at a delta, rounded up.
 
-    Exact where few epsilons differ, as in a composition of k equal ones; else the bound of slightly
-    larger epsilons that are multiples of one unit, a sixteenth of their average or smaller.
+    Exact where few epsilons differ, as for k equal ones. Else every epsilon is first rounded up to
+    a multiple of one unit, which is at most a sixteenth of their average.
     """
     counts = collections.Counter(epsilons)
     if math.prod(count + 1 for count in counts.values()) > _MOST_POINTS:
@@ -31,7 +31,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     total = math.fsum(epsilons)
 
     def delta_at(epsilon: float) -> float:
-        beyond = losses > epsilon
+        beyond = losses > epsilon  # Smaller losses add nothing to delta.
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300
@@ -46,7 +46,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
             high = middle
         else:
             low = middle
-    # What the losses may be off by.
+    # The last term covers the rounding of the losses.
     return min(total * (1 + 2**-50), high + total * 2.0**-40)
 
 
@@ -65,6 +65,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
     steps = [
         (steps, steps * unit)
         for epsilon, count in counts.items()
+        # The factor keeps the division from rounding down below the next integer.
         for steps in [math.ceil(epsilon / unit * (1 + 2**-50))] * count
     ]
     masses = _add_up(np.ones(1), steps)
@@ -73,7 +74,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 
 
 def _add_up(masses: np.ndarray, steps: list[tuple[int, float]]) -> np.ndarray:
-    """Probabilities of sums of losses, by how many units below the largest they are."""
+    """Probabilities of sums of losses: entry i is the sum that lies 2 i units below the largest."""
     total = len(masses) - 1 + sum(number for number, _ in steps)
     sums = np.zeros(total + 1)
     sums[: len(masses)] = masses

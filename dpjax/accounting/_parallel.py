@@ -7,30 +7,30 @@ from dpjax.accounting._composition import compose, concrete
 
 
 def parallel(*guarantees: Guarantee) -> Guarantee:
-    """What releases on disjoint parts of one database promise together, under add-or-remove-one.
+    """Composes releases on disjoint parts of one database, under add-or-remove-one.
 
-    Which part a record is in must depend on that record alone. A record that is added or removed is
-    in one part; of all others the releases have the distribution that they had, and are independent
-    of it. So the largest epsilon and delta hold for all of them.
+    The part of a record must depend on that record alone. Adding or removing a record changes one
+    part. The releases on the other parts keep their distributions, and are independent of it. So
+    the largest epsilon and the largest delta hold for all releases together.
 
-    A record that is replaced may leave one part and enter another, whose sizes then change: what a
-    release promises under replace-one says nothing of that. The result counts twice there:
+    A replaced record may leave one part and enter another, which changes the sizes of both. A
+    guarantee under replace-one does not cover that. Under replace-one, use
     `group(parallel(...), 2)`.
 
     Args:
-        *guarantees: of the releases, each on its part, under add-or-remove-one.
+        *guarantees: one for the release on each part, under add-or-remove-one.
 
     Returns:
         A `Guarantee` with the largest epsilon and delta; gamma and confidence as in `compose`.
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if there is none, if one is under replace-one, a batch or NaN, or if their group
-            sizes differ.
+        ValueError: if no guarantee is given, or if one is under replace-one, a batch, NaN, or for
+            groups of more than one.
 
     Formal guarantees:
-        (max epsilon, max delta)-DP for the joint release. For groups of t, whose records may be in
-        t parts, compose instead: such guarantees are refused.
+        (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t are refused,
+        since t records may lie in t parts: compose those instead.
 
     Source:
         McSherry, "Privacy integrated queries" (2009), Theorem 4.
@@ -47,8 +47,8 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
     together = compose(*guarantees)
     if together.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE or together.group_size > 1:
         raise ValueError(
-            "guarantees must be under add-or-remove-one, for one record: one that is replaced may"
-            f" leave one part and enter another; got {together.relation}, groups of"
+            "guarantees must be under add-or-remove-one, for one record, because a replaced record"
+            f" may leave one part and enter another; got {together.relation}, groups of"
             f" {together.group_size}"
         )
     known = [concrete(guarantee) for guarantee in guarantees]

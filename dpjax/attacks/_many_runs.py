@@ -23,7 +23,7 @@ def many_runs(
     arguments: tuple[Any, ...],
     *,
     count: int,
-    batch_size: int | None,
+    chunk_size: int | None,
 ) -> Any:
     """`run(index, *arguments)` for index = 0, ..., count - 1, stacked.
 
@@ -34,8 +34,8 @@ def many_runs(
     specs = TreeSpec.of(arguments).tree()
     program = Program.trace("run", run, jax.ShapeDtypeStruct((), jnp.uint32), *specs)
     size = fitting(program.largest_array())
-    if batch_size is not None:
-        size = _checks.integer("batch_size", batch_size, least=1)
+    if chunk_size is not None:
+        size = _checks.integer("chunk_size", chunk_size, least=1)
     chunks = -(-count // size)
     mapped = _compiled if program.is_concrete else _mapped
     found = mapped(arguments, program=program, chunks=chunks, size=min(size, count))

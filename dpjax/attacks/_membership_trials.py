@@ -25,7 +25,7 @@ def membership_trials(
     score: MembershipScore,
     n: int,
     trials: int,
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Attacks a fresh release of a fresh random pair in every trial: independent scores.
 
@@ -43,7 +43,7 @@ def membership_trials(
             `likelihood_ratio`.
         n: records of a database, at least 1.
         trials: how many, at least 1.
-        batch_size: trials at a time; by default as many as fit.
+        chunk_size: trials at a time; by default as many as fit.
 
     Returns:
         The scores, and whether `database` was the one that was released, both of shape (trials,):
@@ -96,7 +96,7 @@ def membership_trials(
         return _number(score(value, database, neighbor)), is_member
 
     arguments = sampling_key(key_pairs), key_releases
-    return many_runs("trials", trial, arguments, count=trials, batch_size=batch_size)
+    return many_runs("trials", trial, arguments, count=trials, chunk_size=chunk_size)
 
 
 def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:

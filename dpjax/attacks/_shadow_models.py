@@ -48,7 +48,7 @@ def shadow_models(
     query: ModelQuery,
     models: int,
     population: Any = None,
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
 ) -> ShadowModels:
     """Trains many models on random halves of some records, as one program.
 
@@ -68,7 +68,7 @@ def shadow_models(
             record, as `logit_confidence` of its label.
         models: how many, at least 1.
         population: more records, that no model is trained on, for `rmia`.
-        batch_size: models at a time; by default as many as fit.
+        chunk_size: models at a time; by default as many as fit.
 
     Returns:
         The `ShadowModels`. The models themselves are not kept.
@@ -119,7 +119,7 @@ def shadow_models(
 
     arguments = sampling_key(key_coins), key_models, candidates, others
     members, (scores, *rest) = many_runs(
-        "models", run, arguments, count=models, batch_size=batch_size
+        "models", run, arguments, count=models, chunk_size=chunk_size
     )
     return ShadowModels(scores, members, rest[0] if rest else None)
 

@@ -56,7 +56,7 @@ class Part:
         )
         return digest(self.program.fingerprint, jax.make_jaxpr(jax.vmap(self.program))(*batch))
 
-    def default_batch_size(self) -> int:
+    def default_chunk_size(self) -> int:
         """Cells in a chunk: a power of two, by what fits and by how many there are."""
         parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
         most = min(parts, max(_LEAST, _power_of_two(len(self))))

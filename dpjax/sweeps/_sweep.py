@@ -35,7 +35,7 @@ def sweep(
     repeats: int = 1,
     path: str | os.PathLike[str] | None = None,
     progress: bool = False,
-    batch_size: int | None = None,
+    chunk_size: int | None = None,
     mesh: Mesh | None = None,
     units: Mapping[str, str] = {},
 ) -> Any:
@@ -63,7 +63,7 @@ def sweep(
         path: a folder that keeps finished chunks. The same call, interrupted, goes on from there; a
             call with more values, repeats or choices computes those alone. One process at a time.
         progress: shows a bar with rate and time left (needs tqdm).
-        batch_size: cells in a chunk; by default by what fits the cache or the device and by how
+        chunk_size: cells in a chunk; by default by what fits the cache or the device and by how
             many cells there are, and that of the folder, where it holds some.
         mesh: devices of this process to spread chunks over; by default the default device.
         units: of parameters and outputs, by name.
@@ -124,8 +124,8 @@ def sweep(
     _checks.host_only("sweep", key, "jax.vmap")
     _checks.function("function", function)
     repeats = _checks.integer("repeats", repeats, least=1, most=MOST_REPEATS)
-    if batch_size is not None:
-        batch_size = _checks.integer("batch_size", batch_size, least=1)
+    if chunk_size is not None:
+        chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     traced_axes, static_axes = axes_of(traced, static)
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
@@ -137,7 +137,7 @@ def sweep(
     values = [np.empty((*shape, *output.shape), output.dtype) for output in outputs]
     there = np.zeros(shape, bool)
     with contextlib.nullcontext() if path is None else Store(path).opened() as store:
-        sizes = [batch_size or _batch_size(part, store) for part in parts]
+        sizes = [chunk_size or _chunk_size(part, store) for part in parts]
         shared = {"key": digest(key), "traced": _described(traced_axes), **compiled}
         runs = {
             part.fingerprint: _run_of(part, size, shared)
@@ -201,9 +201,9 @@ def _keep(
     count(len(cells))
 
 
-def _batch_size(part: Part, store: Store | None) -> int:
+def _chunk_size(part: Part, store: Store | None) -> int:
     known = None if store is None else store.batch_size(part.fingerprint)
-    return known or part.default_batch_size()
+    return known or part.default_chunk_size()
 
 
 def _kind(key: jax.Array) -> str:

@@ -105,10 +105,10 @@ def test_batches_without_replacement_mean_it_too():
 
 
 def test_what_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="is not known to pld under add-or-remove-one"):
+    with pytest.raises(ValueError, match=r'method="pld" has no .* under add-or-remove-one'):
         compose_events(RESPONSE, delta=1e-5, relation=ADD)
     repeated = dp_accounting.SelfComposedDpEvent(RESPONSE, 10**6)
-    with pytest.raises(ValueError, match="must be at most 100000"):
+    with pytest.raises(ValueError, match="repeated at most 100000"):
         compose_events(repeated, delta=1e-5, relation=REPLACE)
     with pytest.raises(TypeError, match="events must be those of dp-accounting"):
         compose_events(delta=1e-5)

@@ -52,7 +52,7 @@ def test_gamma_and_doubt_add_over_samplings():
 
 def test_the_restriction_comes_first_in_the_docstring():
     restriction = compose.__doc__.split("\n\n")[1]
-    assert restriction.strip().startswith("Valid only for targets")
+    assert restriction.strip().startswith("Targets, sizes, norms and oracles must have been")
     assert "fixed without the private data" in " ".join(restriction.split())
 
 
@@ -221,7 +221,7 @@ def test_groups_of_groups():
 
 def test_groups_of_different_sizes_do_not_compose():
     assert compose(group(A, 2), group(B, 2)).group_size == 2
-    with pytest.raises(ValueError, match=r"groups of one size, got \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"the same group size, got \[1, 2\]"):
         compose(A, group(B, 2))
 
 

@@ -157,7 +157,7 @@ def test_no_budget_pays_for_nothing(promise, ledger):
 
 @pytest.mark.parametrize("what", [None, 3, b"bytes", object()])
 def test_a_description_is_a_text(what, ledger):
-    with pytest.raises(TypeError, match="what must be a text, got"):
+    with pytest.raises(TypeError, match="what must be a string, got"):
         ledger.charge(Guarantee(0.1), what=what)
     assert paid(ledger) == 0
 

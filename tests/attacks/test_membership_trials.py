@@ -150,7 +150,7 @@ def test_pairs_differ_in_one_place_and_coins_are_fair():
         ({"score": None}, TypeError, "score"),
         ({"trials": 0}, ValueError, "trials"),
         ({"n": 0}, ValueError, "n must be"),
-        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"chunk_size": 0}, ValueError, "chunk_size"),
     ],
 )
 def test_what_cannot_run_is_refused(change, error, named):

@@ -31,7 +31,7 @@ def swept(key, draw, tmp_path):
             "traced": {"x": XS},
             "static": {"shift": [0, 1]},
             "repeats": REPEATS,
-            "batch_size": SIZE,
+            "chunk_size": SIZE,
             "path": tmp_path / "sweep",
             **settings,
         }
@@ -73,7 +73,7 @@ def test_what_is_there_is_not_done_again(swept, computed, tmp_path):
     first = swept()
     assert len(computed) == 24
     computed.clear()
-    again = swept(batch_size=None)
+    again = swept(chunk_size=None)
     assert computed == []
     assert (again.attrs["cells_computed"], again.attrs["cells_found"]) == (0, 24)
     xarray.testing.assert_equal(again, first)
@@ -148,7 +148,7 @@ OTHERS = {
     "key": {"key": jax.random.key(1)},
     "function": {"function": lambda key, x, shift: jax.random.uniform(key) * x},
     "traced": {"traced": {"x": [1, 2]}},
-    "batch size": {"batch_size": 4},
+    "batch size": {"chunk_size": 4},
 }
 
 
@@ -317,7 +317,7 @@ def function(key, x, n):
 print("ready", flush=True)
 found = dpjax.sweep(
     jax.random.key(0), function, traced={"x": [0.5, 1.0, 2.0]}, static={"n": {"a": 1, "b": 1}},
-    repeats=2000, batch_size=50, path=path,
+    repeats=2000, chunk_size=50, path=path,
 )
 bits = hashlib.sha256(found["sum"].values.tobytes() + found["first"].values.tobytes())
 print(bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"])

@@ -32,7 +32,7 @@ def test_results_are_those_of_a_loop():
         return {"error": released.value - value.astype(jnp.float32), "value": value}
 
     found = dpjax.sweep(
-        key, error, traced={"epsilon": epsilons}, static={"n": [3]}, repeats=4, batch_size=16
+        key, error, traced={"epsilon": epsilons}, static={"n": [3]}, repeats=4, chunk_size=16
     )
     assert found.sizes == {"n": 1, "epsilon": 3, "repeat": 4}
     loop = jax.jit(error, static_argnames="n")
@@ -55,9 +55,9 @@ def test_a_cell_has_the_same_bits_in_any_chunk(key):
         return jnp.stack([values.mean(), jnp.exp(values * x).sum(), (matrix @ matrix)[0, 0], x**3])
 
     xs = np.linspace(0.1, 3, 25)
-    together = dpjax.sweep(key, statistics, traced={"x": xs}, repeats=3, batch_size=16)
+    together = dpjax.sweep(key, statistics, traced={"x": xs}, repeats=3, chunk_size=16)
     alone = [
-        dpjax.sweep(key, statistics, traced={"x": xs[i : i + 1]}, repeats=3, batch_size=16)
+        dpjax.sweep(key, statistics, traced={"x": xs[i : i + 1]}, repeats=3, chunk_size=16)
         for i in range(25)
     ]
     xarray.testing.assert_equal(xarray.concat(alone, "x"), together)
@@ -73,7 +73,7 @@ def test_one_trace_and_one_program_for_each_choice(key, compilations):
     def swept(xs, **settings):
         static = {"n": [1, 2, 3], "kind": ["a", "b"]}
         return dpjax.sweep(
-            key, function, traced={"x": xs}, static=static, repeats=5, batch_size=16, **settings
+            key, function, traced={"x": xs}, static=static, repeats=5, chunk_size=16, **settings
         )
 
     choices = [(n, kind) for n in (1, 2, 3) for kind in "ab"]
@@ -87,7 +87,7 @@ def test_one_trace_and_one_program_for_each_choice(key, compilations):
 
 def test_more_of_everything_keeps_what_was_there(key, draw):
     small = dpjax.sweep(
-        key, draw, traced={"x": [1, 2.5]}, static={"shift": [0]}, repeats=3, batch_size=8
+        key, draw, traced={"x": [1, 2.5]}, static={"shift": [0]}, repeats=3, chunk_size=8
     )
     large = dpjax.sweep(
         key,
@@ -95,7 +95,7 @@ def test_more_of_everything_keeps_what_was_there(key, draw):
         traced={"x": [7, 2.5, 1.0, 0.3]},
         static={"shift": [5, 0]},
         repeats=6,
-        batch_size=8,
+        chunk_size=8,
     )
     there = large.sel(x=small.x, shift=small["shift"], repeat=small.repeat)
     np.testing.assert_array_equal(there.value, small.value)
@@ -268,7 +268,7 @@ REFUSED = {
     "lambda": ({"static": {"x": [lambda: 0]}}, TypeError, "give a dict of names and values"),
     "one label": ({"static": {"x": [1, "1"]}}, ValueError, "which count as one"),
     "repeats": ({"repeats": 0}, ValueError, "repeats must be"),
-    "batch size": ({"batch_size": 0}, ValueError, "batch_size must be"),
+    "chunk size": ({"chunk_size": 0}, ValueError, "chunk_size must be"),
     "units": ({"units": {"y": "m"}}, ValueError, "units must be of repeat, value"),
     "mesh": ({"mesh": 8}, TypeError, "mesh must be a jax.sharding.Mesh"),
     "function": ({"function": 3}, TypeError, "function must be a function"),
@@ -338,7 +338,7 @@ def function(key, x, n):
     return {"mean": mean * x, "lie": lie}
 def swept(mesh=None, **settings):
     return dpjax.sweep(key, function, traced={"x": [1.0, 2.0, 3.0]}, static={"n": [4]},
-                       repeats=7, batch_size=4, mesh=mesh, **settings)
+                       repeats=7, chunk_size=4, mesh=mesh, **settings)
 expected = swept()
 for mesh in (jax.make_mesh((1,), ("a",)), jax.make_mesh((3,), ("a",))):
     xarray.testing.assert_equal(swept(mesh), expected)
