@@ -45,12 +45,16 @@ SIGNALS = {
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Handlers that raise, as programs have them."""
+    """Handlers that raise, as programs have them.
+
+    A shell starts what runs in its background with SIGINT ignored: Python then has no handler.
+    """
 
     def handler(number, frame):
         raise {number: error for number, error in SIGNALS.values()}[number]
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, old in before.items():
         signal.signal(number, old)
