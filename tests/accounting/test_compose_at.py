@@ -158,9 +158,9 @@ def test_zcdp_is_no_less_than_any_order_allows(rho, delta):
 
 
 def test_gaussian_composition_agrees_with_peers(reference):
-    for row in reference("peers")["composition_epsilon"]["rows"]:
-        if row["kind"] != "gaussian":
-            continue
+    rows = [x for x in reference("peers")["composition_epsilon"]["rows"] if x["kind"] == "gaussian"]
+    # One that is refused, and every second one of the others.
+    for row in (rows[3], *rows[::2]):
         mechanisms = [normal(row["sigma"])] * row["count"]
 
         def found(method, mechanisms=mechanisms, delta=row["delta"]):

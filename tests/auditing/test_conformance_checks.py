@@ -89,7 +89,9 @@ def plain(flaw):
     return lambda sensitivity, epsilon: Plain(*begin("l1", sensitivity, epsilon), flaw)
 
 
+@pytest.mark.slow
 def test_a_mechanism_without_a_flaw_passes():
+    """As those of dpjax do in tests/mechanisms/test_conformance.py."""
     check_conformance(seeded_key(1), plain(""), **PAIR)
 
 

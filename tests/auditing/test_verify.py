@@ -22,9 +22,9 @@ SOUND = {
         dpjax.laplace(1.0, 1.0),
         {"value": jnp.asarray(0.3), "neighbor": jnp.asarray(1.3)},
     ),
-    "gaussian": (dpjax.gaussian(1.0, 1.0, 0.01), REAL | COMPILED),
 }
 MORE = {
+    "gaussian": (dpjax.gaussian(1.0, 1.0, 0.01), REAL | COMPILED),
     "exponential": (dpjax.exponential(1.0, 1.0), SCORES),
     "laplace, integers": (dpjax.laplace(1.0, 1.0), BIT | COMPILED),
     "permute-and-flip": (dpjax.permute_and_flip(1.0, 1.0), SCORES),

@@ -557,8 +557,19 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("settings", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        pytest.param(
+            dtype,
+            settings,
+            id=f"{dtype}-{name}",
+            marks=[pytest.mark.slow] * (dtype == "float64" and name != "grouped"),
+        )
+        for dtype in ("float32", "float64")
+        for name, settings in CONVOLUTIONS.items()
+    ],
+)
 def test_no_example_makes_the_others_of_a_convolution_nan(settings, dtype):
     """Under `vmap`, XLA fills kernels of groups up with zeros; and zero times infinity is NaN.
 

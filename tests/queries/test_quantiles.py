@@ -113,7 +113,7 @@ def test_bad_grids_and_databases_are_refused():
 
 def draws(mechanism, scores, seed):
     keys = jax.random.split(dpjax.random.seeded_key(seed), 64)
-    return np.array([mechanism(key, scores).value for key in keys])
+    return np.asarray(jax.jit(jax.vmap(lambda key: mechanism(key, scores).value))(keys))
 
 
 def test_released_quantiles_are_within_the_stated_ranks():

@@ -1,5 +1,6 @@
 """Noise on the lattice: the tables as they are stored, and what is drawn from them."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -19,6 +20,17 @@ def integers(limbs):
     """Limbs as signed int64."""
     high, low = (np.asarray(limb).astype(np.uint64) for limb in limbs)
     return (high << np.uint64(32) | low).astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def a_million(keys):
+    """2^20 numbers of one draw, for all tests of it."""
+
+    @functools.cache
+    def drawn(draw):
+        return integers(jax.jit(draw, static_argnums=1)(keys(20170611), (2**20,)))
+
+    return drawn
 
 
 def test_masses_against_fifty_digits():
@@ -126,8 +138,8 @@ def test_a_slot_ends_where_its_table_says(which):
         (_lattice.lattice_gaussian, _lattice.GAUSSIAN_RESOLUTION, stats.norm),
     ],
 )
-def test_distribution(draw, resolution, law, key):
-    drawn = integers(jax.jit(draw, static_argnums=1)(key, (2**20,)))
+def test_distribution(draw, resolution, law, a_million):
+    drawn = a_million(draw)
     edges = law.ppf(np.linspace(0, 1, 201)[1:-1]) * resolution
     counts = np.bincount(np.searchsorted(edges, drawn + 0.5), minlength=200)
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
@@ -137,8 +149,8 @@ def test_distribution(draw, resolution, law, key):
 
 
 @pytest.mark.parametrize("draw", [_lattice.lattice_laplace, _lattice.lattice_gaussian])
-def test_low_bits_and_signs_are_fair(draw, key):
-    drawn = integers(jax.jit(draw, static_argnums=1)(key, (2**20,)))
+def test_low_bits_and_signs_are_fair(draw, a_million):
+    drawn = a_million(draw)
     assert stats.chisquare(np.bincount(drawn & 255, minlength=256)).pvalue > FALSE_ALARM
     assert abs((drawn < 0).mean() - 0.5) < 5 * 0.5 / 2**10
     # Signs do not go with magnitudes.
@@ -181,11 +193,14 @@ def test_the_exponential_starts_again(monkeypatch, key):
     [_lattice.lattice_laplace, pytest.param(_lattice.lattice_gaussian, marks=pytest.mark.slow)],
 )
 def test_same_bits_everywhere(draw, key):
-    alone = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
+    eager = integers(draw(jax.random.split(key, 4)[0], (3,)))
+    compiled = jax.jit(draw, static_argnums=1)
+    alone = [integers(compiled(one, (3,))) for one in jax.random.split(key, 4)]
+    np.testing.assert_array_equal(eager, alone[0])
     batch = jax.jit(jax.vmap(lambda one: draw(one, (3,))))(jax.random.split(key, 4))
     np.testing.assert_array_equal(integers(batch), alone)
     with jax.enable_x64(True):
-        wide = [integers(draw(one, (3,))) for one in jax.random.split(key, 4)]
+        wide = [integers(compiled(one, (3,))) for one in jax.random.split(key, 4)]
     np.testing.assert_array_equal(wide, alone)
 
 
@@ -199,11 +214,10 @@ def test_jax_sees_two_draws_from_one_key(draw, key):
 
 
 def test_lanes_share_nothing(key):
-    drawn = integers(_lattice.lattice_laplace(key, (50_000,)))
+    drawn = integers(jax.jit(_lattice.lattice_laplace, static_argnums=1)(key, (50_000,)))
     assert len(np.unique(drawn)) == drawn.size
-    drawn = integers(
-        jax.vmap(lambda one: _lattice.lattice_laplace(one, ()))(jax.random.split(key, 50_000))
-    )
+    one_each = jax.jit(jax.vmap(lambda one: _lattice.lattice_laplace(one, ())))
+    drawn = integers(one_each(jax.random.split(key, 50_000)))
     assert len(np.unique(drawn)) == drawn.size
 
 

@@ -87,11 +87,10 @@ def test_distances_are_of_what_gets_noise(shape):
         assert abs(distance / np.linalg.norm(plain) - 1) > 1e-2
 
 
-def test_the_grid_before_the_map_is_in_the_distances():
+def test_the_grid_before_the_map_is_in_the_distances(shape):
     """A value on a coarse grid of a shape moves by its steps, or not at all."""
-    coarse = dpjax.noise_shape(KEY_SHAPE, target, oracle, n=N, m=100)
-    coarse = type(coarse)(
-        coarse.matrix, coarse.inverse, coarse.bits, 3, coarse.outputs, coarse.sampled_with
+    coarse = type(shape)(
+        shape.matrix, shape.inverse, shape.bits, 3, shape.outputs, shape.sampled_with
     )
     distances = dpjax.sensitivity_samples(KEY_SAMPLE, target, oracle, n=N, norm=coarse, m=100)
     assert np.mean(np.asarray(distances) == 0) > 0.5
