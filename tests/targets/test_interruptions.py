@@ -51,6 +51,8 @@ def handlers():
         raise {number: error for number, error in SIGNALS.values()}[number]
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
+    # A shell that starts tests in the background tells them, and their workers, to ignore Ctrl-C.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, old in before.items():
         signal.signal(number, old)
