@@ -45,13 +45,12 @@ SIGNALS = {
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Handlers that raise, as programs have them."""
+    """Handlers that raise, as programs have them. A shell makes its background deaf to Ctrl-C."""
 
     def handler(number, frame):
         raise {number: error for number, error in SIGNALS.values()}[number]
 
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGALRM)}
-    # A shell that starts tests in the background tells them, and their workers, to ignore Ctrl-C.
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, old in before.items():
