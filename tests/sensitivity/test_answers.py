@@ -1,12 +1,10 @@
-"""It always answers: processes that sample and release what leaves XLA, alone and beside others.
+"""It always answers: a process that samples and releases what leaves XLA, on eight devices.
 
 Batches of LAPACK calls wait for each other for ever where as many devices call as the pool has
-threads (`dpjax/_tracing/_lapack.py`). On eight devices that share a CPU each of the targets below
-does so in its first call, but `triangular_solve` and `fft`: one process for all of them is enough.
+threads (`dpjax/_tracing/_lapack.py`). A library that hands over batches stops at the first call of
+each target below but `triangular_solve` and `fft`, on an idle machine and on a busy one: once each
+is enough. On one device it answered eight times out of eight, so nothing is tried there.
 """
-
-import subprocess
-import sys
 
 import jaxlib.version
 import pytest
@@ -68,24 +66,8 @@ except _waiting.NoAnswerError as error:
 """
 
 
-@pytest.fixture
-def busy():
-    """Two processes beside the test that use all the time there is."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-    yield
-    for process in others:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [None, 8])
-def test_every_target_is_answered(run_python, devices):
-    run_python(PROGRAM + EVERY, devices=devices, timeout=1200)
-
-
-@pytest.mark.slow
-def test_every_target_is_answered_beside_others(run_python, busy):
+def test_every_target_is_answered(run_python):
     run_python(PROGRAM + EVERY, devices=8, timeout=1200)
 
 
