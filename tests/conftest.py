@@ -132,8 +132,8 @@ def run_python(environment):
 def fork_python():
     """Runs a program in a process that has imported dpjax already: `fork_python(code, **names)`.
 
-    Returns the process, for `kill` and `join`, and what receives the arguments of its `answer`.
-    The program must import and name all that it needs, but for `names`.
+    Returns the process, for `kill` and `join`, and a function: `answered(seconds)` waits for what
+    the program hands to its `answer`, and gives None where nothing comes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dpjax"])
@@ -143,6 +143,10 @@ def fork_python():
         process = context.Process(target=exec, args=(code, {"answer": sender.send, **names}))
         process.start()
         sender.close()
-        return process, answers
+
+        def answered(seconds=600):
+            return answers.recv() if answers.poll(seconds) else None
+
+        return process, answered
 
     return start

@@ -326,25 +326,25 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fo
     random = np.random.default_rng(0)
 
     def start(folder):
-        process, answers = fork_python(RUN, path=str(folder))
-        assert answers.recv() == "ready"
-        return process, answers
+        process, answered = fork_python(RUN, path=str(folder))
+        assert answered() == "ready"
+        return process, answered
 
     begun = time.monotonic()
-    expected, computed, found = start(tmp_path / "whole")[1].recv()
+    expected, computed, found = start(tmp_path / "whole")[1]()
     assert (computed, found) == (12_000, 0)
     duration = time.monotonic() - begun
     killed, went_on, folder = 0, 0, tmp_path / "0"
     while killed < kills:
-        process, answers = start(folder)
-        ended = answers.poll(random.uniform(0, duration))
+        process, answered = start(folder)
+        ended = answered(random.uniform(0, duration)) is not None
         process.kill()
         process.join()
         killed += not ended
         # The first run had to compile, and the machine may be busier by now.
         duration *= 0.8 if ended else 1.05
         if ended or killed == kills or random.uniform() < 0.2:
-            bits, computed, found = start(folder)[1].recv()
+            bits, computed, found = start(folder)[1]()
             assert bits == expected
             assert computed + found == 12_000
             went_on += 0 < found < 12_000
