@@ -3,6 +3,7 @@
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -125,3 +126,27 @@ def run_python(environment):
         return done.stdout.strip()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def fork_python():
+    """Runs a program in a process that has imported dpjax already: `fork_python(code, **names)`.
+
+    Returns the process, for `kill` and `join`, and a function: `answered(seconds)` waits for what
+    the program hands to its `answer`, and gives None where nothing comes.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dpjax"])
+
+    def start(code, **names):
+        answers, sender = context.Pipe(duplex=False)
+        process = context.Process(target=exec, args=(code, {"answer": sender.send, **names}))
+        process.start()
+        sender.close()
+
+        def answered(seconds=600):
+            return answers.recv() if answers.poll(seconds) else None
+
+        return process, answered
+
+    return start

@@ -44,7 +44,7 @@ def worker(path, budget, count, *more):
 
 
 def finish(process):
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     return output.count("paid")
 
@@ -178,7 +178,7 @@ def test_a_killed_process_loses_budget_at_most(kills, path):
         process.send_signal(signal.SIGKILL)
         # `communicate` alone loses what came in one piece with the first line.
         relied += process.stdout.read().count("paid")
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         file = LedgerFile(path, (10**6, 0))
         file.update()
         # In flight was one debit of each killed process.
@@ -196,9 +196,10 @@ def test_a_ledger_that_was_killed_at_birth_opens(kills, tmp_path):
         process = worker(path, 10**6, 10**6)
         while not path.exists():
             assert process.poll() is None
+            time.sleep(0.001)
         time.sleep(moments.uniform(0, 0.01))
         process.kill()
-        paid = process.communicate(timeout=60)[0].count("paid")
+        paid = process.communicate(timeout=600)[0].count("paid")
         file = LedgerFile(path, (10**6, 0))
         file.update()
         assert file.chain.spent[0] >= paid

@@ -79,9 +79,9 @@ def test_linear_programs_fail_there_too(queries, databases):
 
 @pytest.mark.slow
 def test_the_phase_change_is_at_the_root_of_n():
-    """At c sqrt(n) as much is wrong for 64 as for 256 records, by both attacks."""
+    """At c sqrt(n) as much is wrong for 32 as for 128 records, by both attacks."""
     c, found = (0.15, 0.5, 1.0), {}
-    for n, releases in ((64, 40), (256, 10)):
+    for n, releases in ((32, 80), (128, 20)):
         rng = np.random.default_rng(n)
         queries, bits = rng.integers(2, size=(4 * n, n)), rng.integers(2, size=(releases, n))
         exact = bits @ queries.T
@@ -92,9 +92,9 @@ def test_the_phase_change_is_at_the_root_of_n():
     for attack in (by_least_squares, by_linear_program):
         for size in c:
             # 2560 bits each: five standard deviations of the difference are .07.
-            assert found[64, attack, size] == pytest.approx(found[256, attack, size], abs=0.07)
-        assert found[256, attack, 0.15] < 0.01
-        assert found[256, attack, 1.0] > 0.15
+            assert found[32, attack, size] == pytest.approx(found[128, attack, size], abs=0.07)
+        assert found[128, attack, 0.15] < 0.01
+        assert found[128, attack, 1.0] > 0.15
 
 
 def test_linear_programs_forgive_answers_that_are_arbitrarily_wrong(queries, databases):

@@ -215,7 +215,7 @@ def energy(mechanism, size):
 
 @pytest.mark.slow
 def test_patients_get_noise_of_sixty_percent_of_the_energy():
-    """And 20,000 fresh pairs are covered: at gamma, the estimate is too low once in 100 keys."""
+    """And 4,000 fresh pairs are covered: at gamma, the estimate is too low once in 100 keys."""
     data = sklearn.datasets.load_breast_cancer()
     rows = np.random.default_rng(0).permutation(len(data.target))[:200]
     x = data.data[rows]
@@ -231,5 +231,5 @@ def test_patients_get_noise_of_sixty_percent_of_the_energy():
     shaped = dpjax.shaped_gaussian(sampled[0], EPSILON, DELTA)
     isotropic = dpjax.gaussian(sampled[1], EPSILON, DELTA)
     assert energy(shaped, 30) <= 0.6 * energy(isotropic, 30)
-    fresh = dpjax.sensitivity_samples(key_fresh, fit, oracle, n=369, norm=shape, m=20_000)
+    fresh = dpjax.sensitivity_samples(key_fresh, fit, oracle, n=369, norm=shape, m=4_000)
     assert np.mean(np.asarray(fresh) <= float(shaped.sensitivity.value)) >= 0.95

@@ -1,12 +1,15 @@
-"""It always answers: fresh processes that sample and release what leaves XLA, idle and busy."""
+"""It always answers: a process that samples and releases what leaves XLA, on eight devices.
 
-import subprocess
-import sys
+Batches of LAPACK calls wait for each other for ever where as many devices call as the pool has
+threads (`dpjax/_tracing/_lapack.py`). A library that hands over batches stops at the first call of
+each target below but `triangular_solve` and `fft`, on an idle machine and on a busy one: once each
+is enough. On one device it answered eight times out of eight, so nothing is tried there.
+"""
 
+import jaxlib.version
 import pytest
 
 PROGRAM = """
-import sys
 import jax, jax.numpy as jnp, dpjax
 import jax.scipy.linalg as jsl
 
@@ -34,57 +37,44 @@ TARGETS = {
         gram(d),
     ),
 }
-target = TARGETS[sys.argv[1]]
-key = dpjax.random.seeded_key(int(sys.argv[2]))
-mesh = jax.make_mesh((jax.device_count(),), ("devices",)) if jax.device_count() > 1 else None
-sensitivity = dpjax.sample_sensitivity(
-    key, target, lambda key, n: jax.random.normal(key, (n, 32)), n=200, m=300, gamma=0.1,
-    norm="l2", mesh=mesh, chunk_size=64, allow_cancellation=True)
-private = dpjax.privatize(target, dpjax.gaussian(sensitivity, epsilon=0.5, delta=1e-6))
-databases = jax.random.normal(jax.random.key(1), (8, 200, 32))
-jax.block_until_ready(private(key, databases[0]))
-jax.block_until_ready(jax.jit(jax.vmap(private))(jax.random.split(key, 8), databases))
+
+def sample_and_release(target, seed):
+    key = dpjax.random.seeded_key(seed)
+    mesh = jax.make_mesh((jax.device_count(),), ("devices",)) if jax.device_count() > 1 else None
+    sensitivity = dpjax.sample_sensitivity(
+        key, target, lambda key, n: jax.random.normal(key, (n, 32)), n=200, m=600, gamma=0.1,
+        norm="l2", mesh=mesh, chunk_size=64, allow_cancellation=True)
+    private = dpjax.privatize(target, dpjax.gaussian(sensitivity, epsilon=0.5, delta=1e-6))
+    databases = jax.random.normal(jax.random.key(1), (8, 200, 32))
+    jax.block_until_ready(private(key, databases[0]))
+    jax.block_until_ready(jax.jit(jax.vmap(private))(jax.random.split(key, 8), databases))
 """
-TARGETS = (
-    *("solve", "several", "cholesky", "eigh", "svd", "qr", "lstsq", "triangular_solve", "fft"),
-    "loop",
+EVERY = """
+for seed, target in enumerate(TARGETS.values()):
+    sample_and_release(target, seed)
+"""
+# What the library did before; it gives up after seconds of rest instead of a minute.
+BROKEN = """
+from dpjax._running import _waiting
+from dpjax._tracing import _lapack, _one_by_one
+_one_by_one._CONCERNED = frozenset()
+_waiting._PATIENCE = 160
+try:
+    sample_and_release(TARGETS["solve"], 0)
+except _waiting.NoAnswerError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_every_target_is_answered(run_python):
+    run_python(PROGRAM + EVERY, devices=8, timeout=1200)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    jaxlib.version.__version_info__ >= (0, 11, 1), reason="this jaxlib cuts no batch into parts"
 )
-
-
-@pytest.fixture
-def busy():
-    """Three processes beside the test that use all the time there is."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-    yield
-    for process in others:
-        process.kill()
-        process.wait()
-
-
-def answers(run_python, target, count, **settings):
-    for seed in range(count):
-        program = f"import sys; sys.argv = ['', {target!r}, '{seed}']\n" + PROGRAM
-        run_python(program, timeout=300, **settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_process_answers(run_python, target):
-    answers(run_python, target, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_process_answers_beside_others(run_python, target, busy):
-    answers(run_python, target, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_process_answers_on_eight_devices(run_python, target, busy):
-    answers(run_python, target, 4, devices=8)
-
-
-@pytest.mark.slow
-def test_ridge_regression_written_by_a_user_answers(run_python):
-    answers(run_python, "solve", 1)
+def test_a_library_that_hands_over_batches_does_not_answer(run_python):
+    said = run_python(PROGRAM + BROKEN, devices=8, timeout=1200)
+    assert said.startswith("a program does not answer")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -285,12 +284,10 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environm
 
 
 RUN = """
-import sys
 import jax, jax.numpy as jnp, dpjax
 from dpjax._running import _compiler
 from dpjax.sensitivity import _loop
 from dpjax._running._compiler import compilation
-log, *paths = sys.argv[1:]
 compute = _loop.compute_chunks
 def logged(block, key, position, chunks, **settings):
     out = compute(block, key, position, chunks, **settings)
@@ -298,30 +295,22 @@ def logged(block, key, position, chunks, **settings):
         file.write("".join(f"{chunk} " for chunk in chunks))
     return out
 _loop.compute_chunks = logged
-target = lambda x: jnp.mean(jnp.sort(x))
-for path in paths:
-    value = dpjax.sample_sensitivity(
-        jax.random.key(0), target, lambda key, n: jax.random.normal(key, (n,)),
-        n=1000, norm="l1", m=6_000, gamma=0.05, chunk_size=200, checkpoint=path,
-    ).value
-    print(value.hex(), flush=True)
-    log += ".again"
+value = dpjax.sample_sensitivity(
+    jax.random.key(0), lambda x: jnp.mean(jnp.sort(x)), lambda key, n: jax.random.normal(key, (n,)),
+    n=1000, norm="l1", m=6_000, gamma=0.05, chunk_size=200, checkpoint=path,
+).value
+answer(value)
 """
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, environment):
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fork_python):
     random = np.random.default_rng(0)
     path, log = tmp_path / "run", tmp_path / "log"
 
-    def start(*checkpoints):
+    def start(checkpoint):
         log.write_text("")
-        return subprocess.Popen(
-            [sys.executable, "-c", RUN, *map(str, (log, *checkpoints))],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        return fork_python(RUN, path=str(checkpoint), log=str(log))
 
     def stored():
         if not path.exists():
@@ -331,19 +320,19 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, en
 
     known = set()
     for _ in range(kills):
-        process = start(path)
-        while not (log.read_text() and path.exists()) and process.poll() is None:
+        process, _ = start(path)
+        while not (log.read_text() and path.exists()) and process.is_alive():
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.join()
         assert not known & set(map(int, log.read_text().split()))
         assert known <= stored()
         known = stored()
     assert known
-    # The process that resumes computes all of it anew, too.
-    printed, _ = start(path, tmp_path / "other").communicate()
+    _, resumed = start(path)
+    value = resumed()
     assert not known & set(map(int, log.read_text().split()))
-    value, uninterrupted = printed.split()
-    assert value == uninterrupted
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["log", "log.again", "other", "run"]
+    _, uninterrupted = start(tmp_path / "other")
+    assert value == uninterrupted() is not None
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log", "other", "run"]

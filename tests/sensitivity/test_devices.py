@@ -98,7 +98,7 @@ for mesh in (jax.make_mesh((8,), ("devices",)), jax.make_mesh((2,), ("devices",)
     dpjax.sample_sensitivity(jax.random.key(0), ridge, oracle, n=300, norm="l2", m=1024,
                              gamma=0.05, chunk_size=64, mesh=mesh)
 """,
-        timeout=120,
+        timeout=600,
         devices=8,
     )
 
@@ -121,8 +121,9 @@ HOST = (
     """
 import os, sys, threading
 import jax
-process, count, port = map(int, sys.argv[1:4])
-jax.distributed.initialize(f"127.0.0.1:{port}", count, process, heartbeat_timeout_seconds=10)
+process, count, port, heartbeat = map(int, sys.argv[1:5])
+jax.distributed.initialize(
+    f"127.0.0.1:{port}", count, process, heartbeat_timeout_seconds=heartbeat)
 """
     + SETUP
     + """
@@ -133,15 +134,18 @@ mesh = jax.make_mesh((jax.device_count(),), ("devices",))
 
 @pytest.fixture(scope="module")
 def on_hosts(environment):
-    """Runs a program as several processes on loopback: return codes and what they print."""
+    """Runs a program as several processes on loopback: return codes and what they print.
 
-    def run(code, count, **variables):
+    One that gives no sign of life for `heartbeat` seconds is taken for dead, also if it is starved.
+    """
+
+    def run(code, count, *, heartbeat=100, **variables):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", HOST + code, str(i), str(count), str(port)],
+                [sys.executable, "-c", HOST + code, *map(str, (i, count, port, heartbeat))],
                 env=environment(**variables),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
@@ -151,7 +155,7 @@ def on_hosts(environment):
             for i in range(count)
         ]
         try:
-            finished = [process.communicate(timeout=150) for process in processes]
+            finished = [process.communicate(timeout=600) for process in processes]
         finally:
             for process in processes:
                 process.kill()
@@ -287,7 +291,7 @@ def test_an_error_in_one_process_is_told_to_all(two_hosts):
 def test_a_process_that_dies_is_an_error(on_hosts):
     """The other one ends too, once no sign of life has come for its heartbeat's timeout."""
     code = "os._exit(7) if process == 1 else sample(mesh)"
-    codes, finished = on_hosts(code, 2)
+    codes, finished = on_hosts(code, 2, heartbeat=10)
     assert codes[1] == 7
     assert codes[0] not in (0, None)
     assert finished[0][1]

@@ -2,9 +2,6 @@
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -307,55 +304,49 @@ def test_every_chunk_is_written_synced_and_renamed(swept, tmp_path, monkeypatch)
 
 
 RUN = """
-import hashlib, sys
+import hashlib
 import jax, jax.numpy as jnp, dpjax
-path = sys.argv[1]
 def function(key, x, n):
     values = jax.random.normal(key, (200,))
     value = jax.lax.fori_loop(0, 400, lambda i, y: jnp.sin(y) + values.mean(), values * x)
     return {"sum": value.sum(), "first": value[:n]}
-print("ready", flush=True)
+answer("ready")
 found = dpjax.sweep(
     jax.random.key(0), function, traced={"x": [0.5, 1.0, 2.0]}, static={"n": {"a": 1, "b": 1}},
     repeats=2000, chunk_size=50, path=path,
 )
 bits = hashlib.sha256(found["sum"].values.tobytes() + found["first"].values.tobytes())
-print(bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"])
+answer((bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 100])
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, environment):
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fork_python):
     random = np.random.default_rng(0)
 
     def start(folder):
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, str(folder)],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout.readline() == "ready\n"
-        return process
+        process, answered = fork_python(RUN, path=str(folder))
+        assert answered() == "ready"
+        return process, answered
 
-    whole = start(tmp_path / "whole")
     begun = time.monotonic()
-    expected, computed, found = whole.communicate(timeout=300)[0].split()
-    assert (computed, found) == ("12000", "0")
+    expected, computed, found = start(tmp_path / "whole")[1]()
+    assert (computed, found) == (12_000, 0)
     duration = time.monotonic() - begun
     killed, went_on, folder = 0, 0, tmp_path / "0"
     while killed < kills:
-        process = start(folder)
-        time.sleep(random.uniform(0, duration))
-        process.send_signal(signal.SIGKILL)
-        ended, _ = process.communicate()
+        process, answered = start(folder)
+        ended = answered(random.uniform(0, duration)) is not None
+        process.kill()
+        process.join()
         killed += not ended
-        duration *= 0.8 if ended else 1.0  # The first run had to compile.
+        # The first run had to compile, and the machine may be busier by now.
+        duration *= 0.8 if ended else 1.05
         if ended or killed == kills or random.uniform() < 0.2:
-            bits, computed, found = start(folder).communicate(timeout=300)[0].split()
+            bits, computed, found = start(folder)[1]()
             assert bits == expected
-            assert int(computed) + int(found) == 12_000
-            went_on += 0 < int(found) < 12_000
+            assert computed + found == 12_000
+            went_on += 0 < found < 12_000
             folder = tmp_path / f"{killed} {time.monotonic()}"
     assert went_on or kills < 10
