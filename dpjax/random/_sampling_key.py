@@ -1,6 +1,4 @@
-"""The key that databases are drawn with: sampling holds no secret, and threefry is fast."""
-
-from typing import Any
+"""The key that draws databases. Sampling holds no secret, so it may use threefry, which is fast."""
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +12,15 @@ _THREEFRY = "threefry2x32"
 _DOMAIN = 2**32 - 1
 
 
-def sampling_key(key: Any) -> jax.Array:
-    """A threefry key as it is; of any other kind one that is derived from it.
+def sampling_key(key: jax.Array) -> jax.Array:
+    """A threefry key itself, and from a key of another kind a derived threefry key.
 
     Oracles that draw by rejection take 19 times as long under ChaCha20.
     """
     check_sampling_key(key)
     if jax.random.key_impl(key) == _THREEFRY:
         return key
-    data: Any = jax.random.key_data(key)
+    data = jax.random.key_data(key)
     words = _derived(key) if _checks.is_traced(data) else _derived_on_host(data)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
 
@@ -31,7 +29,7 @@ def _derived(key: jax.Array) -> jax.Array:
     return jax.random.bits(jax.random.fold_in(key, _DOMAIN), (2,), jnp.uint32)
 
 
-def _derived_on_host(data: Any) -> jax.Array:
+def _derived_on_host(data: jax.Array) -> jax.Array:
     """The same words, without a program to compile."""
     words = bits_of_child_on_host(np.asarray(data), _DOMAIN)[:2]
     return jax.device_put(words, data.sharding if data.committed else None)
