@@ -202,7 +202,7 @@ def sample(
 
 
 def _part(width: int, count: int) -> tuple[int, int]:
-    """Samples and blocks of a part: the least that end together, so place i never depends on count."""
+    """Samples and blocks of a part: the least that end together, so places keep their words."""
     size = min(count, _BLOCK_WORDS // math.gcd(width, _BLOCK_WORDS))
     return size, -(-size * width // _BLOCK_WORDS)
 
@@ -290,7 +290,7 @@ def _in_batches(function: Callable[..., PyTree], size: int, *arrays: jax.Array) 
 
 
 def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
-    """Zeros that vary over devices as the data do: loops under `shard_map` must start with these."""
+    """Zeros that vary over devices as the data do: loops under `shard_map` must start so."""
     return (keys[:, 0] ^ first) & np.uint32(0)
 
 

@@ -111,6 +111,9 @@ def _gaussian_event(noise_multiplier: float) -> object:
     return _checks.extra("dp_accounting", "accounting").GaussianDpEvent(noise_multiplier)
 
 
+LAPLACE_LATTICE = Lattice(
+    _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+)
 LAPLACE = Noise(
     name="laplace",
     sample=jax.random.laplace,
@@ -119,9 +122,7 @@ LAPLACE = Noise(
     tail_quantile=_laplace_quantile,
     dp_event=_laplace_event,
     event_norm="l1",
-    lattice=Lattice(
-        _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
-    ),
+    lattice=LAPLACE_LATTICE,
 )
 
 GAUSSIAN = Noise(

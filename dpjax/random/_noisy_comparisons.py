@@ -14,7 +14,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import round_to_grid
 from dpjax._exact._limbs import Limbs
 from dpjax.random._grid_fit import Calibration, GridFit, divided
-from dpjax.random._noise import LAPLACE
+from dpjax.random._noise import LAPLACE_LATTICE
 
 
 class ComparisonNoise(NamedTuple):
@@ -38,10 +38,9 @@ class ComparisonNoise(NamedTuple):
         The grid is found in JAX's default float, because numbers may come one by one in several
         dtypes.
         """
-        assert LAPLACE.lattice is not None
         dtype = jnp.result_type(float)
-        fit = numbers.fit(LAPLACE.lattice, dtype)
-        return cls(fit, threshold.fit(LAPLACE.lattice, dtype, fit.exponent))
+        fit = numbers.fit(LAPLACE_LATTICE, dtype)
+        return cls(fit, threshold.fit(LAPLACE_LATTICE, dtype, fit.exponent))
 
     @property
     def is_usable(self) -> jax.Array:
@@ -51,8 +50,7 @@ class ComparisonNoise(NamedTuple):
 
 def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """Laplace noise on the lattice, not yet divided."""
-    assert LAPLACE.lattice is not None
-    return LAPLACE.lattice.sample(key, shape)
+    return LAPLACE_LATTICE.sample(key, shape)
 
 
 def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:

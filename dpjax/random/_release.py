@@ -22,7 +22,7 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._grid_fit import Calibration, divided
 from dpjax.random._key_for_each import key_for_each
-from dpjax.random._noise import Noise
+from dpjax.random._noise import Lattice, Noise
 
 # For noise in floats: covers the few roundings of a draw.
 OUTWARD = 1 + 2.0**-21
@@ -52,25 +52,29 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         A pytree of the same structure and shapes. Floats keep their dtype; booleans and integers
         narrower than 32 bits become int32.
     """
-    leaves, structure = jax.tree.flatten(value)
-    add = _add_in_floats if noise.lattice is None else _add_exactly
-    released = add(key, leaves, calibration, noise)
+    leaves: list[jax.Array] = jax.tree.leaves(value)
+    if noise.lattice is not None:
+        released = _add_exactly(key, leaves, calibration, noise.lattice)
+    else:
+        keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
+        pairs = zip(keys, leaves, strict=True)
+        released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+    return jax.tree.unflatten(jax.tree.structure(value), noisy)
 
 
 def _add_exactly(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
 ) -> list[jax.Array]:
     """Pads concrete leaves, so that values of many shapes share a program.
 
     The noise at a place does not depend on the number of places, so padding changes no release.
     """
     if any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
-        return _add_one_draw(key, leaves, calibration, noise)
+        return _add_one_draw(key, leaves, calibration, lattice)
     padded = [_padded(x, size=_padded_size(x.size)) for x in leaves]
     starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-    released = _add_to_padded(key, padded, starts, calibration, noise=noise)
+    released = _add_to_padded(key, padded, starts, calibration, lattice=lattice)
     return [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
 
 
@@ -100,55 +104,52 @@ def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
     return x[: math.prod(shape)].reshape(shape)
 
 
-@partial(jax.jit, static_argnames="noise")
+@partial(jax.jit, static_argnames="lattice")
 def _add_to_padded(
     key: jax.Array,
     leaves: list[jax.Array],
     starts: jax.Array,
     calibration: Calibration,
     *,
-    noise: Noise,
+    lattice: Lattice,
 ) -> list[jax.Array]:
     """Adds the noise of the places that the leaves have without padding.
 
     `starts` is traced: shapes that are padded alike share this program.
     """
-    assert noise.lattice is not None
-    drawn = noise.lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
+    drawn = lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
     return [
         _add_to_array(
             Limbs(*(lax.dynamic_slice(limb, (starts[i],), x.shape) for limb in drawn)),
             x,
             calibration,
-            noise,
+            lattice,
         )
         for i, x in enumerate(leaves)
     ]
 
 
 def _add_one_draw(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
 ) -> list[jax.Array]:
     """Draws once for all leaves and cuts the draw into pieces."""
-    assert noise.lattice is not None
     if len(leaves) == 1:
         (x,) = leaves
-        return [_add_to_array(noise.lattice.sample(key, x.shape), x, calibration, noise)]
+        return [_add_to_array(lattice.sample(key, x.shape), x, calibration, lattice)]
     ends = np.cumsum([x.size for x in leaves])
-    drawn = noise.lattice.sample(key, (int(ends[-1]),))
+    drawn = lattice.sample(key, (int(ends[-1]),))
     released = []
     for x, end in zip(leaves, ends, strict=True):
         piece = (limb[end - x.size : end].reshape(x.shape) for limb in drawn)
-        released.append(_add_to_array(Limbs(*piece), x, calibration, noise))
+        released.append(_add_to_array(Limbs(*piece), x, calibration, lattice))
     return released
 
 
 def _add_to_array(
-    lattice_noise: Limbs, x: jax.Array, calibration: Calibration, noise: Noise
+    undivided: Limbs, x: jax.Array, calibration: Calibration, lattice: Lattice
 ) -> jax.Array:
-    assert noise.lattice is not None
-    fit = calibration.fit(noise.lattice, x.dtype)
-    drawn = divided(lattice_noise, fit)
+    fit = calibration.fit(lattice, x.dtype)
+    drawn = divided(undivided, fit)
     # From here on everything is integer arithmetic until the last step, so no rounding can depend
     # on the value. Clamped values, and noise below 2^61 steps, cannot wrap the sums.
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -166,16 +167,6 @@ def _add_to_array(
 
 
 def _add_in_floats(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
-) -> list[jax.Array]:
-    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-    return [
-        _add_floats_to_array(leaf_key, leaf, calibration, noise)
-        for leaf_key, leaf in zip(keys, leaves, strict=True)
-    ]
-
-
-def _add_floats_to_array(
     key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
     scale = usable_scale(calibration.scale, x.dtype)
