@@ -22,17 +22,9 @@ _FARTHEST = 2**13
 
 
 def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
-    """2^exponent exactly, from its bits.
+    """2^exponent exactly, from its bits, for exponents in the range of normal numbers.
 
-    Args:
-        exponent: an integer or integer array, traced or not, in the range of normal numbers.
-        dtype: a float dtype.
-
-    Returns:
-        An array of the dtype; NaN where a traced exponent is out of range.
-
-    Raises:
-        ValueError: if a Python integer is out of range.
+    A traced exponent out of range gives NaN. A Python integer out of range is a ValueError.
     """
     info = float_limits(jax.dtypes.canonicalize_dtype(dtype))
     least, most = info.minexp, info.maxexp - 1
@@ -47,17 +39,11 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """floor(x / 2^exponent + 1/2) exactly, for every float and every exponent.
+    """floor(x / 2^exponent + 1/2) exactly, for every number and exponent, in units of the grid.
 
     Halves go up, never to the even neighbor. So rounding commutes with shifts by grid points, and
     two numbers at distance d round to at most ceil(d) units apart, with d in units of the grid.
-
-    Args:
-        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
-        exponent: of the grid, a Python integer or an int32 scalar or array, traced or not.
-
-    Returns:
-        Units of the grid, clamped to [-2^61, 2^61]; 0 for NaN.
+    Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
     """
     significand, shift, infinite = _relative_to(exponent, x)
     end = _limbs.constant(2**_BOUND_BITS)
@@ -67,15 +53,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
-    """The same as `round_to_grid`, clamped to [-2^93, 2^93] units.
-
-    Args:
-        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
-        exponent: of the grid, as for `round_to_grid`.
-
-    Returns:
-        Units of the grid; 0 for NaN.
-    """
+    """The same as `round_to_grid`, clamped to [-2^93, 2^93] units."""
     significand, shift, infinite = _relative_to(exponent, x)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
@@ -86,15 +64,7 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """The same modulo 2^64 and never clamped, for differences that are known to be small.
-
-    Args:
-        x: an array of finite floats or of integers.
-        exponent: of the grid, as for `round_to_grid`.
-
-    Returns:
-        Units of the grid modulo 2^64.
-    """
+    """The same modulo 2^64 and never clamped, for finite numbers with small differences."""
     significand, shift, _ = _relative_to(exponent, x)
     return _scale_and_round(significand, shift).rest
 

@@ -14,14 +14,9 @@ _BLOCK = 2**16
 
 
 class Limbs(NamedTuple):
-    """An array of integers high * 2^32 + low, in two's complement.
+    """An array of integers high * 2^32 + low in two's complement; arithmetic is modulo 2^64.
 
-    Attributes:
-        high: uint32, its first bit is the sign.
-        low: uint32.
-
-    Formal guarantees:
-        Arithmetic is exact modulo 2^64.
+    Both are uint32. The first bit of `high` is the sign.
     """
 
     high: jax.Array
@@ -29,14 +24,9 @@ class Limbs(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """An array of integers top * 2^64 + rest, in two's complement.
+    """An array of integers top * 2^64 + rest in two's complement; arithmetic is modulo 2^96.
 
-    Attributes:
-        top: uint32, its first bit is the sign.
-        rest: the other 64 bits, without a sign of their own.
-
-    Formal guarantees:
-        Arithmetic is exact modulo 2^96.
+    `top` is uint32, and its first bit is the sign. `rest` has no sign of its own.
     """
 
     top: jax.Array
@@ -71,7 +61,8 @@ def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
     """The same as `to_float`, for 96 bits."""
     negative = x.top >> np.uint32(31) == 1
     opposite = negate(x.rest)
-    top = jnp.where(negative, ~x.top + _is_zero(opposite), x.top).astype(dtype)
+    carried = ((opposite.high | opposite.low) == 0).astype(jnp.uint32)
+    top = jnp.where(negative, ~x.top + carried, x.top).astype(dtype)
     rest = where(negative, opposite, x.rest)
     value = top * _LIMB**2 + (rest.high.astype(dtype) * _LIMB + rest.low.astype(dtype))
     return jnp.where(negative, -value, value)
@@ -238,10 +229,6 @@ def _total_of_a_block(x: Limbs) -> Limbs:
 
     bottom, middle, high = sum_of(x.low & _HALF), sum_of(x.low >> shift), sum_of(x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
-
-
-def _is_zero(x: Limbs) -> jax.Array:
-    return ((x.high | x.low) == 0).astype(jnp.uint32)
 
 
 def _unsigned_less(x: Limbs, y: Limbs) -> jax.Array:

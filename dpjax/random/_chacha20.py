@@ -150,18 +150,11 @@ WordSampler = Callable[[Draw, jax.Array], PyTree]
 def uniform_words(
     key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
 ) -> tuple[jax.Array, ...]:
-    """Uniform words: `count` samples of `width` of them.
-
-    Args:
-        key_data: uint32, shape (8,); a batch under `vmap` becomes lanes of the same chunks.
-        first: uint32, the counter to start at.
-        nonce: keeps uses apart.
-        width: words per sample.
-        count: number of samples.
+    """Uniform words: `count` samples of `width` words each, from the counter `first` on.
 
     Returns:
-        A tuple of `width` uint32 arrays of shape (count,). A batch of keys or a larger count gives
-        the same bits.
+        A tuple of `width` uint32 arrays of shape (count,). A batch of keys under `vmap` or a larger
+        count gives the same bits.
     """
     first = jnp.asarray(first, jnp.uint32)
     generate = _chunked(_words_of_round_0, nonce, width, count)

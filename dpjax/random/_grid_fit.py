@@ -55,9 +55,6 @@ class GridFit(NamedTuple):
         divisor: uint32, below 2^16; c is divisor * 2^shift.
         shift: uint32.
         scale: of the noise, in units of the value; NaN if no divisor fits.
-
-    Formal guarantees:
-        Those of the module.
     """
 
     exponent: jax.Array
@@ -85,9 +82,6 @@ class Calibration:
         zero_allowed: whether the caller asked by name for a scale of 0, no noise.
         grid_dtype: the grid is found in this dtype: float64 if all float leaves have it, else
             float32.
-
-    Formal guarantees:
-        None of its own.
     """
 
     scale: Scalar

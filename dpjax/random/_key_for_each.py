@@ -18,18 +18,7 @@ _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
-    """The same key; refuses it if values are mapped over and the key is not.
-
-    Args:
-        key: a typed key.
-        value: a pytree of arrays, which get noise from this key.
-
-    Returns:
-        The key to draw from.
-
-    Raises:
-        ValueError: under `vmap` over values alone, or `shard_map` that shards values alone.
-    """
+    """The same key, to draw from; ValueError if `vmap` or `shard_map` maps values and not keys."""
     _shards.refuse_unchecked()
     # An empty draw marks the key as used for `jax.debug_key_reuse`, which would not see the later
     # draws: they are from a key that is wrapped anew.

@@ -113,13 +113,9 @@ def exponential_rounds(
 ) -> tuple[jax.Array, jax.Array, Limbs]:
     """Exponential variables, for loops that draw several times under one key.
 
-    Args:
-        key: a typed key.
-        round_number: uint32, of the first round of words to use.
-        count: how many to draw.
-
     Returns:
-        The number of the round to go on from, a uniform word for each, and the variables.
+        The number of the round to go on from, a uniform word for each variable, and `count` of
+        them.
     """
     width = _EXPONENTIAL_WORDS + 1
     (word,), _, drawn = _from_words(_EXPONENTIAL_AND_WORD, key, width, count, round_number)

@@ -18,15 +18,7 @@ from dpjax.random._noise import LAPLACE_LATTICE
 
 
 class ComparisonNoise(NamedTuple):
-    """Two scales of Laplace noise on one grid.
-
-    Attributes:
-        numbers: of the noise of every number.
-        threshold: of the noise of the threshold.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """Two scales of Laplace noise on one grid: for every number, and for the threshold."""
 
     numbers: GridFit
     threshold: GridFit
@@ -61,19 +53,10 @@ def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
 def first_above(
     key: jax.Array, numbers: jax.Array, threshold: ArrayLike, noise: ComparisonNoise, count: int
 ) -> jax.Array:
-    """The first places whose noisy number is at least the noisy threshold.
+    """The first `count` places whose noisy number is at least the noisy threshold, in order.
 
-    All numbers are compared even after the last place, so the time reveals nothing.
-
-    Args:
-        key: a typed key.
-        numbers: shape (K,).
-        threshold: a public number.
-        noise: the two scales.
-        count: how many places to return.
-
-    Returns:
-        int32 places in order, shape (count,), filled up with K; all -1 for a bad scale.
+    The result is filled up with len(numbers); it is all -1 for a bad scale. All numbers are
+    compared even after the last place, so the time reveals nothing.
     """
     drawn = lattice_noise(key, (numbers.size + 1,))
     line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)

@@ -42,15 +42,7 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     how it is released. Integers get noise rounded to integers. A scale that is NaN, infinite or not
     positive gives NaN; integers become the least of their dtype.
 
-    Args:
-        key: a typed key.
-        value: a pytree of arrays.
-        calibration: of the noise.
-        noise: the distribution.
-
-    Returns:
-        A pytree of the same structure and shapes. Floats keep their dtype; booleans and integers
-        narrower than 32 bits become int32.
+    Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
     leaves: list[jax.Array] = jax.tree.leaves(value)
     if noise.lattice is not None:
@@ -253,16 +245,10 @@ def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
 def keep_or_lie(
     key: jax.Array, categories: jax.Array, lie_weight: ArrayLike, count: int
 ) -> jax.Array:
-    """Randomized response: each lie has probability lie_weight / 2^32, exactly.
+    """Randomized response: each of the count - 1 lies has probability lie_weight / 2^32, exactly.
 
-    Args:
-        key: a typed key.
-        categories: integers; out of range they are clamped to [0, count).
-        lie_weight: uint32; 0 marks a bad parameter.
-        count: number of categories.
-
-    Returns:
-        int32 categories of the same shape; -1 where lie_weight is 0.
+    Categories out of range are clamped to [0, count). A weight of 0, which marks a bad parameter,
+    gives -1.
     """
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
@@ -276,17 +262,10 @@ def keep_or_lie(
 def flipped_one_hot(
     key: jax.Array, categories: jax.Array, weights: tuple[ArrayLike, ArrayLike], count: int
 ) -> jax.Array:
-    """Unary encoding: a bit for each category, 1 with probability weight / 2^32, exactly.
+    """Unary encoding: an int8 bit for each category, 1 with probability weight / 2^32, exactly.
 
-    Args:
-        key: a typed key.
-        categories: integers; out of range they are clamped to [0, count).
-        weights: uint32, of the true category's bit and of the others; 0 for the others marks a bad
-            parameter.
-        count: number of categories.
-
-    Returns:
-        int8 bits of shape (*shape, count); -1 where the weight of the others is 0.
+    The weights are those of the true category's bit and of all others. Categories out of range are
+    clamped to [0, count). A weight of 0 for the others, which marks a bad parameter, gives -1.
     """
     true = jax.nn.one_hot(in_range(categories, count), count, dtype=bool)
     of_true, of_others = (jnp.asarray(weight).astype(jnp.uint32) for weight in weights)

@@ -20,19 +20,13 @@ from dpjax.random._release import OUTWARD, usable_scale
 def permute_and_flip_index(
     key: jax.Array, scores: jax.Array, calibration: Calibration
 ) -> jax.Array:
-    """The largest of score + exponential noise (report noisy max), in integers.
+    """The index of the largest score + exponential noise (report noisy max), in integers.
 
     Fix the noise of all other options. Option r wins if its noise reaches an integer threshold. If
     the threshold is positive, this has probability exp(-threshold / scale). A neighbor moves the
     threshold by at most twice the sensitivity. Ties always go to the first option.
 
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
-
-    Returns:
-        An int32 scalar; -1 for a bad scale.
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
@@ -44,16 +38,14 @@ def exponential_index(
 ) -> jax.Array:
     """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
 
-    The number of rounds depends on the scores: at most one in seven needs a second one.
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1. The
+    number of rounds depends on the scores: at most one draw in seven needs a second one.
 
     Args:
         key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
+        scores: shape (K,).
+        calibration: of the noise.
         taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
-
-    Returns:
-        An int32 scalar; -1 for a bad scale.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     scores = remaining_scores(scores, taken)

@@ -10,20 +10,11 @@ from dpjax.random._selected_index import exponential_index
 def peeled_indices(
     key: jax.Array, scores: jax.Array, calibration: Calibration, count: int
 ) -> jax.Array:
-    """Options in the order of a race, without replacement: each by softmax of the others left.
+    """`count` options without replacement, in order: each by softmax of the options left.
 
     The k largest scores with Gumbel noise have this distribution (Plackett-Luce). Gumbel noise from
     tables would have ties, because its digits are not independent, and so no exact order. Here
-    every selection is exact.
-
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: of a single selection.
-        count: k, at most K.
-
-    Returns:
-        int32 of shape (k,); -1 for a bad scale.
+    every selection is exact. The calibration is that of one selection. A bad scale gives -1.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -37,15 +28,6 @@ def peeled_indices(
 
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
-    """An option of each row, by the softmax of its scores, drawn independently.
-
-    Args:
-        key: a typed key.
-        scores: shape (rows, K); NaN counts as the lowest score.
-        calibration: of a single selection.
-
-    Returns:
-        int32 of shape (rows,); -1 for a bad scale.
-    """
+    """An option of each row of scores, by softmax, independently; -1 for a bad scale."""
     keys = jax.random.split(key, len(scores))
     return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)
