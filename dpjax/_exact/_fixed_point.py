@@ -1,26 +1,30 @@
-"""Averages of bounded floats in fixed point: integers are added, so no order of them counts.
+"""Averages of bounded floats in fixed point: they add integers, so the order does not matter.
 
-A sum of n floats may be off by n units in its last place: in float32, from n = 10^5 or so, by more
-than one of them adds to it. A sum of integers is off by nothing.
+A sum of n floats may be off by n units in its last place. In float32, from about n = 10^5 on, that
+is more than one term adds to it. A sum of integers is exact.
 """
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-# Smaller terms are rounded as if they were bounded by this power of two: 1 / grid must be a float.
+from dpjax._exact._numerics import float_limits
+
+# Terms with a smaller bound are rounded as if this power of two bounded them: 1 / grid must be a
+# float.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 
-def average(terms: jax.Array, largest: Any) -> jax.Array:
+def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     """The average over the leading axis of floats of a bounded magnitude.
 
-    A term is rounded to a grid of half a unit in the last place of `largest`, to digits that n
-    terms cannot take beyond an integer. What is rounded after that is the average, to 2 eps.
+    Each term is rounded to a grid of half a unit in the last place of `largest`. It is split into
+    digits so short that no sum of n digits overflows an integer. The average is then rounded once
+    more, by at most 2 eps.
 
     Args:
         terms: shape (n, ...), float32 or float64, in [-largest, largest].
@@ -35,26 +39,27 @@ def average(terms: jax.Array, largest: Any) -> jax.Array:
     n, dtype = len(terms), terms.dtype
     integers = np.dtype(f"int{8 * dtype.itemsize}")
     bits = bits_of_a_digit(n, dtype)
-    largest = np.minimum(np.asarray(largest, float), float(jnp.finfo(dtype).max))
-    exponent = np.maximum(np.frexp(largest)[1], _LEAST_EXPONENT[dtype.itemsize])
-    rest, digits = _shifted(terms, bits - exponent), []
-    for _ in range(math.ceil((jnp.finfo(dtype).nmant + 2) / bits)):
+    limits = float_limits(dtype)
+    bound = np.minimum(np.asarray(largest, float), float(limits.max))
+    exponent = np.maximum(np.frexp(bound)[1], _LEAST_EXPONENT[dtype.itemsize])
+    rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
+    for _ in range(math.ceil((limits.nmant + 2) / bits)):
         digit = jnp.round(rest)
         digits.append(jnp.sum(digit.astype(integers), axis=0, dtype=integers))
         rest = _shifted(rest - digit, bits)
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(digits):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Rounding must not take the average of largest floats beyond them. Doubled, because XLA may
-    # multiply the two powers of a shift first, and 2^128 is no float32.
-    limit = np.ldexp(largest, 1 - exponent).astype(dtype)
+    # Rounding must not take the average beyond the bound. Both are doubled, because XLA may
+    # multiply the two powers of a shift first, and 2^128 is not a float32.
+    limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
-    """How many bits an integer of the dtype's size has left when n of them are added up.
+    """The bits of a digit such that n digits add up to an integer of the dtype's size.
 
-    The two roundings of an average, to eps, are relative to it where it is above 2^-bits `largest`.
+    An average above 2^-bits `largest` is rounded twice, by a relative eps each.
     """
     size = 8 * np.dtype(dtype).itemsize
     bits = size - 2 - (n - 1).bit_length()
@@ -64,20 +69,19 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
-    """What rounding adds to how far `average` moves where one of its terms is replaced.
+    """Bounds how much rounding adds to the change of `average` when one term is replaced.
 
-    The grid adds at most eps / 2 once, and each of the two results is off by 2 eps, times
-    `largest`; next to 0, floats have an absolute error.
+    In units of `largest`, the grid adds at most eps / 2 once, and each of the two averages is off
+    by at most 2 eps. Near 0, floats have an absolute error.
     """
-    limits = jnp.finfo(dtype)
+    limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)
     return 5 * Fraction(float(limits.eps)) * min(largest, Fraction(float(limits.max))) + grid
 
 
-def _shifted(x: jax.Array, exponent: Any) -> jax.Array:
-    """Multiplies by 2^exponent, which need not be a float itself."""
-    exponent = np.asarray(exponent)
-    for part in (exponent // 2, exponent - exponent // 2):
+def _shifted(x: jax.Array, exponent: int | np.ndarray) -> jax.Array:
+    """Multiplies by 2^exponent, in two steps: 2^exponent itself may be out of the range."""
+    for part in map(np.asarray, (exponent // 2, exponent - exponent // 2)):
         power = np.ldexp(1.0, part).astype(x.dtype)
         x = x * power.reshape((1,) * (x.ndim - power.ndim) + power.shape)
     return x

@@ -1,41 +1,32 @@
 """Powers of two and exact rounding to a grid of them, in integer arithmetic only.
 
-Nothing here computes with floats: their bits are taken apart. So it makes no difference whether a
-device flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
+Nothing here computes with floats: it works on their bits. So the result does not depend on whether
+a device flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs, Wide
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, float_limits
 
-# Units are clamped here, to these powers of two, so that no sum with noise wraps.
+# Units are clamped to these powers of two, so that no sum with noise wraps.
 _BOUND_BITS = 61
 WIDE_BOUND_BITS = 93
-# Beyond it every float is 0 or out of range, and sums of exponents cannot wrap.
+# With a larger exponent every float is 0 or out of range. Sums of exponents up to here cannot wrap.
 _FARTHEST = 2**13
 
 
-def power_of_two(exponent: int | jax.Array, dtype: Any) -> jax.Array:
-    """2^exponent exactly, from its bits.
+def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
+    """2^exponent exactly, from its bits, for exponents in the range of normal numbers.
 
-    Args:
-        exponent: an integer or integer array, traced or not, in the range of normal numbers.
-        dtype: a float dtype.
-
-    Returns:
-        An array of the dtype; NaN where a traced exponent is out of range.
-
-    Raises:
-        ValueError: if a Python integer is out of range.
+    A traced exponent out of range gives NaN. A Python integer out of range is a ValueError.
     """
-    info = jnp.finfo(jax.dtypes.canonicalize_dtype(dtype))
+    info = float_limits(jax.dtypes.canonicalize_dtype(dtype))
     least, most = info.minexp, info.maxexp - 1
     if isinstance(exponent, (int, np.integer)) and not least <= exponent <= most:
         raise ValueError(f"exponent must be in [{least}, {most}] for {info.dtype}, got {exponent}")
@@ -48,17 +39,11 @@ def power_of_two(exponent: int | jax.Array, dtype: Any) -> jax.Array:
 
 
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """floor(x / 2^exponent + 1/2) exactly, for every float and every exponent.
+    """floor(x / 2^exponent + 1/2) exactly, for every number and exponent, in units of the grid.
 
-    Halves go up, never to the even neighbor: then it commutes with shifts by grid points, and two
-    numbers at distance d are at most ceil(d) apart, in units of the grid.
-
-    Args:
-        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
-        exponent: of the grid, a Python integer or an int32 scalar or array, traced or not.
-
-    Returns:
-        Units of the grid, clamped to [-2^61, 2^61]; 0 for NaN.
+    Halves go up, never to the even neighbor. So rounding commutes with shifts by grid points, and
+    two numbers at distance d round to at most ceil(d) units apart, with d in units of the grid.
+    Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
     """
     significand, shift, infinite = _relative_to(exponent, x)
     end = _limbs.constant(2**_BOUND_BITS)
@@ -68,15 +53,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
-    """The same, clamped to [-2^93, 2^93] units.
-
-    Args:
-        x: an array of floats or integers; uint64 saturates at 2^63 - 1.
-        exponent: of the grid, as for `round_to_grid`.
-
-    Returns:
-        Units of the grid; 0 for NaN.
-    """
+    """The same as `round_to_grid`, clamped to [-2^93, 2^93] units."""
     significand, shift, infinite = _relative_to(exponent, x)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
@@ -87,15 +64,7 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """The same modulo 2^64, never clamped, for differences that are known to be small.
-
-    Args:
-        x: an array of finite floats or of integers.
-        exponent: of the grid, as for `round_to_grid`.
-
-    Returns:
-        Units of the grid modulo 2^64.
-    """
+    """The same modulo 2^64 and never clamped, for finite numbers with small differences."""
     significand, shift, _ = _relative_to(exponent, x)
     return _scale_and_round(significand, shift).rest
 
@@ -113,7 +82,7 @@ def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
     """Significand and scale of x = significand * 2^scale, and whether x is infinite."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return _limbs.from_integers(x), jnp.zeros(x.shape, jnp.int32), jnp.zeros(x.shape, bool)
-    info = jnp.finfo(compute_dtype(x.dtype))
+    info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
     bits = lax.bitcast_convert_type(_widen(x), unsigned)
     fraction = bits & unsigned(2**info.nmant - 1)
@@ -121,8 +90,8 @@ def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
     implicit = jnp.where(biased > 0, unsigned(2**info.nmant), unsigned(0))
     magnitude = _limbs.from_integers(fraction | implicit)
     special = biased == info.maxexp - info.minexp + 1
-    nothing = Limbs(jnp.zeros_like(magnitude.high), jnp.zeros_like(magnitude.low))
-    magnitude = _limbs.where(special & (fraction != 0), nothing, magnitude)
+    is_nan = special & (fraction != 0)
+    magnitude = _limbs.where(is_nan, _limbs.constant(0), magnitude)
     negative = bits >> unsigned(info.bits - 1) == 1
     significand = _limbs.where(negative, _limbs.negate(magnitude), magnitude)
     scale = jnp.maximum(biased, 1) + np.int32(info.minexp - 1 - info.nmant)
@@ -140,7 +109,8 @@ def _widen(x: jax.Array) -> jax.Array:
 def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     """floor(x * 2^shift + 1/2) modulo 2^96.
 
-    With t = -shift > 0 it is floor((floor(x / 2^(t - 1)) + 1) / 2), and 0 from t = 64 on.
+    A shift down by t = -shift > 0 is floor((floor(x / 2^(t - 1)) + 1) / 2), because floors of
+    quotients nest. From t = 64 on it is 0, as x has at most 63 bits.
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
@@ -163,7 +133,7 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
 
 
 def _reaches(bits: int, x: Limbs, shift: jax.Array) -> jax.Array:
-    """Whether |x| * 2^shift is 2^bits or more, for 2^bits that some x can exceed."""
+    """Whether |x| * 2^shift is 2^bits or more."""
     room = bits - shift
     magnitude = _limbs.where(_limbs.is_negative(x), _limbs.negate(x), x)
     beyond = _limbs.shift_right(magnitude, jnp.clip(room, 0, 62).astype(jnp.uint32))

@@ -1,11 +1,11 @@
 """Several results from one loop over their elements.
 
-XLA on CPU makes a loop of its own for each of several results, and computes in every one anew what
-they share. Only a reduction may have several results, and what leads to it is fused with it: each
-step once, but for steps that more than 15 results need, which are left out of the loop.
+XLA on CPU makes a loop for each result, and every loop repeats the steps that results share. Only
+a reduction has several results in one loop. XLA fuses the steps before a reduction into its loop,
+each of them once, except steps that more than 15 results share.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -15,21 +15,27 @@ _Tree = TypeVar("_Tree")
 
 
 def at_once(results: _Tree) -> _Tree:
-    """The same integers or booleans, of one shape, that one loop computes where it runs on CPU."""
-    return lax.platform_dependent(results, cpu=reduced, default=lambda unchanged: unchanged)
+    """The same integers or booleans, of one shape; on CPU one loop computes them."""
+    return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=_unchanged))
 
 
 def reduced(results: _Tree) -> _Tree:
-    """The same by a reduction that changes nothing: of each result and zeros, bit by bit."""
-    leaves, structure = jax.tree.flatten(results)
-    zeros = tuple(np.zeros((), x.dtype) for x in leaves)
-    padded = tuple(map(_with_zeros, leaves, zeros))
-    return jax.tree.unflatten(structure, lax.reduce(padded, zeros, _either, (0,)))
+    """The same results by a reduction: `or` with zeros, which changes no bit."""
+    zeros = jax.tree.map(_zero, results)
+    return lax.reduce(jax.tree.map(_with_zeros, results, zeros), zeros, _either, (0,))
+
+
+def _unchanged(results: _Tree) -> _Tree:
+    return results
+
+
+def _zero(x: jax.Array) -> np.ndarray:
+    return np.zeros((), x.dtype)
 
 
 def _with_zeros(x: jax.Array, zero: np.ndarray) -> jax.Array:
     return lax.pad(lax.expand_dims(x, (0,)), zero, ((0, 1, 0), *((0, 0, 0) for _ in x.shape)))
 
 
-def _either(some: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(map(lax.bitwise_or, some, others))
+def _either(some: _Tree, others: _Tree) -> _Tree:
+    return jax.tree.map(lax.bitwise_or, some, others)

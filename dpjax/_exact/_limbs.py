@@ -1,26 +1,22 @@
 """Signed integers of 64 and 96 bits in uint32 limbs: the same bits with and without x64."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
-# So many halves of a limb add up to less than 2^32.
+# The sum of this many halves of a limb is below 2^32.
 _BLOCK = 2**16
 
 
 class Limbs(NamedTuple):
-    """An array of integers high * 2^32 + low, in two's complement.
+    """An array of integers high * 2^32 + low in two's complement; arithmetic is modulo 2^64.
 
-    Attributes:
-        high: uint32, its first bit is the sign.
-        low: uint32.
-
-    Formal guarantees:
-        Arithmetic is exact modulo 2^64.
+    Both are uint32. The first bit of `high` is the sign.
     """
 
     high: jax.Array
@@ -28,14 +24,9 @@ class Limbs(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """An array of integers top * 2^64 + rest, in two's complement.
+    """An array of integers top * 2^64 + rest in two's complement; arithmetic is modulo 2^96.
 
-    Attributes:
-        top: uint32, its first bit is the sign.
-        rest: the other 64 bits, without a sign of their own.
-
-    Formal guarantees:
-        Arithmetic is exact modulo 2^96.
+    `top` is uint32, and its first bit is the sign. `rest` has no sign of its own.
     """
 
     top: jax.Array
@@ -48,7 +39,7 @@ def constant(value: int) -> Limbs:
 
 
 def from_integers(x: jax.Array) -> Limbs:
-    """Integers of any dtype; values of uint64 beyond 2^63 - 1 saturate."""
+    """Integers of any dtype; uint64 saturates at 2^63 - 1."""
     if x.dtype.itemsize == 8:
         if x.dtype == jnp.uint64:
             x = jnp.minimum(x, np.uint64(2**63 - 1))
@@ -61,22 +52,23 @@ def from_integers(x: jax.Array) -> Limbs:
     return Limbs((x >> 31).astype(jnp.uint32), x.astype(jnp.uint32))
 
 
-def to_float(x: Limbs, dtype: Any) -> jax.Array:
+def to_float(x: Limbs, dtype: DTypeLike) -> jax.Array:
     """The nearest float or the one next to it; exact where the integer fits the significand."""
     return wide_to_float(widen(x), dtype)
 
 
-def wide_to_float(x: Wide, dtype: Any) -> jax.Array:
-    """The same for 96 bits."""
+def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
+    """The same as `to_float`, for 96 bits."""
     negative = x.top >> np.uint32(31) == 1
     opposite = negate(x.rest)
-    top = jnp.where(negative, ~x.top + _is_zero(opposite), x.top).astype(dtype)
+    carried = ((opposite.high | opposite.low) == 0).astype(jnp.uint32)
+    top = jnp.where(negative, ~x.top + carried, x.top).astype(dtype)
     rest = where(negative, opposite, x.rest)
     value = top * _LIMB**2 + (rest.high.astype(dtype) * _LIMB + rest.low.astype(dtype))
     return jnp.where(negative, -value, value)
 
 
-def to_integers(x: Limbs, dtype: Any) -> jax.Array:
+def to_integers(x: Limbs, dtype: DTypeLike) -> jax.Array:
     """int32 or int64; the limbs must be in range."""
     if jnp.dtype(dtype).itemsize == 8:
         return x.high.astype(jnp.int32).astype(dtype) << 32 | x.low.astype(dtype)
@@ -180,12 +172,12 @@ def shift_right(x: Limbs, by: jax.Array) -> Limbs:
 
 
 def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
-    """floor(x / divisor) for a uint32 divisor from 1 to 2^16, in the same steps whatever x is."""
+    """floor(x / divisor) for a uint32 divisor from 1 to 2^16; the steps do not depend on x."""
     negative = is_negative(x)
     magnitude = where(negative, invert(x), x)
     rest = jnp.zeros_like(x.high)
     digits = []
-    # Schoolbook division, 16 bits at a time: the rest is below 2^16, so that nothing overflows.
+    # Schoolbook division, 16 bits at a time: the rest is below 2^16, so nothing overflows.
     for limb in magnitude:
         for digit in (limb >> np.uint32(16), limb & _HALF):
             quotient, rest = divide((rest << np.uint32(16)) | digit, divisor)
@@ -197,8 +189,8 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 
 
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quotient and rest of two uint32, without a division of x, whose time would depend on it."""
-    # At most one too small: inverse / 2^32 is below 1 / divisor by at most 2^-32.
+    """Quotient and rest of two uint32. It never divides x: the time of that would depend on x."""
+    # At most 1 too small: (2^32 - 1) // divisor is 2^32 / divisor minus at most 1, and x < 2^32.
     guess = full_product(x, np.uint32(2**32 - 1) // divisor).high
     rest = x - guess * divisor
     missed = (rest >= divisor).astype(jnp.uint32)
@@ -216,7 +208,7 @@ def full_product(x: jax.Array, y: jax.Array) -> Limbs:
 
 
 def total(x: Limbs) -> Limbs:
-    """The sum over the leading axis, modulo 2^64: blocks first, then their sums."""
+    """The sum over the leading axis, modulo 2^64: of blocks first, then of their sums."""
     n = len(x.low)
     if n <= _BLOCK:
         return _total_of_a_block(x)
@@ -229,7 +221,7 @@ def total(x: Limbs) -> Limbs:
 
 
 def _total_of_a_block(x: Limbs) -> Limbs:
-    """At most 2^16 integers: sums of 16-bit halves do not wrap, and high limbs may."""
+    """The sum of at most 2^16 integers: sums of 16-bit halves do not wrap. High limbs may wrap."""
     shift = np.uint32(16)
 
     def sum_of(limb: jax.Array) -> jax.Array:
@@ -237,10 +229,6 @@ def _total_of_a_block(x: Limbs) -> Limbs:
 
     bottom, middle, high = sum_of(x.low & _HALF), sum_of(x.low >> shift), sum_of(x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
-
-
-def _is_zero(x: Limbs) -> jax.Array:
-    return ((x.high | x.low) == 0).astype(jnp.uint32)
 
 
 def _unsigned_less(x: Limbs, y: Limbs) -> jax.Array:

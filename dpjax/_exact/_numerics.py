@@ -4,20 +4,26 @@ import functools
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Any
+from typing import Any, SupportsFloat, cast
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax.typing import ArrayLike, DTypeLike
 
 _LEAST = np.finfo(np.float32).tiny
-# Relative error of SciPy's incomplete beta functions, given away to stay on the safe side.
+# Bounds the relative error of SciPy's incomplete beta functions, with room to spare.
 _BETA_ROUNDING = 1e-9
 
 
-def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
+def float_limits(dtype: DTypeLike) -> "np.finfo[np.floating]":
+    """`jnp.finfo`, which knows bfloat16, as the type that it has for all other floats."""
+    return cast("np.finfo[np.floating]", jnp.finfo(dtype))
+
+
+def compute_dtype(dtype: DTypeLike) -> np.dtype:
     """The float dtype to compute in: at least float32, JAX's default float for integers."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.dtype(jnp.result_type(float))
@@ -25,7 +31,7 @@ def compute_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 
 def round_up(exact: Fraction) -> float:
-    """The least float64 that is not below an exact rational; ValueError where there is none."""
+    """The least float64 that is not below an exact rational; ValueError beyond the largest."""
     try:
         nearest = float(exact)
     except OverflowError:
@@ -34,33 +40,32 @@ def round_up(exact: Fraction) -> float:
 
 
 def outward(number: Any, toward: float) -> Any:
-    """A number of the host as JAX's default float holds it: on the side of an infinity, or equal.
+    """A float64 of the host as JAX's default float, rounded toward an infinity.
 
-    JAX itself rounds to nearest, half of the time inward: without x64 also the float64 arrays of
-    NumPy, and those that were made under x64. Other values stay as they are.
+    JAX itself rounds to nearest, which is inward half of the time. Without x64 it does so to Python
+    floats, to float64 arrays of NumPy, and to JAX's own arrays that were made under x64. Other
+    values stay as they are.
     """
-    configuration: Any = jax.config
-    if configuration.jax_enable_x64 or not _is_known_float64(number):
+    if jnp.result_type(float) == np.float64 or not _is_known_float64(number):
         return number
     wide = np.asarray(number)
     with np.errstate(all="ignore"):
         narrow = wide.astype(np.float32)
         inward = narrow < wide if toward > 0 else narrow > wide
         narrow = np.where(inward, np.nextafter(narrow, np.float32(toward)), narrow)
-    if toward > 0:  # What lies below the least normal number a device may flush to 0.
+    if toward > 0:  # A device may flush numbers below the least normal one to 0.
         narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
     return float(narrow) if isinstance(number, float) else narrow
 
 
-def _is_known_float64(number: Any) -> bool:
-    if isinstance(number, float):
-        return True
-    known = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
-    return known and number.dtype == np.float64
+def _is_known_float64(number: object) -> bool:
+    if isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer):
+        return number.dtype == np.float64
+    return isinstance(number, float)
 
 
-def sum_up(terms: Iterable[Any]) -> float:
-    """The sum of concrete numbers in float64, rounded up where it is not representable."""
+def sum_up(terms: Iterable[SupportsFloat]) -> float:
+    """The sum of concrete numbers, as the least float64 that is not below it."""
     numbers = [float(term) for term in terms]
     if not all(math.isfinite(number) for number in numbers):
         return math.fsum(numbers)
@@ -80,16 +85,16 @@ def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
     return nodes, np.log(weights)
 
 
-def clopper_pearson_lower(hits: Any, trials: int, error: float) -> np.ndarray:
-    """A probability that the true one is below with probability at most `error`."""
+def clopper_pearson_lower(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
+    """A lower limit: the true probability is below it with probability at most `error`."""
     hits = np.asarray(hits, float)
-    # The parameters are kept valid where the limit is 0 and SciPy's answer is not used.
+    # SciPy needs valid parameters also where the limit is 0 and its answer is not used.
     limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
     return np.where(hits <= 0, 0.0, limit * (1 - _BETA_ROUNDING))
 
 
-def clopper_pearson_upper(hits: Any, trials: int, error: float) -> np.ndarray:
-    """A probability that the true one is above with probability at most `error`."""
+def clopper_pearson_upper(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
+    """An upper limit: the true probability is above it with probability at most `error`."""
     hits = np.asarray(hits, float)
     limit = scipy.special.betainccinv(hits + 1, np.maximum(trials - hits, 0.5), error)
     return np.where(hits >= trials, 1.0, np.minimum(limit * (1 + _BETA_ROUNDING), 1.0))

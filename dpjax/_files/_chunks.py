@@ -38,13 +38,7 @@ def write_chunks(path: Path, kind: str, header: Json, arrays: Sequence[np.ndarra
 
 
 def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
-    """Reads every file with such a name, and removes partial ones that killed processes left.
-
-    Args:
-        folder: where they are.
-        names: a regular expression for the whole name.
-        kind: of the files; others are refused.
-    """
+    """Reads every file whose name matches, and removes partial ones that killed processes left."""
     remove_abandoned(folder, names)
     files = sorted(file for file in folder.iterdir() if re.fullmatch(names, file.name))
     return [_read(file, kind) for file in files]
@@ -53,15 +47,10 @@ def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
 def check_run(
     file: ChunkFile, run: Json, owner: str, *, place: str, at: str = "", free: Iterable[str] = ()
 ) -> None:
-    """Refuses a file of another run.
+    """Refuses a file whose run differs from this one in a name that is not free.
 
-    Args:
-        file: as it was read.
-        run: everything that decides the bits of the chunks.
-        owner: what the user calls the file or its folder, with its path.
-        place: "file" or "folder", which the user may name anew or delete.
-        at: where in the run, for the message.
-        free: names of this run that need not agree.
+    A run holds everything that decides the bits of the chunks. The message says that the `owner` is
+    of another run, `at` some part of it, and that the user may choose another `place`.
     """
     found = file.header["run"]
     names = [name for name in {**run, **found} if name not in free]

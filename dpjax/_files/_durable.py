@@ -58,11 +58,8 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
     A lock says whether a process still writes: the system frees it when the process ends, in any
     way. A process number does not say so: numbers are used again, and a container sees only its
-    own. Other hosts may not see our locks, nor we theirs, so their files stay.
-
-    Args:
-        folder: where they are.
-        names: a regular expression for the names of the files that were to be replaced.
+    own. Other hosts may not see our locks, nor we theirs, so their files stay. `names` is a regular
+    expression for the files that were to be replaced.
     """
     if fcntl is None:
         return

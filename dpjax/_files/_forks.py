@@ -1,7 +1,7 @@
-"""Files that no two processes may share are closed before a fork; each opens its own after it.
+"""Closes files before a fork; parent and child each open their own afterwards.
 
-SQLite remembers in the memory of a process which locks it holds, and a child inherits the memory
-but not the locks: others would take its log away while it writes.
+SQLite keeps a list of its locks in the memory of the process. A child inherits the memory but not
+the locks: other processes could remove its log while it writes.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Suspended(Protocol):
-    """What is closed before a fork."""
+    """A file that can be closed for a while."""
 
     def suspend(self) -> None:
         """Closes the file, and lets no other thread open it."""

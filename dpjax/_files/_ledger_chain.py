@@ -58,10 +58,8 @@ class Chain:
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
         """Raises if these entries forbid a debit.
 
-        Args:
-            cost: of epsilon and delta, in units.
-            neighbors: the neighboring databases that the cost is about, the same in every debit.
-            key: a fingerprint, which no other debit may have.
+        All debits must be for the same kind of neighboring databases. The key is a fingerprint, and
+        no two debits may have the same one.
         """
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")

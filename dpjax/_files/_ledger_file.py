@@ -42,10 +42,7 @@ class LedgerFile:
     def __init__(self, path: str | Path, budget: tuple[int, int], *, patience: float = 60.0):
         """Opens a ledger, or makes one where neither the file nor its mark exists.
 
-        Args:
-            path: of the file.
-            budget: of epsilon and delta, in units.
-            patience: seconds to wait for other processes.
+        The budget is in units, and `patience` is the time to wait for other processes, in seconds.
         """
         self.path = Path(path).resolve()
         self._budget = budget
@@ -66,16 +63,9 @@ class LedgerFile:
     def debit(
         self, cost: tuple[int, int], *, neighbors: str, key: str | None, **details: object
     ) -> int:
-        """Takes a cost from the budget; on return the entry has reached the disk.
+        """Takes a cost from the budget, and returns the number of the entry, which is on the disk.
 
-        Args:
-            cost: of epsilon and delta, in units.
-            neighbors: the neighboring databases that the cost is about, the same in every debit.
-            key: a fingerprint, which no other debit may have.
-            **details: JSON, for the history.
-
-        Returns:
-            The number of the entry.
+        `Chain.refuse` explains the arguments. The details are JSON, for the history.
         """
         with self._writing() as connection:
             self.chain.refuse(cost, neighbors, key)
@@ -85,13 +75,7 @@ class LedgerFile:
         return number
 
     def store(self, request: str, payload: bytes, **details: object) -> None:
-        """Keeps a release; a request that has one keeps its first.
-
-        Args:
-            request: its name.
-            payload: bytes.
-            **details: JSON.
-        """
+        """Keeps a release and details in JSON; a request that has a release keeps its first."""
         with self._writing() as connection:
             if request not in self.chain.releases:
                 body = {"release": request, "payload": sha256(payload)}

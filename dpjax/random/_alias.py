@@ -1,8 +1,8 @@
 """Alias tables with integer weights: one random word of fixed width draws from a distribution.
 
 The word's first bits choose a slot, the rest decide between the slot's own outcome and its alias
-(Walker 1977). Weights are integers that sum to 2^width exactly, so that what is drawn, given
-uniform bits, is known exactly: `weights` reads it back from the table as it is stored.
+(Walker 1977). Weights are integers that sum to 2^width exactly. So the distribution of an outcome
+under uniform bits is known exactly: `weights` reads it back from the stored table.
 """
 
 import dataclasses

@@ -1,24 +1,24 @@
 """ChaCha20 (RFC 8439) as a JAX key implementation, in uint32 arithmetic.
 
-A key is 256 bits. Everything is derived from its blocks, at nonces that keep the uses apart, so
-that no output is ever a key and no two derivations meet:
+A key is 256 bits. Everything is derived from its blocks. Each use has a nonce of its own, so no
+output is ever a key and no two uses share a block:
 
     bits      nonce 0    counters 0, 1, 2, ...
     split     nonce 1    counter i holds children 2i and 2i + 1, whatever their number
     fold_in   nonce 2    counter is the data
     noise     nonce 3    the noise of releases; the nonce's second word is the round
 
-A sample's words follow those of the sample before it, so what is drawn at a place is a function of
-key and place, and n samples are the first n of any more.
+The words of a sample follow those of the sample before it. So the draw at a place is a function of
+key and place, and n samples are the first n of any larger number.
 
-Blocks are computed word by word over many lanes, in chunks that stay in the cache; under `vmap`
-keys become lanes, so a million keys cost what a million blocks of one key do.
+Blocks are computed word by word over many lanes, in chunks that stay in the cache. Under `vmap`
+keys become lanes, so a million keys cost as much as a million blocks of one key.
 """
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,18 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.extend import random as key_implementations
+from jax.typing import ArrayLike
 
+from dpjax._core._types import PyTree
 from dpjax._exact._kernels import reduced
 
 KEY_WORDS = 8
 _BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN, NOISE = 0, 1, 2, 3
-# Lanes in a chunk: the fastest on CPU, and where an accelerator is full.
+# Lanes in a chunk: the fastest number on CPU, and enough to fill an accelerator.
 _CHUNK = 2**14
-# Lanes from which on it is faster on CPU, and worth its compilation, to move no words.
+# From this many lanes on, `_rounds_of_words` is faster on CPU and worth its compilation.
 _MANY_LANES = 2**11
 
 
@@ -51,16 +53,16 @@ def block_function(state: jax.Array) -> jax.Array:
 def _rounds_of_rows(state: jax.Array) -> jax.Array:
     """Twenty equal rounds as one loop: compiled in a tenth of the time, and faster on CPU."""
 
-    def one_round(_: Any, rows: _Rows) -> _Rows:
+    def one_round(_: jax.Array, rows: _Rows) -> _Rows:
         return _reflect(reduced(_quarter_rounds(rows)))
 
     return jnp.concatenate(lax.fori_loop(0, 20, one_round, _rows(state)))
 
 
 def _rounds_of_words(state: jax.Array) -> jax.Array:
-    """The same for many lanes on CPU: columns and diagonals are mixed where their words are."""
+    """The same for many lanes on CPU: it mixes columns and diagonals in place and moves no word."""
 
-    def double_round(_: Any, words: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def double_round(_: jax.Array, words: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         mixed = list(words)
         for turn in (0, 1):
             for column in range(4):
@@ -75,9 +77,9 @@ def _rounds_of_words(state: jax.Array) -> jax.Array:
 
 
 def _unrolled_rounds(state: jax.Array) -> jax.Array:
-    """The same without loops, for accelerators, where a loop would start a kernel a step."""
+    """The same without loops, for accelerators, where each step of a loop would start a kernel."""
 
-    def double_round(_: Any, rows: _Rows) -> _Rows:
+    def double_round(_: jax.Array, rows: _Rows) -> _Rows:
         for turn in (1, -1):
             rows = _turn(_quarter_rounds(rows), turn)
         return rows
@@ -105,7 +107,7 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(rows: _Rows, by: int, numpy: Any = jnp) -> _Rows:
+def _turn(rows: _Rows, by: int, numpy: ModuleType = jnp) -> _Rows:
     """Rotates row i by i places, which turns diagonals into columns, or back."""
     a, *others = rows
     b, c, d = (numpy.roll(row, -(i + 1) * by, axis=0) for i, row in enumerate(others))
@@ -113,7 +115,10 @@ def _turn(rows: _Rows, by: int, numpy: Any = jnp) -> _Rows:
 
 
 def _reflect(rows: _Rows) -> _Rows:
-    """Takes column j of row i from column i - j: diagonals become columns, and those diagonals."""
+    """Takes column j of row i from column i - j, which swaps diagonals and columns.
+
+    It is its own inverse, so one loop body serves rounds of columns and rounds of diagonals.
+    """
     a, b, c, d = (lax.rev(row, (0,)) for row in rows)
     return jnp.roll(a, 1, axis=0), jnp.roll(b, 2, axis=0), jnp.roll(c, 3, axis=0), d
 
@@ -130,33 +135,26 @@ def _one_state(key_data: np.ndarray, counter: int, nonce: int) -> np.ndarray:
 
 def _block_on_host(state: np.ndarray) -> np.ndarray:
     """The block function on one state, shape (16,)."""
-    rows: Any = tuple(state.reshape(4, 4))
+    rows: PyTree = tuple(state.reshape(4, 4))
     for _ in range(10):
         for turn in (1, -1):
             rows = _turn(_quarter_rounds(rows), turn, np)
     return np.concatenate(rows) + state
 
 
-# Words of one round for a batch of samples, and what is made of them.
+# Gives the words of one round for a batch of samples; and makes samples of them.
 Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
-WordSampler = Callable[[Draw, jax.Array], Any]
+WordSampler = Callable[[Draw, jax.Array], PyTree]
 
 
 def uniform_words(
-    key_data: jax.Array, first: Any, *, nonce: int, width: int, count: int
+    key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
 ) -> tuple[jax.Array, ...]:
-    """Uniform words: `count` samples of `width` of them.
-
-    Args:
-        key_data: uint32, shape (8,); a batch under `vmap` becomes lanes of the same chunks.
-        first: uint32, the counter to start at.
-        nonce: keeps uses apart.
-        width: words per sample.
-        count: number of samples.
+    """Uniform words: `count` samples of `width` words each, from the counter `first` on.
 
     Returns:
-        A tuple of `width` uint32 arrays of shape (count,): the same bits for one key as in any
-        batch of keys, and as at the start of more samples.
+        A tuple of `width` uint32 arrays of shape (count,). A batch of keys under `vmap` or a larger
+        count gives the same bits.
     """
     first = jnp.asarray(first, jnp.uint32)
     generate = _chunked(_words_of_round_0, nonce, width, count)
@@ -170,40 +168,40 @@ def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
 def sample(
     sampler: WordSampler,
     key_data: jax.Array,
-    round_number: Any,
+    round_number: ArrayLike,
     *,
     nonce: int,
     width: int,
     count: int,
-) -> Any:
-    """What a sampler makes of uniform words, chunk by chunk, so that they never leave the cache.
+) -> PyTree:
+    """Samples from uniform words, chunk by chunk, so that the words never leave the cache.
 
     Args:
-        sampler: `sampler(draw, zeros)`, where `draw(r)` gives the words of round r = 0, 1, ..., a
-            tuple of `width` arrays of the shape of the zeros, whose elements are samples. It
-            returns a pytree of uint32 arrays of that shape, made element by element. It is hashed:
-            no lambda.
+        sampler: `sampler(draw, zeros)`. `draw(r)` gives the words of round r = 0, 1, ...: a tuple
+            of `width` arrays of the shape of the zeros, one element for each sample. It returns a
+            pytree of uint32 arrays of that shape, computed elementwise. Its hash is the key of a
+            cache, so it must not be a lambda.
         key_data: as for `uniform_words`.
-        round_number: uint32, of the round that is round 0 to the sampler.
+        round_number: uint32, the round that the sampler calls 0.
         nonce: keeps uses apart.
         width: words per sample and round.
         count: number of samples.
 
     Returns:
-        What the sampler returns, of shape (count,).
+        The sampler's results, of shape (count,).
     """
     round_number = jnp.asarray(round_number, jnp.uint32)
     return _chunked(sampler, nonce, width, count)(key_data, jnp.uint32(0), round_number)
 
 
 def _part(width: int, count: int) -> tuple[int, int]:
-    """Samples and blocks of a part: as few as end together, so that place i is always the same."""
+    """Samples and blocks of a part: the least that end together, so places keep their words."""
     size = min(count, _BLOCK_WORDS // math.gcd(width, _BLOCK_WORDS))
     return size, -(-size * width // _BLOCK_WORDS)
 
 
 @functools.cache
-def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., Any]:
+def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., PyTree]:
     size, blocks = _part(width, count)
     parts = -(-count // size)
     if parts * blocks >= 2**28:
@@ -212,7 +210,7 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
     def words_of_parts(
         keys: jax.Array, first: jax.Array, rounds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        # Parts go last: what is moved are whole rows of them.
+        # Parts are the last axis, so the copies below move whole rows.
         counters = first[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
         lanes = jnp.broadcast_to(keys.T[:, None], (KEY_WORDS, *counters.shape))
         rounds = jnp.broadcast_to(rounds[None], counters.shape)
@@ -224,7 +222,7 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         samples = stream.reshape(size, width, -1)
         return tuple(samples[:, word] for word in range(width))
 
-    def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> Any:
+    def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
         def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
             return words_of_parts(keys, first, rounds + round_number)
 
@@ -232,7 +230,7 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         return jax.tree.map(jnp.transpose, sampler(draw, zeros))
 
     @custom_vmap
-    def generate(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> Any:
+    def generate(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
         starts = jnp.arange(parts, dtype=jnp.uint32) * np.uint32(blocks)
         flat_first = (first.reshape(-1, 1) + starts[None]).reshape(-1)
         flat_keys = jnp.repeat(keys.reshape(-1, KEY_WORDS), parts, axis=0)
@@ -242,7 +240,7 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         return jax.tree.map(lambda x: x.reshape(*first.shape, parts * size)[..., :count], out)
 
     @generate.def_vmap
-    def _(axis_size: int, batched: list[bool], *arguments: jax.Array) -> Any:
+    def _(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:
         lanes = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arguments, batched, strict=True)
@@ -260,7 +258,7 @@ def _state(keys: jax.Array, counters: jax.Array, nonce: int, rounds: jax.Array) 
     return jnp.concatenate([constants, keys, counters[None], nonces[:1], rounds[None], nonces[1:]])
 
 
-def _in_batches(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
+def _in_batches(function: Callable[..., PyTree], size: int, *arrays: jax.Array) -> PyTree:
     """Maps a function of batches over the leading axis, in batches of at most `size`."""
     count = len(arrays[0])
     batches = -(-count // size)
@@ -268,13 +266,13 @@ def _in_batches(function: Callable[..., Any], size: int, *arrays: jax.Array) -> 
         return function(*arrays)
     size = -(-count // batches)
 
-    def batch(i: jax.Array) -> tuple[jax.Array, Any]:
-        # The last one overlaps the one before: nothing is padded, which would copy all keys.
+    def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
+        # The last batch overlaps the one before. Padding instead would copy all keys.
         start = jnp.minimum(i * size, count - size)
         slices = (lax.dynamic_slice_in_dim(x, start, size) for x in arrays)
         return start, function(*slices)
 
-    def go_on(i: jax.Array, out: Any) -> Any:
+    def go_on(i: jax.Array, out: PyTree) -> PyTree:
         start, new = batch(i)
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
@@ -285,11 +283,11 @@ def _in_batches(function: Callable[..., Any], size: int, *arrays: jax.Array) -> 
 
 
 def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
-    """Zeros that vary over devices as the data do: under `shard_map` a loop has to start so."""
+    """Zeros that vary over devices as the data do: loops under `shard_map` must start so."""
     return (keys[:, 0] ^ first) & np.uint32(0)
 
 
-# One compiled program for each, where operations would be dispatched, and compiled, one by one.
+# Each is one compiled program. Outside of `jit`, its operations would be compiled one by one.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     count, width = math.prod(shape), 2 if bit_width == 64 else 1
@@ -318,7 +316,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 @functools.partial(jax.jit, inline=True)
-def _fold_in(key: jax.Array, data: Any) -> jax.Array:
+def _fold_in(key: jax.Array, data: ArrayLike) -> jax.Array:
     data = jnp.asarray(data).astype(jnp.uint32)
     child = uniform_words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)
     return jnp.concatenate(child)
@@ -327,7 +325,7 @@ def _fold_in(key: jax.Array, data: Any) -> jax.Array:
 def _refuse_seed(seed: jax.Array) -> jax.Array:
     del seed
     raise ValueError(
-        "the chacha20 implementation takes no seed, which a search would find: make keys by"
+        "the chacha20 implementation takes no seed, because a search would find it: make keys by"
         " dpjax.random.secure_key(), or in research by dpjax.random.seeded_key(seed)"
     )
 
@@ -340,7 +338,7 @@ def _seed(seed: jax.Array) -> jax.Array:
     return jnp.stack([low, high] + [jnp.zeros_like(low)] * (KEY_WORDS - 2))
 
 
-def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array]) -> Any:
+def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array]) -> Hashable:
     return key_implementations.define_prng_impl(
         key_shape=(KEY_WORDS,),
         seed=seed,
@@ -352,7 +350,7 @@ def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array])
     )
 
 
-# The same bits under two names, so that the type of a key, and of all that are derived from it,
-# tells whether it came from a seed.
+# The same bits under two names. So the type of a key, and of all keys derived from it, says whether
+# it came from a seed.
 CHACHA20 = _implementation("chacha20", "chacha", _refuse_seed)
 SEEDED_CHACHA20 = _implementation("seeded_chacha20", "seeded", _seed)

@@ -13,6 +13,7 @@ from dpjax.random._key_for_each import key_for_each as key_for_each
 from dpjax.random._keys import check_key as check_key
 from dpjax.random._keys import check_sampling_key as check_sampling_key
 from dpjax.random._keys import is_seeded as is_seeded
+from dpjax.random._keys import sampling_key as sampling_key
 from dpjax.random._noise import EXPONENTIAL as EXPONENTIAL
 from dpjax.random._noise import GAUSSIAN as GAUSSIAN
 from dpjax.random._noise import LAPLACE as LAPLACE
@@ -32,7 +33,6 @@ from dpjax.random._release import largest_release as largest_release
 from dpjax.random._release import largest_value as largest_value
 from dpjax.random._release import shares_programs as shares_programs
 from dpjax.random._release import usable_scale as usable_scale
-from dpjax.random._sampling_key import sampling_key as sampling_key
 from dpjax.random._selected_index import clamped_scores as clamped_scores
 from dpjax.random._selected_index import exponential_index as exponential_index
 from dpjax.random._selected_index import float_index as float_index

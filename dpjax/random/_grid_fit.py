@@ -1,27 +1,29 @@
-"""Which grid a value is rounded to, and which integer divides the lattice's noise for it.
+"""The grid that a value is rounded to, and the integer that divides the lattice's noise.
 
-A value x becomes the integer round(x / g), a grid point, and gets the integer round(N / c): N is
-noise on the fine lattice, of scale T. As x + round(Z) = round(x + Z) for integers x, that is
-post-processing of c round(x / g) + N, whose noise has scale T on a lattice that c steps make one
-grid step of. Its scale in the value's units, T g / c, covers
+A value x becomes the integer X = round(x / g), where g is the grid. It gets the integer
+round(N / c), where N is noise of scale T on the fine lattice, so c lattice points make a grid step.
+As X + round(Z) = round(X + Z) for an integer X, the release is post-processing of c X + N. In the
+units of the value this noise has the scale T g / c, which must cover
 
 - the nominal scale;
 - rounding to the grid, which moves every coordinate by at most one step more than the value moved:
-  the sensitivity Delta becomes Delta + g ||1||, with the norm of the mechanism;
-- the certificate of the tables: 2 loss per coordinate of epsilon, and e^(loss) of delta.
+  the sensitivity Delta becomes Delta + g ||1||, in the norm of the mechanism;
+- the certificate of the tables: 2 loss of epsilon for each coordinate, and e^loss of delta.
 
-g is a power of two, so that x / g is exact, and c is rounded down.
+g is a power of two, so that x / g is exact. c is rounded down, which makes the noise larger.
 
 docs/proofs/exact-noise.md has the proofs.
 """
 
 import math
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar
@@ -29,16 +31,20 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._noise import Lattice
 
-# The least part of the sensitivity, over ||1||, that a grid step should be: a charge of .0008%. A
+# A grid step is at least this part of sensitivity / ||1||, for which .0008% of noise are charged. A
 # finer grid would gain nothing, and its integers would clamp large values earlier.
 _FINEST = 2.0**-17
-# Covers the float32 roundings below, and the scale of the exponential's restarts.
+# Covers the float32 roundings below, and the other scale of an exponential that starts again.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
+
+
+# A number on the host while a calibration is checked, a JAX scalar while noise is drawn.
+_Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
 
 
 class GridFit(NamedTuple):
@@ -48,10 +54,7 @@ class GridFit(NamedTuple):
         exponent: int32, the grid is 2^exponent; 0 for integers.
         divisor: uint32, below 2^16; c is divisor * 2^shift.
         shift: uint32.
-        scale: of the noise, in units of the value; NaN where there is none that fits.
-
-    Formal guarantees:
-        Those of the module.
+        scale: of the noise, in units of the value; NaN if no divisor fits.
     """
 
     exponent: jax.Array
@@ -75,12 +78,10 @@ class Calibration:
         sensitivity: in the mechanism's norm.
         epsilon: of the guarantee.
         rounding: ||1||, the norm of ones in all float coordinates, those that are rounded.
-        coordinates: how often the certificate's loss is charged, one for every noisy coordinate.
-        zero_allowed: whether a scale of 0, no noise, was asked for by name.
-        grid_dtype: float64 where all float leaves are, else float32: the grid is found in it.
-
-    Formal guarantees:
-        None of its own.
+        coordinates: the number of noisy coordinates; each is charged the certificate's loss.
+        zero_allowed: whether the caller asked by name for a scale of 0, no noise.
+        grid_dtype: the grid is found in this dtype: float64 if all float leaves have it, else
+            float32.
     """
 
     scale: Scalar
@@ -89,38 +90,45 @@ class Calibration:
     rounding: Scalar
     coordinates: Scalar
     zero_allowed: bool = static(default=False)
-    grid_dtype: Any = static(default=np.float32)
+    grid_dtype: DTypeLike = static(default=np.float32)
 
-    def fit(self, lattice: Lattice, dtype: Any, exponent: Any = None) -> GridFit:
-        """The grid for values of a dtype; its scale is NaN where none can carry the noise.
+    def fit(self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None = None) -> GridFit:
+        """The grid for values of a dtype; its scale is NaN if no divisor fits.
+
+        It works in floats, also inside of `jit`. Every rounding goes outward, or `_OUTWARD` covers
+        it. The returned scale is the one that the divisor gives, at least the needed one.
 
         Args:
             lattice: of the noise.
             dtype: of the values.
-            exponent: of a grid that is given, as where several noises share one.
+            exponent: of a given grid, for several noises on one grid; None finds one.
         """
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
-        # Not the default float, so that integers get the same noise with and without x64.
+        # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
             scale, sensitivity, _, rounding = self._numbers(self.grid_dtype)
             exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, jnp)
         scale, sensitivity, epsilon, rounding = self._numbers(compute)
-        limits = jnp.finfo(compute)
+        # Keeps a distance from subnormal numbers, which devices may flush to 0.
+        limits = float_limits(compute)
         usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
         grid = power_of_two(exponent, compute)
         needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
         if not floating:
+            # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
+            # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
             exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
         short, shift = _divisor(lattice, grid / needed, jnp)
+        # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
         usable &= (short >= 1) & (4 * self._loss(lattice) < epsilon)
         short = jnp.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
-        drawn = jnp.where(usable, drawn, jnp.nan)
+        drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
         return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
-    def fits(self, lattice: Lattice, dtype: Any) -> bool:
-        """Whether a grid can carry the noise, for concrete numbers on the host."""
+    def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
+        """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
         scale, sensitivity, epsilon, rounding = (
             np.float64(x) for x in (self.scale, self.sensitivity, self.epsilon, self.rounding)
         )
@@ -129,63 +137,83 @@ class Calibration:
         needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
         step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
         short, shift = _divisor(lattice, step / needed, np)
-        if sensitivity < float(jnp.finfo(self.grid_dtype).tiny):
+        if sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
-        # One more than needed, for float32 finds a little less.
+        # `fit` needs one point. It may find one less than this, in float32, so two are asked for.
         return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < epsilon)
 
-    def _numbers(self, dtype: Any) -> list[jax.Array]:
+    def _numbers(self, dtype: DTypeLike) -> list[jax.Array]:
         numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        # Programs in which they are constants must compute with them like all others.
+        # The barrier keeps XLA from folding constants, which could round otherwise than a program
+        # that gets these numbers as arguments. Both must find the same grid.
         return lax.optimization_barrier([jnp.asarray(x).astype(dtype) for x in numbers])
 
     def _loss(self, lattice: Lattice) -> Scalar:
         return self.coordinates * lattice.certificate.loss
 
     def _needed(
-        self, lattice: Lattice, scale: Any, sensitivity: Any, epsilon: Any, rounding: Any, grid: Any
-    ) -> Any:
-        """The scale that covers rounding and tables; the grid is that of all leaves."""
+        self,
+        lattice: Lattice,
+        scale: _Number,
+        sensitivity: _Number,
+        epsilon: _Number,
+        rounding: _Number,
+        grid: _Number,
+    ) -> _Number:
+        """The scale that covers tables and rounding, where the grid is the one of all leaves."""
         loss = self._loss(lattice)
-        # (epsilon - a, delta) takes at most epsilon / (epsilon - a) times the noise of (epsilon,
-        # delta), and delta e^-a at most 1 + 4 a times, for delta <= .9.
+        # "The scale that covers everything" of docs/proofs/exact-noise.md: epsilon - a instead of
+        # epsilon takes at most epsilon / (epsilon - a) times the noise, where a = 2 loss. For
+        # delta <= .9, delta e^-loss instead of delta takes at most 1 + 4 loss times the noise.
         certified = scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / epsilon)
         return certified * (1 + rounding * (grid / sensitivity))
 
-    def covers(self, lattice: Lattice, delta: Any, numpy: Any) -> Any:
-        """Whether the margin that delta is calibrated with covers the mass that the tables miss."""
+    def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
+        """Whether the margin of a calibrated delta covers the mass that the tables miss."""
         if lattice.certificate.delta == 0:
             return True
-        # Above .9 the scale does not cover e^loss, so the margin must.
+        # Above .9 the scale does not cover e^loss (see `_needed`), so the margin must.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
         enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
         return enough & (small | (delta <= 0.9))
 
-    def largest_epsilon(self, lattice: Lattice, delta: Any, numpy: Any = np) -> Any:
-        """The most at which the margin covers what tables that miss any mass do; may be below 0."""
-        # (1 + e^epsilon) missed <= min(delta, 1 - delta) 2^-25, in logarithms, and the calibration
-        # leaves 2^-24 of it.
+    def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
+        """The largest epsilon for which the margin covers the missed mass; it may be below 0."""
+        # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
+        # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
 def _exponent(
-    lattice: Lattice, scale: Any, sensitivity: Any, rounding: Any, dtype: Any, numpy: Any
-) -> Any:
-    """The exponent of the grid: one for all leaves, since every leaf is charged for all."""
-    # Where so fine a grid leaves too little to divide, both errors are made equal.
+    lattice: Lattice,
+    scale: _Number,
+    sensitivity: _Number,
+    rounding: _Number,
+    dtype: DTypeLike,
+    numpy: ModuleType,
+) -> jax.Array:
+    """The exponent of the grid: one for all leaves, as each is charged for the rounding of all.
+
+    Any power of two is correct; this choice only keeps the noise small. A grid step g raises it by
+    rounding * g / sensitivity. To round c down from T g / scale raises it by about 1 / c.
+    """
+    # The step, over sensitivity / rounding, at which both costs are equal.
     balanced = numpy.sqrt(scale / sensitivity * (rounding / float(lattice.resolution)))
     ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(rounding, 1)
-    # The nearest power of two. By exponents: the product itself may underflow.
+    # The power of two nearest to sensitivity * ideal. That product itself may underflow.
     (x, i), (y, j) = numpy.frexp(sensitivity), numpy.frexp(ideal)
     exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
-    limits = jnp.finfo(dtype)
+    limits = float_limits(dtype)
     return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
 
-def _divisor(lattice: Lattice, steps: Any, numpy: Any) -> tuple[Any, Any]:
-    """The lattice points in a grid step, rounded down to sixteen bits, and their shift."""
+def _divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
+    """The lattice points in a grid step, rounded down to 16 bits and a shift.
+
+    `_limbs.floor_divide` takes divisors of 16 bits. To round down makes the noise larger.
+    """
     points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
     unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
@@ -193,11 +221,11 @@ def _divisor(lattice: Lattice, steps: Any, numpy: Any) -> tuple[Any, Any]:
 
 
 def fit_of_scale(lattice: Lattice, exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """A fit for noise of at least a scale in steps of a given grid, which need not be public.
+    """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
 
-    The scale drawn exceeds it by a factor of at most 1 + 2^-14, in float32. Of at most 2^-17 of the
-    resolution, c is even: then round(N / c) is floor(N / c + 1/2), the same function of the real
-    number N / c for every such c.
+    The drawn scale exceeds it by a factor of at most 1 + 2^-14, in float32. A scale of at most
+    2^-17 of the resolution makes c even, because c then has a shift. For even c, round(N / c) is
+    floor(N / c + 1/2): the same function of the real number N / c for every private c.
     """
     short, shift = _divisor(lattice, 1 / scale, jnp)
     usable = (scale > 0) & (short >= 1)

@@ -1,10 +1,8 @@
-"""A key for each value: two values under one key share their noise, and their difference is public.
+"""A key for each value: two values under one key share their noise, which reveals their difference.
 
-The check returns the key that noise is drawn from. So it is part of what is released, and no
-transformation removes it as dead code.
+The check returns the key that noise is drawn from. So the release depends on it, and no
+transformation removes the check as dead code.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,28 +10,18 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from dpjax._core._types import PyTree, Value
 from dpjax._tracing import _shards
 
-# Of what may be folded in: nobody numbers from here.
+# The largest number that can be folded in. Callers number from 0, so this end is free.
 _LAST = np.uint32(2**32 - 1)
 
 
-def key_for_each(key: jax.Array, value: Any) -> jax.Array:
-    """The same key; refuses to use it for values that are mapped over while it is not.
-
-    Args:
-        key: a typed key.
-        value: a pytree of arrays that noise from this key is for.
-
-    Returns:
-        The key, to draw from.
-
-    Raises:
-        ValueError: under `vmap` over values alone, or `shard_map` that shards values alone.
-    """
+def key_for_each(key: jax.Array, value: Value) -> jax.Array:
+    """The same key, to draw from; ValueError if `vmap` or `shard_map` maps values and not keys."""
     _shards.refuse_unchecked()
-    # An empty draw uses the key up, for `jax.debug_key_reuse`: what is drawn later, from a key that
-    # is wrapped anew, it would not see.
+    # An empty draw marks the key as used for `jax.debug_key_reuse`, which would not see the later
+    # draws: they are from a key that is wrapped anew.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
     if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
@@ -43,9 +31,9 @@ def key_for_each(key: jax.Array, value: Any) -> jax.Array:
 
 
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
-    """The same key, but a new one on a shard where an earlier one has the same.
+    """The same key, but a new one on a shard if an earlier shard has the same key.
 
-    `jax.lax.pcast` makes a key that varies over shards in type alone.
+    A key after `jax.lax.pcast` varies over shards in its type alone: all shards have the same bits.
     """
     axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:
@@ -60,27 +48,33 @@ def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def _checked(key_data: jax.Array, used: jax.Array, value: Any) -> jax.Array:
+def _checked(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
     return _mapped_alike(key_data, used, value)
 
 
 @_checked.defjvp
-def _without_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    """Keys have no derivative; and that of a `custom_vmap` may recurse without end."""
+def _without_derivative(
+    primals: tuple[jax.Array, jax.Array, Value], tangents: PyTree
+) -> tuple[jax.Array, PyTree]:
+    """Keys have no derivative. JAX's own rule for a `custom_vmap` may recurse without end."""
     del tangents
     data = _checked(*primals)
     return data, np.zeros(data.shape, jax.dtypes.float0)
 
 
 @custom_vmap
-def _mapped_alike(key_data: jax.Array, used: jax.Array, value: Any) -> jax.Array:
+def _mapped_alike(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
     del used, value
     return key_data
 
 
 @_mapped_alike.def_vmap
 def _mapped(
-    axis_size: int, mapped: tuple[bool, bool, Any], key_data: jax.Array, used: Any, value: Any
+    axis_size: int,
+    mapped: tuple[bool, bool, PyTree],
+    key_data: jax.Array,
+    used: jax.Array,
+    value: Value,
 ) -> tuple[jax.Array, bool]:
     del axis_size
     key_is_mapped, _, value_is_mapped = mapped
@@ -91,7 +85,6 @@ def _mapped(
 
 def _message(cause: str) -> str:
     return (
-        f"key must be one for each value: {cause} and not over keys, and would add one draw to all"
-        " of them, so that their differences were released exactly; split the key, and map over"
-        " both"
+        f"key must be one for each value: {cause} and not over keys. One draw for all values would"
+        " release their differences exactly; split the key, and map over both"
     )

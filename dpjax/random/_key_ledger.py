@@ -1,9 +1,8 @@
-"""Remembers which keys were used, so that none is used twice."""
+"""Remembers the keys that releases used, so that no key is used twice."""
 
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -16,22 +15,22 @@ from dpjax.random._keys import check_key
 class KeyLedger(OpenLedger):
     """Fingerprints of the keys that releases have used; a key that comes again is refused.
 
-    `with ledger:` claims the key of every release inside, by a mechanism or a private function;
-    `dpjax.privatize(target, mechanism, ledger=ledger)` claims those of one private function. Two
-    releases under one key share their noise, and their difference gives the values away.
+    `with ledger:` claims the key of every release inside, by a mechanism or a private function.
+    `dpjax.privatize(target, mechanism, ledger=ledger)` claims the keys of one private function. Two
+    releases under one key share their noise, so their difference reveals the values' difference.
     `dpjax.Ledger` does the same, and holds a budget.
 
     Attributes:
-        path: where the fingerprints are kept; None for memory only.
+        path: of the file with the fingerprints; None for memory only.
 
     Formal guarantees:
-        A key is claimed once in the lifetime of the file, also by several processes. Keys derived
-        from it are other keys: claimed is the one that a release is given. A release inside `jit`
-        or `vmap`, whose keys are not known, is refused; but a program that was compiled ahead of
-        time (`jit(f).lower(...).compile()`), another thread, and compiled programs of coroutines
-        that take turns inside `with` are not covered by it. A fingerprint is a SHA-256 of 256
-        random bits and tells nothing about the key; that of a seeded key can be searched like the
-        key.
+        Each key is claimed at most once in the lifetime of the file, also by several processes. The
+        ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
+        release inside `jit` or `vmap`, whose keys are unknown. It does not cover programs that were
+        compiled ahead of time (`jit(f).lower(...).compile()`), other threads, and compiled programs
+        of coroutines that take turns inside `with`. A fingerprint is a SHA-256 of 256 random bits
+        and reveals nothing about the key. The fingerprint of a seeded key can be searched, as the
+        key can.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -92,6 +91,6 @@ class KeyLedger(OpenLedger):
     def __len__(self) -> int:
         return self._connection.execute("SELECT COUNT(*) FROM used_keys").fetchone()[0]
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: jax.Array) -> bool:
         query = "SELECT 1 FROM used_keys WHERE fingerprint = ?"
         return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None

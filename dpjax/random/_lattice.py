@@ -1,20 +1,21 @@
 """Laplace, exponential and Gaussian noise on one fine lattice, drawn from constant tables.
 
-The tables know nothing of a scale: noise of standard scale is drawn in integer multiples of
-1 / resolution, and a mechanism divides it by an integer (see `_release`). Hence one path for every
-epsilon, traced or not, in constant time, on uint32 alone.
+The tables do not depend on a scale. Noise of standard scale is drawn in integer multiples of
+1 / resolution, and a mechanism divides it by an integer (see `_release`). So one program serves
+every epsilon, traced or not, in constant time, on uint32 alone.
 
-*Exponential.* The binary digits of an exponential variable are independent. Its first digits (24
-units, 2^-7 apart) come from one table, the next 36 from three; beyond 24 units it starts again,
-because it has no memory (once in 2.6 * 10^10 draws). *Laplace*: floor of the variable with a sign.
+*Exponential.* The binary digits of an exponential variable are independent. One table draws its
+first digits (24 units in steps of 2^-7), three tables draw the next 36. Beyond 24 units the draw
+starts again, because the variable has no memory (once in 2.6 * 10^10 draws). *Laplace*: floor of
+the variable with a sign.
 
 *Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
 multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
 than the smoothing parameter: Micciancio and Walter 2017, Corollary 4.3). Five of them, each on a
 lattice 128 times coarser, reach parameter 2^35.
 
-Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND; the certificates, computed from the weights
-as stored against masses to 2^-300, show that these hold.
+Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. The certificates show that these hold: they
+compare the stored weights with masses that are exact to 2^-300.
 
 docs/proofs/exact-noise.md has the proofs.
 """
@@ -24,13 +25,15 @@ import functools
 import itertools
 import math
 from fractions import Fraction
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
+from dpjax._core._types import PyTree
 from dpjax._exact import _limbs
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
@@ -58,26 +61,30 @@ GAUSSIAN_RESOLUTION = math.sqrt(
 _GAUSSIAN_WORDS = 4 + 2 * (_LEVELS - 1)
 
 
+# Round, unfinished samples, words that are not used, sign bits, and the variables so far.
+_State: TypeAlias = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]
+
+
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """How far what is drawn may be from the ideal noise, for one coordinate.
+    """Bounds how far a drawn coordinate may be from the ideal noise.
 
     Attributes:
-        loss: bound on |log(drawn / ideal)| of the probability of any lattice point, outside of an
+        loss: bound on |log(drawn / ideal)| for the probability of any lattice point outside of an
             exceptional part.
         delta: the mass of that part, drawn and ideal.
 
     Formal guarantees:
-        Where the ideal mechanism is (epsilon, delta)-DP, d coordinates of what is drawn are
+        If the ideal mechanism is (epsilon, delta)-DP, the drawn one with d noisy coordinates is
         (epsilon + 2 d loss, e^(d loss) delta + (1 + e^(epsilon + 2 d loss)) d delta')-DP, with the
-        certificate's delta'.
+        certificate's delta'. docs/proofs/exact-noise.md, "The tables", has the proof.
     """
 
     loss: float
     delta: float
 
 
-# What mechanisms rely on; the certificates below must not exceed it.
+# Mechanisms rely on these; a test computes the certificates below and compares.
 EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
@@ -106,13 +113,9 @@ def exponential_rounds(
 ) -> tuple[jax.Array, jax.Array, Limbs]:
     """Exponential variables, for loops that draw several times under one key.
 
-    Args:
-        key: a typed key.
-        round_number: uint32, of the first round of words to use.
-        count: how many to draw.
-
     Returns:
-        The number of the round to go on from, a uniform word for each, and the variables.
+        The number of the round to go on from, a uniform word for each variable, and `count` of
+        them.
     """
     width = _EXPONENTIAL_WORDS + 1
     (word,), _, drawn = _from_words(_EXPONENTIAL_AND_WORD, key, width, count, round_number)
@@ -121,9 +124,9 @@ def exponential_rounds(
 
 
 def _from_words(
-    sampler: WordSampler, key: jax.Array, width: int, count: int, round_number: Any = 0
-) -> Any:
-    """What a sampler makes of words that nothing else sees."""
+    sampler: WordSampler, key: jax.Array, width: int, count: int, round_number: ArrayLike = 0
+) -> PyTree:
+    """Samples from words that nothing else uses: `NOISE` is the nonce of releases alone."""
     data = jax.random.key_data(key)
     return sample(sampler, data, round_number, nonce=NOISE, width=width, count=count)
 
@@ -140,12 +143,13 @@ def _laplace(draw: Draw, zeros: jax.Array) -> Limbs:
 def _exponential(
     draw: Draw, zeros: jax.Array, extra: int = 0
 ) -> tuple[tuple[jax.Array, ...], jax.Array, Limbs]:
-    """Words that are not used, a random bit, and the variable."""
-    start = (jnp.uint32(0), zeros == 0, (zeros,) * extra, zeros, Limbs(zeros, zeros))
+    """The `extra` last words of a round, which it does not use, a random bit, and the variable."""
+    start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * extra, zeros, Limbs(zeros, zeros))
 
-    # The first round is almost always the only one; as part of the loop it is compiled once. What
-    # is drawn for one sample must not depend on how many rounds the others take.
-    def go_on(state: Any) -> Any:
+    # The first round is almost always the only one. As part of the loop it is compiled once. The
+    # draw of one sample must not depend on the rounds that others take, so finished samples keep
+    # their state.
+    def go_on(state: _State) -> _State:
         round_number, unfinished, unused, sign, total = state
         bits = draw(round_number)
         ended, new_sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
@@ -168,7 +172,7 @@ _EXPONENTIAL_AND_WORD = functools.partial(_exponential, extra=1)
 
 
 def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, Limbs]:
-    """Whether it is final, a sign bit, and the digits or the 24 units to go on from."""
+    """Whether the draw ended, a sign bit, and the drawn number: 24 units if it did not end."""
     first, *groups = exponential_tables()
     cells = first.lookup(bits[:3]).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -176,7 +180,8 @@ def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Arr
         jnp.where(ended, table.lookup(bits[3 + 2 * i : 5 + 2 * i]).astype(jnp.uint32), 0)
         for i, table in enumerate(groups)
     ]
-    # The first table's weights are even, so that the last bit of its word is free for the sign.
+    # The first table's weights are even, so no outcome depends on the last bit of its word. That
+    # bit is free for the sign.
     return ended, bits[2] & np.uint32(1), _join(cells, digits)
 
 
@@ -203,7 +208,7 @@ def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
 
 @functools.cache
 def exponential_tables() -> tuple[AliasTable, ...]:
-    """The table of the first digits, whose last outcome means "24 more", and the groups'."""
+    """The table of the first digits, whose last outcome means "24 more", and the groups' tables."""
     first, *groups = exponential_masses()
     even = [2 * weight for weight in integer_weights(first, 95)]
     return (
@@ -267,11 +272,14 @@ def _exp_minus(x: Fraction) -> int:
 
 @functools.cache
 def exponential_certificate() -> Certificate:
-    """The certificate of `lattice_exponential` and `lattice_laplace`, from the weights as stored.
+    """The certificate of `lattice_exponential` and `lattice_laplace`, from the stored weights.
 
-    Pure: the tables reach every lattice point. Points that start again j times lose j times the
-    error of the weight of "24 more", which only changes the scale, by 2^-58 of it.
+    delta is 0, because the tables reach every lattice point. The factor of a point with j restarts
+    has the error of the weight of "24 more" to the power j. That is the effect of another scale, by
+    2^-58 of it, which `_grid_fit._OUTWARD` covers.
     """
+    # Digits are independent, so the factors of the tables multiply and their logarithms add up. A
+    # weight of 0 would make a point impossible, and no loss bounds that.
     loss = 0.0
     for table, masses in zip(exponential_tables(), exponential_masses(), strict=True):
         total = sum(masses)
@@ -280,17 +288,17 @@ def exponential_certificate() -> Certificate:
             abs(float(Fraction(weight * total, mass << table.width) - 1)) if weight else math.inf
             for weight, mass in zip(weights, masses, strict=True)
         )
-    return Certificate(loss * (1 + 1e-9), 0.0)
+    return Certificate(loss * (1 + 1e-9), 0.0)  # The factor covers the floats of this sum.
 
 
 @functools.cache
 def gaussian_certificate() -> Certificate:
-    """The certificate of `lattice_gaussian`, from the weights as stored.
+    """The certificate of `lattice_gaussian`, from the stored weights.
 
-    The coarsest level is off by a total mass delta. At every other level a point n of the finer
-    lattice is reached from the points 128 j of the coarser one. The nearest is at most 64 away;
-    those m further are likelier by at most exp(16 m / 136) while |j| <= 16 * 136. So the errors of
-    the finer table's weights, and what it cuts off, are small against the mass of n.
+    docs/proofs/exact-noise.md, "Gaussian noise", has the proof. The coarsest level is charged as an
+    exceptional mass, delta. Every other level is charged as a relative error, loss: a point n of
+    the finer lattice is reached from points 128 j of the coarser one, so the errors of all these
+    paths are divided by the mass of the likeliest path alone.
     """
     top, low = gaussian_tables()
     top_masses, low_masses = gaussian_masses()
@@ -299,24 +307,28 @@ def gaussian_certificate() -> Certificate:
         abs(Fraction(weight, 2**top.width) - Fraction(mass, top_total))
         for weight, mass in zip(top.weights(), top_masses, strict=True)
     )
-    cut = 4 * math.exp(
-        -(_CENTER**2) / (2 * _TOP**2)
-    )  # Beyond the table: 2 tails and the rescaling.
+    # The mass beyond the table: two tails, at most twice that with the rescaling of the rest.
+    cut = 4 * math.exp(-(_CENTER**2) / (2 * _TOP**2))
     low_error = max(
         abs(Fraction(weight, 2**low.width) - Fraction(mass, low_total))
         for weight, mass in zip(low.weights(), low_masses, strict=True)
     )
     spacing = 2**_LEVEL_BITS
+    # The nearest point 128 j is at most 64 away: n has at least this mass, times that of j.
     nearest = math.exp(-((spacing / 2) ** 2) / (2 * _LOW**2)) / (_LOW * math.sqrt(2 * math.pi))
     reach = _CENTER // spacing + 1
+    # A coarser point m further away is at most exp(16 m / 136) times as likely as the nearest one
+    # while |j| <= 16 * 136, and the tables end before that. Such a path has the error of one weight
+    # if m is within the finer table; beyond the table its whole mass is missing.
     likelier = sum(math.exp(16 * m / _TOP) for m in range(-reach, reach + 1))
     beyond = sum(
         2 * math.exp(16 * m / _TOP - (spacing * (m - 0.5)) ** 2 / (2 * _LOW**2))
         for m in range(reach, 10 * reach)
     )
+    # Two Gaussians add up to a Gaussian only up to this factor: Poisson's summation formula.
     smoothing = 4 * math.exp(-2 * math.pi**2 / ((spacing / _LOW) ** 2 + 1 / _TOP**2))
     level = (float(low_error) * likelier + beyond) / nearest + smoothing
     # The discrete Gaussian against the rounded one, up to 40 standard deviations.
     rounding = 40**2 / (24 * GAUSSIAN_RESOLUTION**2)
-    loss = 2 * (_LEVELS - 1) * level + rounding
+    loss = 2 * (_LEVELS - 1) * level + rounding  # Twice: |log(1 + r)| <= 2 |r| for small r.
     return Certificate(loss, (float(top_error) + cut) * (1 + 1e-9))

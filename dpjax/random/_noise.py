@@ -3,12 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import scipy
 from jax.scipy.special import log_ndtr
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._exact._limbs import Limbs
@@ -19,19 +20,19 @@ from dpjax.random import _lattice
 class FloatSampler(Protocol):
     """Draws independent coordinates in floats: `sample(key, shape, dtype)`."""
 
-    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any, /) -> jax.Array:
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, /) -> jax.Array:
         """Draws an array."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """How noise is drawn exactly: in integer multiples of 1 / resolution.
+    """Noise that is drawn exactly, in integer multiples of 1 / resolution.
 
     Attributes:
         sample: draws it, `sample(key, shape)`.
         resolution: lattice points per unit.
-        certificate: how far what is drawn may be from the ideal noise, in every coordinate.
+        certificate: bounds how far the draws may be from the ideal noise, in every coordinate.
 
     Formal guarantees:
         Those of the certificate.
@@ -47,16 +48,15 @@ class Noise:
     """A symmetric distribution of independent coordinates at scale 1.
 
     Attributes:
-        name: what messages call it.
+        name: for messages.
         sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.
         tail_quantile: on the host, the value that |Z| exceeds with a given probability.
         dp_event: makes the event of dp-accounting from the noise multiplier (scale over
             sensitivity); None for the dominating event of any pure mechanism.
-        event_norm: the norm of the sensitivity that this event is about.
-        lattice: how it is drawn exactly; None for noise that exists in floats only, under which
-            nothing is promised.
+        event_norm: the norm of the sensitivity in this event.
+        lattice: draws it exactly; None for noise that exists in floats only and promises nothing.
 
     Formal guarantees:
         None of its own: a mechanism pairs it with a norm and a scale.
@@ -67,7 +67,7 @@ class Noise:
     log_density: Callable[[jax.Array], jax.Array]
     log_cdf: Callable[[jax.Array], jax.Array]
     tail_quantile: Callable[[float], float]
-    dp_event: Callable[[float], Any] | None = None
+    dp_event: Callable[[float], object] | None = None
     event_norm: str | None = None
     lattice: Lattice | None = None
 
@@ -103,14 +103,17 @@ def _gaussian_quantile(tail: float) -> float:
     return abs(float(scipy.special.ndtri(tail / 2)))
 
 
-def _laplace_event(noise_multiplier: float) -> Any:
+def _laplace_event(noise_multiplier: float) -> object:
     return _checks.extra("dp_accounting", "accounting").LaplaceDpEvent(noise_multiplier)
 
 
-def _gaussian_event(noise_multiplier: float) -> Any:
+def _gaussian_event(noise_multiplier: float) -> object:
     return _checks.extra("dp_accounting", "accounting").GaussianDpEvent(noise_multiplier)
 
 
+LAPLACE_LATTICE = Lattice(
+    _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+)
 LAPLACE = Noise(
     name="laplace",
     sample=jax.random.laplace,
@@ -119,9 +122,7 @@ LAPLACE = Noise(
     tail_quantile=_laplace_quantile,
     dp_event=_laplace_event,
     event_norm="l1",
-    lattice=Lattice(
-        _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
-    ),
+    lattice=LAPLACE_LATTICE,
 )
 
 GAUSSIAN = Noise(
@@ -137,17 +138,17 @@ GAUSSIAN = Noise(
     ),
 )
 
-# What selections race with: the exponential, exact and in floats.
+# The noise of selections, exact. In floats it is `float_exponential`.
 EXPONENTIAL = Lattice(
     _lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
 )
 
 
-def float_gumbel(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def float_gumbel(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """Gumbel noise; mode "high" resolves the upper tail, where unlikely options win."""
     return jax.random.gumbel(key, shape, dtype, mode="high")
 
 
-def float_exponential(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def float_exponential(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
     """One-sided exponential noise."""
     return jax.random.exponential(key, shape, dtype)

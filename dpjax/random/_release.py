@@ -1,78 +1,80 @@
-"""The one seam between mechanisms and noise: every draw that is published is made here.
+"""All published noise is drawn here, and nowhere else.
 
-Exact noise is integer noise on a grid (see `_grid_fit`); a float is made of it at the very end,
-which is post-processing. Noise in floats is for sweeps where nothing is published.
+Exact noise is integer noise on a grid (see `_grid_fit`). The sum becomes a float at the very end,
+which is post-processing. Noise in floats is for sweeps that publish nothing.
 """
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._types import Value
+from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_widely
 from dpjax._exact._limbs import Limbs
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._grid_fit import Calibration, divided
 from dpjax.random._key_for_each import key_for_each
-from dpjax.random._noise import Noise
+from dpjax.random._noise import Lattice, Noise
 
-# Noise in floats: covers the few roundings on the way to a draw.
+# For noise in floats: covers the few roundings of a draw.
 OUTWARD = 1 + 2.0**-21
 
 # Sizes of the programs that serve several shapes.
 _LEAST_PADDED, _MOST_PADDED = 2**4, 2**16
 
-# Integers are clamped here, values and releases; the least one of the dtype marks a failure.
+# Integer values and releases are clamped here, by bytes of the dtype. The dtype's least integer
+# marks a failure, so no release may take it.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
 
 
-def add_noise(key: jax.Array, value: Any, calibration: Calibration, noise: Noise) -> Any:
+def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noise) -> Value:
     """Adds independent noise to every coordinate of a pytree.
 
-    NaN becomes 0, and values out of range are clamped: nothing about a private value decides
-    whether or how it is released. Integers get noise rounded to integers. A scale that is NaN,
-    infinite or not positive gives NaN, for integers the least of their dtype.
+    NaN becomes 0, and values out of range are clamped, so a private value never decides whether or
+    how it is released. Integers get noise rounded to integers. A scale that is NaN, infinite or not
+    positive gives NaN; integers become the least of their dtype.
 
-    Args:
-        key: a typed key.
-        value: a pytree of arrays.
-        calibration: what the noise must cover.
-        noise: the distribution.
-
-    Returns:
-        A pytree of the same structure and shapes. Floats keep their dtype; booleans and integers
-        narrower than 32 bits become int32.
+    Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
-    leaves, structure = jax.tree.flatten(value)
-    add = _add_in_floats if noise.lattice is None else _add_exactly
-    released = add(key, leaves, calibration, noise)
+    leaves: list[jax.Array] = jax.tree.leaves(value)
+    if noise.lattice is not None:
+        released = _add_exactly(key, leaves, calibration, noise.lattice)
+    else:
+        keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
+        pairs = zip(keys, leaves, strict=True)
+        released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
-    return jax.tree.unflatten(structure, noisy)
+    return jax.tree.unflatten(jax.tree.structure(value), noisy)
 
 
 def _add_exactly(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
 ) -> list[jax.Array]:
-    """Padded where it can be: noise at a place does not depend on how many places there are."""
+    """Pads concrete leaves, so that values of many shapes share a program.
+
+    The noise at a place does not depend on the number of places, so padding changes no release.
+    """
     if any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
-        return _add_one_draw(key, leaves, calibration, noise)
+        return _add_one_draw(key, leaves, calibration, lattice)
     padded = [_padded(x, size=_padded_size(x.size)) for x in leaves]
     starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-    released = _add_to_padded(key, padded, starts, calibration, noise=noise)
+    released = _add_to_padded(key, padded, starts, calibration, lattice=lattice)
     return [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
 
 
-def shares_programs(value: Any) -> bool:
-    """Whether noise is better added to a value by programs that serve other shapes too.
+def shares_programs(value: Value) -> bool:
+    """Whether a value should get its noise from programs that it shares with other shapes.
 
-    A scalar's own program is smaller. Large values would take longer padded, and float32 would lose
-    the last bits of what their size is charged; sharded ones would be gathered.
+    A program for one scalar is smaller. Large values would take longer when padded, and float32
+    would lose the last bits of their charge for rounding. Sharded values would be gathered.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(leaf.devices()) == 1 for leaf in leaves)
@@ -80,7 +82,7 @@ def shares_programs(value: Any) -> bool:
 
 
 def _padded_size(size: int) -> int:
-    """A function of public shapes alone; what becomes of the padding is cut off."""
+    """The next power of two: a function of public shapes alone."""
     return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
 
 
@@ -94,52 +96,54 @@ def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
     return x[: math.prod(shape)].reshape(shape)
 
 
-@partial(jax.jit, static_argnames="noise")
+@partial(jax.jit, static_argnames="lattice")
 def _add_to_padded(
     key: jax.Array,
     leaves: list[jax.Array],
     starts: jax.Array,
     calibration: Calibration,
     *,
-    noise: Noise,
+    lattice: Lattice,
 ) -> list[jax.Array]:
-    """Noise at the places that the leaves have without padding."""
-    assert noise.lattice is not None
-    drawn = noise.lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
+    """Adds the noise of the places that the leaves have without padding.
+
+    `starts` is traced: shapes that are padded alike share this program.
+    """
+    drawn = lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
     return [
         _add_to_array(
             Limbs(*(lax.dynamic_slice(limb, (starts[i],), x.shape) for limb in drawn)),
             x,
             calibration,
-            noise,
+            lattice,
         )
         for i, x in enumerate(leaves)
     ]
 
 
 def _add_one_draw(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
+    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
 ) -> list[jax.Array]:
-    """One draw for all leaves, cut into pieces."""
-    assert noise.lattice is not None
+    """Draws once for all leaves and cuts the draw into pieces."""
     if len(leaves) == 1:
         (x,) = leaves
-        return [_add_to_array(noise.lattice.sample(key, x.shape), x, calibration, noise)]
+        return [_add_to_array(lattice.sample(key, x.shape), x, calibration, lattice)]
     ends = np.cumsum([x.size for x in leaves])
-    drawn = noise.lattice.sample(key, (int(ends[-1]),))
+    drawn = lattice.sample(key, (int(ends[-1]),))
     released = []
     for x, end in zip(leaves, ends, strict=True):
         piece = (limb[end - x.size : end].reshape(x.shape) for limb in drawn)
-        released.append(_add_to_array(Limbs(*piece), x, calibration, noise))
+        released.append(_add_to_array(Limbs(*piece), x, calibration, lattice))
     return released
 
 
 def _add_to_array(
-    lattice_noise: Limbs, x: jax.Array, calibration: Calibration, noise: Noise
+    undivided: Limbs, x: jax.Array, calibration: Calibration, lattice: Lattice
 ) -> jax.Array:
-    assert noise.lattice is not None
-    fit = calibration.fit(noise.lattice, x.dtype)
-    drawn = divided(lattice_noise, fit)
+    fit = calibration.fit(lattice, x.dtype)
+    drawn = divided(undivided, fit)
+    # From here on everything is integer arithmetic until the last step, so no rounding can depend
+    # on the value. Clamped values, and noise below 2^61 steps, cannot wrap the sums.
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype, bound = integer_dtype(x.dtype), int(largest_release(x.dtype))
         value = _limbs.widen(_limbs.clip(_limbs.from_integers(x), bound))
@@ -155,16 +159,6 @@ def _add_to_array(
 
 
 def _add_in_floats(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, noise: Noise
-) -> list[jax.Array]:
-    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-    return [
-        _add_floats_to_array(leaf_key, leaf, calibration, noise)
-        for leaf_key, leaf in zip(keys, leaves, strict=True)
-    ]
-
-
-def _add_floats_to_array(
     key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
     scale = usable_scale(calibration.scale, x.dtype)
@@ -184,22 +178,22 @@ def _unless_zero(released: jax.Array, x: jax.Array, calibration: Calibration) ->
     return jnp.where(jnp.asarray(calibration.scale) == 0, bare, released)
 
 
-def usable_scale(scale: Any, dtype: Any) -> jax.Array:
-    """The scale in the dtype of the computation; NaN where it could not carry noise."""
+def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
+    """The scale in the dtype of the computation; NaN if the dtype cannot hold such noise."""
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
-    limits = jnp.finfo(dtype)
+    limits = float_limits(dtype)
     usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
     return jnp.where(usable, scale, jnp.nan)
 
 
-def check_scale(name: str, calibration: Calibration, arrays: Any) -> None:
-    """Refuses a concrete scale that the dtypes of arrays cannot carry."""
+def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:
+    """Refuses a concrete scale if the dtypes of the arrays cannot hold such noise."""
     scale = calibration.scale
     if _checks.is_traced(scale) or np.ndim(scale) > 0:
         return
     for leaf in jax.tree.leaves(arrays):
-        limits = jnp.finfo(compute_dtype(leaf.dtype))
+        limits = float_limits(compute_dtype(leaf.dtype))
         carried = float(limits.tiny) / float(limits.eps) <= scale <= float(limits.max)
         if not carried and not (calibration.zero_allowed and scale == 0):
             raise ValueError(
@@ -208,20 +202,20 @@ def check_scale(name: str, calibration: Calibration, arrays: Any) -> None:
             )
 
 
-def integer_dtype(dtype: Any) -> Any:
+def integer_dtype(dtype: DTypeLike) -> np.dtype:
     """The dtype in which integers are released."""
     return jnp.dtype("int64" if jnp.dtype(dtype).itemsize == 8 else "int32")
 
 
-def largest_release(dtype: Any) -> int | float:
-    """What releases are clamped to: the largest float of a dtype, or one less than an integer's."""
+def largest_release(dtype: DTypeLike) -> int | float:
+    """The clamp of releases: the largest float of a dtype, or one less than its largest integer."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
-    return float(jnp.finfo(dtype).max)
+    return float(float_limits(dtype).max)
 
 
-def largest_value(dtype: Any, calibration: Calibration, noise: Noise) -> Any:
-    """What values of a dtype are clamped to before they get noise, in magnitude."""
+def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> Scalar:
+    """The clamp of values of a dtype before they get noise."""
     if noise.lattice is None:
         # Half the dtype's range for the value, half for the noise.
         if jnp.issubdtype(dtype, jnp.floating):
@@ -230,15 +224,15 @@ def largest_value(dtype: Any, calibration: Calibration, noise: Noise) -> Any:
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # An overflow is infinite.
+    # May overflow to infinity, and then does not clamp.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 
 
-def clamped(x: jax.Array, bound: Any) -> jax.Array:
-    """An array as it gets noise: NaN replaced by 0, and what is too large by the bound.
+def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
+    """An array as it gets noise: NaN becomes 0, numbers beyond the bound become the bound.
 
-    Floats are those of the computation, integers those of the release.
+    Floats get the dtype of the computation, integers that of the release.
     """
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute_dtype(x.dtype))
@@ -248,17 +242,13 @@ def clamped(x: jax.Array, bound: Any) -> jax.Array:
     return jnp.clip(whole, -bound, bound)
 
 
-def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: int) -> jax.Array:
-    """Randomized response: each lie has probability lie_weight / 2^32, exactly.
+def keep_or_lie(
+    key: jax.Array, categories: jax.Array, lie_weight: ArrayLike, count: int
+) -> jax.Array:
+    """Randomized response: each of the count - 1 lies has probability lie_weight / 2^32, exactly.
 
-    Args:
-        key: a typed key.
-        categories: integers; out of range they are clamped to [0, count).
-        lie_weight: uint32; 0 marks a parameter that could not carry noise.
-        count: number of categories.
-
-    Returns:
-        int32 categories of the same shape; -1 where lie_weight is 0.
+    Categories out of range are clamped to [0, count). A weight of 0, which marks a bad parameter,
+    gives -1.
     """
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
@@ -270,19 +260,12 @@ def keep_or_lie(key: jax.Array, categories: jax.Array, lie_weight: Any, count: i
 
 
 def flipped_one_hot(
-    key: jax.Array, categories: jax.Array, weights: tuple[Any, Any], count: int
+    key: jax.Array, categories: jax.Array, weights: tuple[ArrayLike, ArrayLike], count: int
 ) -> jax.Array:
-    """Unary encoding: a bit for each category, 1 with probability weight / 2^32, exactly.
+    """Unary encoding: an int8 bit for each category, 1 with probability weight / 2^32, exactly.
 
-    Args:
-        key: a typed key.
-        categories: integers; out of range they are clamped to [0, count).
-        weights: uint32, of the true category's bit and of the others; 0 for the others marks a
-            parameter that could not carry noise.
-        count: number of categories.
-
-    Returns:
-        int8 bits of shape (*shape, count); -1 where the weight of the others is 0.
+    The weights are those of the true category's bit and of all others. Categories out of range are
+    clamped to [0, count). A weight of 0 for the others, which marks a bad parameter, gives -1.
     """
     true = jax.nn.one_hot(in_range(categories, count), count, dtype=bool)
     of_true, of_others = (jnp.asarray(weight).astype(jnp.uint32) for weight in weights)

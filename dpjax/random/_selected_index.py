@@ -1,16 +1,15 @@
-"""Private selection among scores: in integers, so that no option is ever impossible."""
-
-from typing import Any
+"""Private selection among scores, in integers: every option keeps a positive probability."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_modulo
 from dpjax._exact._limbs import Limbs
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._lattice import exponential_rounds
@@ -18,20 +17,16 @@ from dpjax.random._noise import EXPONENTIAL, float_exponential, float_gumbel
 from dpjax.random._release import OUTWARD, usable_scale
 
 
-def permute_and_flip_index(key: jax.Array, scores: jax.Array, calibration: Calibration) -> Any:
-    """The largest of score + exponential noise (report noisy max), in integers.
+def permute_and_flip_index(
+    key: jax.Array, scores: jax.Array, calibration: Calibration
+) -> jax.Array:
+    """The index of the largest score + exponential noise (report noisy max), in integers.
 
-    Let the noise of all other options be fixed. Option r wins where its noise reaches an integer
-    threshold, with probability exp(-threshold / scale) if that is positive; a neighbor moves the
-    threshold by at most twice the sensitivity. Ties go to the first option, whatever the scores.
+    Fix the noise of all other options. Option r wins if its noise reaches an integer threshold. If
+    the threshold is positive, this has probability exp(-threshold / scale). A neighbor moves the
+    threshold by at most twice the sensitivity. Ties always go to the first option.
 
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
-
-    Returns:
-        An int32 scalar; -1 where the scale could carry no noise.
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
@@ -43,22 +38,20 @@ def exponential_index(
 ) -> jax.Array:
     """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
 
-    The number of rounds depends on the scores: at most one in seven needs a second one.
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1. The
+    number of rounds depends on the scores: at most one draw in seven needs a second one.
 
     Args:
         key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: at the scale 2 sensitivity / epsilon.
-        taken: booleans of shape (K,), public: options that are no longer there. Not all are.
-
-    Returns:
-        An int32 scalar; -1 where the scale could carry no noise.
+        scores: shape (K,).
+        calibration: of the noise.
+        taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     scores = remaining_scores(scores, taken)
     gaps = _scaled_gaps(scores, fit)
     options = scores.size
-    # Every try succeeds with probability 1 / K at least: 2 K of them fail with e^-2 at most.
+    # A try succeeds with probability at least 1 / K, so 2 K tries all fail with at most e^-2.
     tries = 2 * options
 
     def again(state: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -78,17 +71,17 @@ def exponential_index(
         return round_number, jnp.where(kept[first], option[first], -1)
 
     consume(key)
-    # Zero, varying over devices as the data do: under `shard_map` a loop has to start so.
+    # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
     return _selected(index, scores, calibration, fit.scale, taken)
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
-    """Scores of which those that are taken are no better than any other."""
+    """Scores in which taken options count as the worst one."""
     if taken is None:
         return scores
-    # Before the minimum: in a large batch, XLA's CPU backend may find another one than NaN.
+    # Clamped before the minimum: in a large batch, XLA's minimum on CPU may ignore NaN.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -121,16 +114,16 @@ def _selected(
 
 
 def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
-    """How far every score lies below the best, in points of the noise's lattice, exactly.
+    """Gaps of all scores to the best one, in points of the noise's lattice, exactly.
 
-    Clamped at 2^61 points, where no noise reaches: that replaces scores by the larger of them and
-    best - bound, which move no further than the scores do.
+    Gaps are clamped at 2^61 points, which no noise reaches. That replaces a score by the larger of
+    it and best - bound, which is no more sensitive than the scores.
     """
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         best = jnp.max(finite)
         points = (round_modulo(x, fit.exponent) for x in (best, finite))
-        # Modulo 2^64 it is exact up to 2^63 steps; further apart, floats show it.
+        # Differences modulo 2^64 are exact up to 2^63 steps. Floats detect larger ones.
         far = best - finite > power_of_two(fit.exponent + 62, finite.dtype)
         gaps = _limbs.where(far, _limbs.constant(2**62), _limbs.subtract(*points))
     else:
@@ -144,10 +137,10 @@ def _farthest(fit: GridFit) -> Limbs:
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 
-def largest_gap(fit: GridFit, dtype: Any) -> jax.Array:
-    """The gap of scores that larger ones count as, in a float dtype."""
+def largest_gap(fit: GridFit, dtype: DTypeLike) -> jax.Array:
+    """The largest gap of scores that counts, in a float dtype."""
     gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
-    return jnp.minimum(gap, float(jnp.finfo(dtype).max))
+    return jnp.minimum(gap, float(float_limits(dtype).max))
 
 
 def _first_largest(x: Limbs) -> jax.Array:
@@ -158,7 +151,7 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:
-    """How far every score lies below the best one: exact for integers, finite for floats."""
+    """Gaps of all scores to the best one: exact for integers, finite for floats."""
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         return jnp.max(finite) - finite
@@ -166,15 +159,15 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 
 
 def clamped_scores(scores: jax.Array) -> jax.Array:
-    """Float scores that are finite, and so are their differences; NaN counts as the lowest."""
+    """Float scores, clamped so that they and their differences are finite; NaN is the lowest."""
     dtype = compute_dtype(scores.dtype)
-    limit = float(jnp.finfo(dtype).max) / 2
+    limit = float(float_limits(dtype).max) / 2
     scores = scores.astype(dtype)
     return jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
 
 
 def _integer_gaps(scores: jax.Array) -> jax.Array:
-    """The differences of two integers of a dtype always fit the unsigned dtype of that width."""
+    """The difference of two integers of a dtype always fits the unsigned dtype of that width."""
     if scores.dtype == bool:
         scores = scores.astype(jnp.int32)
     unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")

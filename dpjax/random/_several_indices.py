@@ -1,4 +1,4 @@
-"""Several private selections: of one option after the other, or of one in each row."""
+"""Several private selections: of options one after the other, or of one in each row."""
 
 import jax
 from jax import lax
@@ -10,42 +10,24 @@ from dpjax.random._selected_index import exponential_index
 def peeled_indices(
     key: jax.Array, scores: jax.Array, calibration: Calibration, count: int
 ) -> jax.Array:
-    """Options in the order of a race, without replacement: softmax of what is left, each time.
+    """`count` options without replacement, in order: each by softmax of the options left.
 
-    The k largest of scores with Gumbel noise have this distribution (Plackett-Luce). They are not
-    drawn so: the digits of a Gumbel variable are not independent, so that noise from tables would
-    have ties, and no exact order. Here every selection is exact.
-
-    Args:
-        key: a typed key.
-        scores: shape (K,); NaN counts as the lowest score.
-        calibration: of a single selection.
-        count: k, at most K.
-
-    Returns:
-        int32 of shape (k,); -1 where the scale could carry no noise.
+    The k largest scores with Gumbel noise have this distribution (Plackett-Luce). Gumbel noise from
+    tables would have ties, because its digits are not independent, and so no exact order. Here
+    every selection is exact. The calibration is that of one selection. A bad scale gives -1.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = exponential_index(one_key, scores, calibration, taken)
         return taken.at[index].set(True), index
 
-    # Nothing, varying over devices as the data do: under `shard_map` a loop has to start so.
-    nothing = (scores > scores) & (jax.random.key_data(key)[0] == 0)
-    _, indices = lax.scan(peel, nothing, jax.random.split(key, count))
+    # All false, but varying over devices as the data do: a loop under `shard_map` must start so.
+    none_taken = (scores > scores) & (jax.random.key_data(key)[0] == 0)
+    _, indices = lax.scan(peel, none_taken, jax.random.split(key, count))
     return indices
 
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
-    """An option of each row, by the softmax of its scores, drawn independently.
-
-    Args:
-        key: a typed key.
-        scores: shape (rows, K); NaN counts as the lowest score.
-        calibration: of a single selection.
-
-    Returns:
-        int32 of shape (rows,); -1 where the scale could carry no noise.
-    """
+    """An option of each row of scores, by softmax, independently; -1 for a bad scale."""
     keys = jax.random.split(key, len(scores))
     return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._keys import sampling_key
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**256 - 1, 20170611])

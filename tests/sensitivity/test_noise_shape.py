@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax.random import CHACHA20, seeded_key
-from dpjax.random._sampling_key import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._neighbors import neighboring_pair
 
 DEVIATIONS = np.array([4.0, 1.0, 0.25])
