@@ -69,7 +69,7 @@ def run(
         operation: `operation(equation, operands)` gives the outputs.
         known: takes a constant or a literal to a value.
     """
-    jaxpr, constants = _parts(program)
+    jaxpr, constants = parts(program)
     values = dict(zip(jaxpr.constvars, map(known, constants), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -82,7 +82,7 @@ def run(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
+def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
     """The operations of a program, and its constants."""
     if isinstance(program, jex.ClosedJaxpr):
         return program.jaxpr, program.consts
@@ -142,7 +142,7 @@ def _replaced_inside(value: Any, replacement: Replacement) -> Any:
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         kept = _REPLACED[replacement]
         if value not in kept:
-            inputs = specs(variable.aval for variable in _parts(value)[0].invars)
+            inputs = specs(variable.aval for variable in parts(value)[0].invars)
             made = jax.make_jaxpr(lambda *xs: replaced(value, xs, replacement))(*inputs)
             kept[value] = made if isinstance(value, jex.ClosedJaxpr) else made.jaxpr
         return kept[value]
@@ -218,7 +218,7 @@ def _reached(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
         if reached.isdisjoint(_variables(equation.invars)):
             continue
         if program := called(equation):
-            inner, _ = _parts(program)
+            inner, _ = parts(program)
             depends = depends_on(inner, _passed(inner, equation, reached))
             reached.update(v for v, d in zip(equation.outvars, depends, strict=True) if d)
         else:
