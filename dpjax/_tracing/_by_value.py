@@ -79,7 +79,7 @@ def pickler() -> Any:
     return Pickler
 
 
-def _function_apart(function: types.FunctionType) -> Any:
+def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
     codes = list(_codes(function.__code__))
     _refuse_imports(function, codes)
     names = {name for code in codes for name in code.co_names}
@@ -95,7 +95,7 @@ def _function_apart(function: types.FunctionType) -> Any:
     inside = [module for module in list(sys.modules) if module.startswith(packages)]
     imports = [module for module in inside if names.issuperset(module.split(".")[1:])]
     cells = function.__closure__ or ()
-    state: dict[str, Any] = {
+    state = {
         "imports": Imports(imports),
         "globals": {name: _excerpt(variables[name], names, {}) for name in used},
         "closure": [_contents(cell) for cell in cells],
@@ -143,7 +143,7 @@ def _contents(cell: types.CellType) -> tuple[object, ...]:
         return ()
 
 
-def _class_apart(cls: type) -> Any:
+def _class_apart(cls: type) -> tuple[object, ...]:
     """As cloudpickle does it, but the copy is a new class, even where the original exists."""
     cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
     parts: Any = cloudpickle._dynamic_class_reduce(cls)
@@ -180,7 +180,7 @@ def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -
                     )
 
 
-def _excerpt(value: Any, names: set[str], made: dict[int, Any]) -> Any:
+def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
     """A value; for a module of the user, only the entries with these names."""
     if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
         return value

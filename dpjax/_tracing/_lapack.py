@@ -1,10 +1,13 @@
 """LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
 
-XLA's CPU backend runs operations in a pool with a thread for each core, which all its devices and
-programs share. jaxlib (0.10, 0.11.0) cuts a batched LAPACK call into parts for that same pool, and
-blocks the thread that it is on until they are done (`ParallelBatchMap` in its lapack_kernels.cc).
-As many such calls as there are threads wait for ever: none is left for their parts. A call for a
-single matrix is never cut, so it never waits, however many there are and whatever runs beside it.
+XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
+share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
+block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If every
+thread is blocked by such a call, none is left for the parts, and all wait for ever. A call for one
+matrix is never cut, so it never waits.
+
+jaxlib 0.11.1 and 0.11.2 did not hang in our runs. LAPACK calls need no replacement any more when
+dpjax needs jaxlib 0.11.1 or later on every Python that it supports. Convolutions keep `OneByOne`.
 """
 
 import dataclasses
