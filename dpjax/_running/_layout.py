@@ -83,7 +83,7 @@ class Layout:
         return row_of(self.devices)
 
 
-def row_of(devices: tuple[Any, ...]) -> Mesh | None:
+def row_of(devices: tuple[Device | None, ...]) -> Mesh | None:
     """The mesh of devices in a row, where there are several."""
     return Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
 
@@ -138,6 +138,6 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
     return alone
 
 
-def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
     """The mesh in whose context a program is called that spreads over it."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)

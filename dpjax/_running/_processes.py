@@ -73,7 +73,7 @@ class Team:
 
 
 @contextlib.contextmanager
-def together(mesh: Any) -> Iterator[Team]:
+def together(mesh: Mesh | None) -> Iterator[Team]:
     """The processes of a mesh, which learn of each other's errors from here on."""
     team = Team(_members(mesh))
     try:
@@ -88,7 +88,7 @@ def together(mesh: Any) -> Iterator[Team]:
         raise
 
 
-def _members(mesh: Any) -> tuple[int, ...]:
+def _members(mesh: Mesh | None) -> tuple[int, ...]:
     here = jax.process_index()
     if mesh is None or jax.process_count() == 1:
         return (here,)

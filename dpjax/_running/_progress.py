@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from dpjax._core import _checks
 
@@ -10,7 +9,7 @@ from dpjax._core import _checks
 @contextlib.contextmanager
 def counting(
     unit: str, total: int, *, done: int = 0, shown: bool
-) -> Iterator[Callable[[int], Any]]:
+) -> Iterator[Callable[[int], object]]:
     """A function to call with how many more are done, which a bar shows, if it is to be shown."""
     if not shown:
         yield lambda more: None

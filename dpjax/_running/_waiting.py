@@ -1,4 +1,8 @@
-"""Waiting for a device, and noticing that it will never be done."""
+"""Waiting for a device, and noticing that it will never be done.
+
+This is the last line of defense against the hang of `dpjax/_tracing/_lapack.py`. The check for a
+resting CPU can go with that file, when dpjax needs jaxlib 0.11.1 or later.
+"""
 
 import contextlib
 import time
@@ -7,14 +11,15 @@ from typing import Any
 
 import jax
 
+from dpjax._running._layout import Device
 from dpjax._tracing import _lapack
 from dpjax._tracing._interruptions import stopping
 from dpjax._tracing._programs import Program
 
 # Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
-# A program that computes uses its cores, also beside others; one that hangs uses none. Counted in
-# naps, not in seconds, for a suspended process takes none.
+# A program that computes uses processor time, and a program that hangs uses none. Patience is
+# counted in naps, not in seconds, because a suspended process takes no naps.
 _PATIENCE = 1200
 _LEAST_SHARE = 0.01  # Of one core. Waking up takes a tenth of that.
 
@@ -24,17 +29,21 @@ class NoAnswerError(RuntimeError):
 
 
 def wait_for(
-    array: Any,
+    array: Any,  # JAX does not tell type checkers that arrays have `is_ready`.
     programs: tuple[Program, ...],
-    device: Any,
-    look: Callable[[], Any] = lambda: None,
+    device: Device | None,
+    look: Callable[[], object] = lambda: None,
 ) -> None:
-    """Waits for an array that programs compute, or gives up where a CPU has come to rest.
+    """Waits for an array that programs compute, or gives up if a CPU has come to rest.
 
-    The last line of defense: nothing is known to hang, see `dpjax._tracing._lapack`. Code on the
-    host may rest, and an accelerator computes while the host does; both are waited for without
-    limit. The device is None where it is the default one. An interruption stops code on the host.
-    `look` is called every now and then, and ends the wait by raising.
+    There is no limit for code on the host, which may rest, nor for an accelerator, which computes
+    while the host rests. An interruption stops code on the host.
+
+    Args:
+        array: the array to wait for.
+        programs: the programs that compute it.
+        device: where it is computed; None for the default device.
+        look: called once a nap; it ends the wait by raising.
 
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.
@@ -61,11 +70,11 @@ def wait_for(
 
 
 def _message(programs: tuple[Program, ...]) -> str:
-    primitives = set().union(*(program.primitives() for program in programs))
+    primitives = {name for program in programs for name in program.primitives()}
     suspects = sorted(primitives & (_lapack.NAMES | {"fft"}))
     return (
-        "a program does not answer: for a minute of waiting the process has computed nothing. What"
-        " leaves XLA may wait for threads of its pool that wait for others in turn"
-        f" (here: {', '.join(suspects) or 'no such operation'}). Start Python with NPROC=64 in its"
-        " environment, which makes the pool larger, and please report the function"
+        "a program does not answer: for a minute the process has computed nothing. Calls out of XLA"
+        f" ({', '.join(suspects) or 'none in this program'}) may block all threads of its pool."
+        " Start Python with NPROC=64 in its environment, which makes the pool larger, and please"
+        " report the function"
     )

@@ -1,13 +1,15 @@
 """Traced programs that are affine in their inputs, and the linear part of such a program."""
 
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._exact._numerics import compute_dtype
-from dpjax._tracing._walks import bind, called, run
+from dpjax._tracing._walks import Equation, aval, bind, called, run
 
 # One operand, whose elements are moved and copied.
 _MOVES = frozenset(
@@ -16,11 +18,11 @@ _MOVES = frozenset(
         *("copy", "copy_p"),
     )
 )
-# One operand, of whose elements it makes sums.
+# One operand, whose elements it adds up.
 _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
 # Several operands that are added up or put next to each other.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
-# One operand of whose elements it takes some, by constant others.
+# One operand, from which it takes elements at places that are constant operands.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
 
 
@@ -31,17 +33,18 @@ class NotAffineError(Exception):
 def is_affine(program: jex.ClosedJaxpr) -> bool:
     """Whether a program of real arrays is affine in all its inputs, by its operations.
 
-    Its derivative would not tell: that of a rounding is 0, and still it jumps.
+    Its derivative cannot tell: the derivative of a rounding is 0, and still it jumps.
     """
-    inputs = [jax.ShapeDtypeStruct(v.aval.shape, compute_dtype(v.aval.dtype)) for v in _in(program)]
+    avals = map(aval, program.jaxpr.invars)
+    inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
     try:
-        jax.eval_shape(lambda *x: linear_part(program, x), *inputs)
+        jax.eval_shape(functools.partial(linear_part, program), inputs)
     except NotAffineError:
         return False
     return True
 
 
-def linear_part(program: jex.ClosedJaxpr, inputs: Any) -> list[Any]:
+def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     """f(x) - f(0) for an affine program f, without computing either, so that nothing cancels.
 
     Args:
@@ -55,25 +58,22 @@ def linear_part(program: jex.ClosedJaxpr, inputs: Any) -> list[Any]:
         NotAffineError: if an operation is not known to be affine.
     """
     outputs = run(program, [(x, True) for x in inputs], _apply, _constant)
+    avals = map(aval, program.jaxpr.outvars)
     return [
-        x if depends else jnp.zeros(v.aval.shape, compute_dtype(v.aval.dtype))
-        for (x, depends), v in zip(outputs, program.jaxpr.outvars, strict=True)
+        x if depends else jnp.zeros(found.shape, compute_dtype(found.dtype))
+        for (x, depends), found in zip(outputs, avals, strict=True)
     ]
 
 
-# A value, and whether it depends on the inputs: then it stands for its linear part.
-_Known = tuple[Any, bool]
+# An array, and whether it depends on the inputs: then it stands for its linear part.
+_Known: TypeAlias = tuple[jax.Array, bool]
 
 
-def _in(program: jex.ClosedJaxpr) -> Any:
-    return program.jaxpr.invars
-
-
-def _constant(value: Any) -> _Known:
+def _constant(value: jax.Array) -> _Known:
     return value, False
 
 
-def _apply(equation: Any, operands: list[_Known]) -> list[_Known]:
+def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
     name = equation.primitive.name
     values = [x for x, _ in operands]
     depends = [d for _, d in operands]
@@ -87,38 +87,26 @@ def _apply(equation: Any, operands: list[_Known]) -> list[_Known]:
         return [(x, True) for x in _bind(equation, values)]
     if name == "convert_element_type":
         return [(_converted(equation, values[0]), True)]
-    if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+    if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
         raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
+    # The linear part is in floats, where the program may be in integers. So constants are, too.
+    dtype = next(x.dtype for x, d in operands if d)
     if name in _SUMS:
-        # What does not depend on the inputs is no part of the linear part.
-        terms = [x if d else jnp.zeros_like(x, _dtype(values, depends)) for x, d in operands]
-        return [(_bind(equation, terms)[0], True)]
-    if name in _CHOICES and _is_linear_by_its_operands(name, depends):
-        return [(x, True) for x in _bind(equation, values)]
-    if name in _LINEAR or _is_linear_by_its_operands(name, depends):
-        return [(x, True) for x in _bind(equation, _in_floats(values, depends))]
-    raise NotAffineError(name)
+        # Constants are no part of the linear part.
+        values = [x if d else jnp.zeros_like(x, dtype) for x, d in operands]
+    else:
+        by_one = name in ("mul", "dot_general") and sum(depends) == 1
+        by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
+        if not (name in _LINEAR or by_one or by_first):
+            raise NotAffineError(name)
+        if name not in _CHOICES:  # Their other operands are places, which stay integers.
+            values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
+    return [(x, True) for x in _bind(equation, values)]
 
 
-def _is_linear_by_its_operands(name: str, depends: list[bool]) -> bool:
-    if name in ("mul", "dot_general"):
-        return sum(depends) == 1
-    return (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
-
-
-def _in_floats(values: list[Any], depends: list[bool]) -> list[Any]:
-    """Constants next to a linear part, which is in floats where the program may be in integers."""
-    dtype = _dtype(values, depends)
-    return [x if d else jnp.asarray(x).astype(dtype) for x, d in zip(values, depends, strict=True)]
-
-
-def _dtype(values: list[Any], depends: list[bool]) -> Any:
-    return next(x.dtype for x, d in zip(values, depends, strict=True) if d)
-
-
-def _converted(equation: Any, linear: jax.Array) -> jax.Array:
+def _converted(equation: Equation, linear: jax.Array) -> jax.Array:
     """The linear part of a conversion; one to fewer bits is a rounding, and rounds in steps."""
-    old, new = equation.invars[0].aval.dtype, equation.params["new_dtype"]
+    old, new = aval(equation.invars[0]).dtype, equation.params["new_dtype"]
     if old == new:
         return linear
     if not jnp.issubdtype(new, jnp.floating):
@@ -128,7 +116,7 @@ def _converted(equation: Any, linear: jax.Array) -> jax.Array:
     return linear.astype(new)
 
 
-def _bind(equation: Any, values: list[Any]) -> list[Any]:
+def _bind(equation: Equation, values: list[jax.Array]) -> list[jax.Array]:
     parameters = dict(equation.params)
     if "preferred_element_type" in parameters:
         parameters["preferred_element_type"] = None

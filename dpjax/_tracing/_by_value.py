@@ -1,14 +1,17 @@
-"""Functions pickled by value, with all that they reach of the user's.
+"""Functions pickled by value, with all code and values of the user that they reach.
 
-cloudpickle pickles what a module holds by reference, and other processes import it anew, without
-what has been assigned since. Here that is done for Python and for installed packages only.
+cloudpickle pickles functions of modules by reference. Another process imports the module anew, and
+misses values that were assigned later. Here only Python and installed packages are left to imports.
 
-Its `register_pickle_by_value` alone does not do. It gives every class another random number in
-every process, so fingerprints would differ. A copy, when it is unpickled, finds the class that it
-was made of, and sets its attributes back. Sets keep the order of the process, code its file and
-lines, and arrays of JAX stay such, for which code that JAX calls back would wait for ever.
+The public `register_pickle_by_value` of cloudpickle is not enough, for four reasons:
+
+- It gives every class another random number in every process, so fingerprints would differ.
+- A copy that is unpickled finds the class that it was made of, and sets its attributes back.
+- Sets keep the order of the process, and code keeps its file and lines.
+- Arrays of JAX stay arrays of JAX, and code that JAX calls back would wait for them for ever.
 """
 
+import dataclasses
 import dis
 import functools
 import importlib.util
@@ -19,7 +22,7 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,7 +32,7 @@ from dpjax._core import _checks
 
 PROTOCOL = 4
 _PYTHON = pathlib.Path(os.__file__).parent
-# In the namespace of a class: what readers and debuggers look at, and what pickle itself keeps.
+# Entries of the namespace of a class for readers and debuggers, and those that pickle keeps there.
 _NO_BEHAVIOR = frozenset(
     (
         *("__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -37,6 +40,7 @@ _NO_BEHAVIOR = frozenset(
     )
 )
 _POINTERS = ("ctypes", "_ctypes", "_cffi_backend")
+_Cached: Any = type(functools.cache(len))
 
 
 class UnknownCodeError(TypeError):
@@ -45,50 +49,54 @@ class UnknownCodeError(TypeError):
 
 @functools.cache
 def pickler() -> Any:
-    """cloudpickle, but for what `_taken_apart` decides."""
+    """The pickler of cloudpickle, which takes some values apart in another way."""
     cloudpickle = _checks.extra("cloudpickle", "host")
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
-            parts = _taken_apart(obj)
-            return cloudpickle.Pickler.reducer_override(self, obj) if parts is None else parts
+            if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
+                raise UnknownCodeError(f"the module {obj.__name__} as a whole")
+            if isinstance(obj, types.FunctionType):
+                # pickle itself takes functions by reference, and cloudpickle might not.
+                return NotImplemented if _is_importable(obj) else _function_apart(obj)
+            if isinstance(obj, type):
+                if obj.__module__ == "builtins" or _is_importable(obj):
+                    return cloudpickle.Pickler.reducer_override(self, obj)
+                return _class_apart(obj)
+            if isinstance(obj, _Cached) and not _is_importable(obj):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            if isinstance(obj, typing.TypeVar):
+                return typing.TypeVar, (obj.__name__,)
+            if isinstance(obj, jax.Array):
+                # Code that JAX calls back must not use JAX.
+                return np.asarray(obj).__reduce_ex__(PROTOCOL)
+            if isinstance(obj, io.TextIOWrapper):
+                raise UnknownCodeError("an open file")
+            if any(base.__module__ in _POINTERS for base in inspect.getmro(type(obj))):
+                raise UnknownCodeError(f"an object of {type(obj).__module__} holds addresses")
+            return cloudpickle.Pickler.reducer_override(self, obj)
 
     return Pickler
 
 
-def _taken_apart(value: Any) -> Any:
-    """What to pickle a value as; None to leave that to cloudpickle."""
-    if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
-        raise UnknownCodeError(f"the module {value.__name__} as a whole")
-    if isinstance(value, (types.FunctionType, type)) and _is_importable(value):
-        return NotImplemented if isinstance(value, types.FunctionType) else None
-    if isinstance(value, types.FunctionType):
-        return _function_apart(value)
-    if isinstance(value, type) and value.__module__ != "builtins":
-        return _class_apart(value)
-    if isinstance(value, functools._lru_cache_wrapper) and not _is_importable(value):
-        return _cached, (value.__wrapped__, value.cache_parameters())
-    if isinstance(value, typing.TypeVar):
-        return typing.TypeVar, (value.__name__,)
-    if isinstance(value, jax.Array):
-        # Code that JAX calls back must not use JAX.
-        return np.asarray(value).__reduce_ex__(PROTOCOL)
-    if isinstance(value, io.TextIOWrapper):
-        raise UnknownCodeError("an open file")
-    if any(base.__module__ in _POINTERS for base in inspect.getmro(type(value))):
-        raise UnknownCodeError(f"an object of {type(value).__module__}, which holds addresses")
-    return None
-
-
-def _function_apart(function: types.FunctionType) -> Any:
+def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
     codes = list(_codes(function.__code__))
     _refuse_imports(function, codes)
     names = {name for code in codes for name in code.co_names}
     variables = function.__globals__
-    used = sorted(set().union(*map(_global_names, codes)) & variables.keys())
+    operations = [x for code in codes for x in dis.get_instructions(code)]
+    used = sorted(
+        {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
+        & variables.keys()
+    )
+    # Submodules of packages, which the function may look up there by these names.
+    modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
+    packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
+    inside = [module for module in list(sys.modules) if module.startswith(packages)]
+    imports = [module for module in inside if names.issuperset(module.split(".")[1:])]
     cells = function.__closure__ or ()
     state = {
-        "imports": Imports(_submodules([variables[name] for name in used], names)),
+        "imports": Imports(imports),
         "globals": {name: _excerpt(variables[name], names, {}) for name in used},
         "closure": [_contents(cell) for cell in cells],
         "defaults": function.__defaults__,
@@ -99,7 +107,9 @@ def _function_apart(function: types.FunctionType) -> Any:
     return _new_function, made_from, state, None, None, _fill_function
 
 
-def _new_function(code: Any, module: str, qualname: str, cells: int) -> types.FunctionType:
+def _new_function(
+    code: types.CodeType, module: str, qualname: str, cells: int
+) -> types.FunctionType:
     variables = {"__name__": module, "__builtins__": __builtins__}
     closure = tuple(types.CellType() for _ in range(cells))
     function = types.FunctionType(code, variables, closure=closure)
@@ -119,30 +129,22 @@ def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
     vars(function).update(state["attributes"])
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Imports:
-    """Modules that a process has to import, which is no part of what a function is."""
+    """Modules that a process has to import; no part of a function's fingerprint."""
 
-    def __init__(self, modules: list[str]):
-        self.modules = modules
-
-
-def _submodules(values: list[Any], names: set[str]) -> list[str]:
-    """What is imported of packages, and may be looked up there by these names."""
-    modules = [value for value in values if isinstance(value, types.ModuleType)]
-    packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
-    found = [module for module in list(sys.modules) if module.startswith(packages)]
-    return [module for module in found if names.issuperset(module.split(".")[1:])]
+    modules: list[str]
 
 
-def _contents(cell: Any) -> tuple[Any, ...]:
+def _contents(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:  # Nothing has been assigned yet.
         return ()
 
 
-def _class_apart(cls: type) -> Any:
-    """As cloudpickle does it, but the copy is a class of its own, and not the one that is there."""
+def _class_apart(cls: type) -> tuple[object, ...]:
+    """As cloudpickle does it, but the copy is a new class, even where the original exists."""
     cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
     parts: Any = cloudpickle._dynamic_class_reduce(cls)
     make, arguments, (namespace, slots), *rest = parts
@@ -151,7 +153,7 @@ def _class_apart(cls: type) -> Any:
     return make, untracked, (kept, slots), *rest
 
 
-def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
     return functools.lru_cache(**parameters)(function)
 
 
@@ -163,13 +165,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _global_names(code: types.CodeType) -> set[str]:
-    operations = dis.get_instructions(code)
-    return {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
-
-
 def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:
-    """Refuses imports, inside of a function, of modules that each process imports for itself."""
+    """Refuses imports inside of a function, but for installed modules: they cannot be frozen."""
     for code in codes:
         operations = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
         for before, operation in zip(operations, operations[2:], strict=False):
@@ -183,8 +180,8 @@ def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -
                     )
 
 
-def _excerpt(value: Any, names: set[str], made: dict[int, Any]) -> Any:
-    """In the place of a module of the user's, what a function may look up there, by these names."""
+def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
+    """A value; for a module of the user, only the entries with these names."""
     if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
         return value
     if id(value) not in made:
@@ -194,8 +191,8 @@ def _excerpt(value: Any, names: set[str], made: dict[int, Any]) -> Any:
     return made[id(value)]
 
 
-def _is_importable(value: Any) -> bool:
-    """Whether a function or class is what an installed module has under its name."""
+def _is_importable(value: object) -> bool:
+    """Whether an installed module has a function or class under its name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not isinstance(module, str) or not is_installed(module):
         return False

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._tracing._host_code import HostCode, fingerprint
-from dpjax._tracing._walks import live
+from dpjax._tracing._walks import Atom, Equation, live, parts
 
-# Parameters of a traced operation that do not change what it computes: names, the mesh that was set
-# around it, what may be kept for differentiation, and functions of Python that are not run: the
-# rules of differentiation, and that of `custom_vmap`, which is another way to the same value.
+# Parameters of a traced operation that do not change its outputs: names, the mesh that was set
+# around it, which intermediate values derivatives may keep, and functions of Python. The functions
+# are rules for derivatives, which are not run, and for `custom_vmap`, which compute the same value.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
@@ -25,23 +26,24 @@ _IGNORED_PARAMETERS = frozenset(
 )
 
 
-def digest(*parts: Any) -> str:
+def digest(*parts: object) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
     sink = hashlib.sha256()
     _encode(sink, parts)
     return sink.hexdigest()[:32]
 
 
-def _encode(sink: Any, value: Any) -> None:
+def _encode(sink: "hashlib._Hash", value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
     if isinstance(value, float) and value != value:
         sink.update(struct.pack("<d", value))  # The text of every NaN is one.
     elif value is None or isinstance(value, (str, int, float)):
         _encode_text(sink, repr(value))
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        # One class from jax 0.11 on; before, only a closed one has constants.
-        _encode_jaxpr(sink, getattr(value, "jaxpr", value))
-        _encode(sink, tuple(getattr(value, "consts", ())))
+        # One class from jax 0.11 on. Before, only a closed one has constants.
+        jaxpr, constants = parts(value)
+        _encode_jaxpr(sink, jaxpr)
+        _encode(sink, tuple(constants))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
         _encode_array(sink, value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -53,7 +55,7 @@ def _encode(sink: Any, value: Any) -> None:
         implementation: Any = value
         _encode_text(sink, implementation.name)
     elif isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        # Which devices they are changes no value, and none can be pickled.
+        # The devices change no value, and cannot be pickled.
         _encode(sink, ("mesh", tuple(value.shape.items()), tuple(map(str, value.axis_types))))
     elif isinstance(value, (set, frozenset)):
         _encode(sink, ("set", sorted(map(repr, value))))
@@ -64,22 +66,18 @@ def _encode(sink: Any, value: Any) -> None:
     elif isinstance(value, HostCode):
         _encode_text(sink, value.fingerprint)
     else:
-        _encode_object(sink, value)
+        # A parameter of an operation: by its text, unless that is an address or leaves out code.
+        text = repr(value)
+        by_state = " at 0x" in text or callable(value)
+        _encode_text(sink, fingerprint(value) if by_state else text)
 
 
-def _encode_text(sink: Any, text: str) -> None:
+def _encode_text(sink: "hashlib._Hash", text: str) -> None:
     data = text.encode()
     sink.update(b"'%d:" % len(data) + data)
 
 
-def _encode_object(sink: Any, value: Any) -> None:
-    """A parameter of an operation, by its text; what lies behind an address, by its state."""
-    text = repr(value)
-    by_state = " at 0x" in text or callable(value)
-    _encode_text(sink, fingerprint(value) if by_state else text)
-
-
-def _encode_array(sink: Any, value: Any) -> None:
+def _encode_array(sink: "hashlib._Hash", value: Any) -> None:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         _encode(sink, ("key", str(jax.random.key_impl(value))))
         value = jax.random.key_data(value)
@@ -89,33 +87,33 @@ def _encode_array(sink: Any, value: Any) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _type_name(aval: Any) -> str:
+def _type_name(aval: object) -> str:
     return str(aval)
 
 
-def _context(context: Any) -> tuple[Any, ...]:
-    """What an operation is told by `with` statements around it, but for the mesh.
+def _context(equation: Equation) -> tuple[object, ...]:
+    """The settings that `with` statements around an operation give it, without the mesh.
 
     Precisions and dtypes are parameters and types by then.
     """
-    metadata = context.xla_metadata or {}
-    return context.threefry_partitionable, context.compute_type, dict(metadata)
+    context: Any = equation.ctx
+    return context.threefry_partitionable, context.compute_type, dict(context.xla_metadata or {})
 
 
-def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
+def _encode_jaxpr(sink: "hashlib._Hash", jaxpr: jex.Jaxpr) -> None:
     """Operations, shapes and constants; variables are numbered in order of appearance.
 
-    Without what nothing depends on: libraries leave there what they compute once and keep.
+    Operations that no output depends on are left out: libraries compute and cache values there.
     """
-    numbers: dict[Any, int] = {}
+    numbers: dict[jex.Var, int] = {}
 
-    def atom(variable: Any) -> Any:
+    def atom(variable: Atom) -> tuple[object, ...]:
         if isinstance(variable, jex.Literal):
             return ("literal", _type_name(variable.aval), variable.val)
         return (numbers.setdefault(variable, len(numbers)), _type_name(variable.aval))
 
-    def atoms(variables: Any) -> tuple[Any, ...]:
-        return tuple(atom(variable) for variable in variables)
+    def atoms(variables: Sequence[Atom]) -> tuple[object, ...]:
+        return tuple(map(atom, variables))
 
     _encode(sink, ("jaxpr", atoms(jaxpr.constvars), atoms(jaxpr.invars)))
     for equation in live(jaxpr):
@@ -124,7 +122,7 @@ def _encode_jaxpr(sink: Any, jaxpr: Any) -> None:
             for name, value in equation.params.items()
             if name not in _IGNORED_PARAMETERS
         }
-        context = _context(equation.ctx)
-        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters, context))
+        operands, context = atoms(equation.invars), _context(equation)
+        _encode(sink, (equation.primitive.name, operands, parameters, context))
         _encode(sink, atoms(equation.outvars))
     _encode(sink, atoms(jaxpr.outvars))

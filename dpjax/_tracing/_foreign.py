@@ -1,12 +1,13 @@
-"""What is not JAX's own: operations and key implementations that a trace knows by name alone.
+"""Operations and key implementations that are not JAX's own.
 
-The name of an operation of JAX stands for JAX's code, alone and under `vmap`. Another's may stand
-for anything, anywhere. So an operation of an installed library is replaced by what it computes, in
-JAX's own operations, and one of the user's is refused; so are keys that are not JAX's or dpjax's.
+A trace knows them by name alone. The name of an operation of JAX stands for JAX's code, alone and
+under `vmap`. Another name may stand for anything. So operations of installed libraries are replaced
+by the operations of JAX that they compute, and operations of the user are refused. Keys must be of
+JAX or dpjax.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,43 +15,43 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._tracing._by_value import is_installed
-from dpjax._tracing._walks import equations, replaced, specs
+from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
-# Libraries build their operations of one another's, but not without end.
+# Libraries build their operations from those of others, but not without end.
 _MOST_NESTED = 16
-_own: set[Any] = set()
+_own: set[jex.Primitive] = set()
 
 
-def is_own(primitive: Any) -> bool:
+def is_own(primitive: jex.Primitive) -> bool:
     """Whether an operation is JAX's: by the object, for names may be anybody's."""
     if primitive not in _own:
-        _own.update(_primitives_in(lambda module: _package(module) in ("jax", "jaxlib")))
+        modules = [name for name in list(sys.modules) if _package(name) in ("jax", "jaxlib")]
+        _own.update(_primitives_in(modules))
     return primitive in _own
 
 
-def in_own_operations(name: str, traced: Any) -> Any:
+def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same program without operations that are not JAX's own; `name` is for messages."""
-    for _ in range(_MOST_NESTED):
+    for level in range(_MOST_NESTED + 1):
         _refuse_foreign_keys(name, traced.jaxpr)
-        foreign = _foreign_in(traced)
+        foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
         if not foreign:
-            return traced
-        _refuse(name, foreign - _primitives_in(is_installed))
-        traced = _once_replaced(traced)
-    _refuse(name, _foreign_in(traced))
+            break
+        installed = [module for module in list(sys.modules) if is_installed(module)]
+        unknown = foreign - _primitives_in(installed) if level < _MOST_NESTED else foreign
+        if unknown:
+            raise ValueError(
+                f"{name} must be made of JAX's own operations or those of installed packages, got"
+                f" {sorted(primitive.name for primitive in unknown)}: nothing shows what else they"
+                " compute, alone or under jax.vmap. Call the functions of JAX that they stand for"
+            )
+        again = jax.make_jaxpr(lambda *xs, program=traced: replaced(program, xs, _computed))
+        traced = again(*specs(traced.in_avals))
     return traced
 
 
-def _foreign_in(traced: Any) -> set[Any]:
-    return {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
-
-
-def _once_replaced(traced: Any) -> Any:
-    return jax.make_jaxpr(lambda *xs: replaced(traced, xs, _computed))(*specs(traced.in_avals))
-
-
-def _computed(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """What a library says that its operation computes."""
+def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
+    """The outputs of a library's operation, by the implementation that the library gives."""
     primitive = equation.primitive
     if is_own(primitive):
         return None
@@ -59,12 +60,10 @@ def _computed(equation: Any, operands: list[Any]) -> list[Any] | None:
     return list(outputs) if primitive.multiple_results else [outputs]
 
 
-def _primitives_in(is_meant: Callable[[str], bool]) -> set[Any]:
-    """The operations that modules define, of those whose names are meant."""
-    modules = [module for name, module in list(sys.modules.items()) if is_meant(name)]
-    values = (
-        value for module in modules for value in list(getattr(module, "__dict__", {}).values())
-    )
+def _primitives_in(modules: list[str]) -> set[jex.Primitive]:
+    """The operations that modules define."""
+    found = (sys.modules.get(module) for module in modules)
+    values = (value for module in found for value in list(getattr(module, "__dict__", {}).values()))
     return {value for value in values if issubclass(type(value), jex.Primitive)}
 
 
@@ -72,16 +71,7 @@ def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
 
 
-def _refuse(name: str, foreign: set[Any]) -> None:
-    if foreign:
-        raise ValueError(
-            f"{name} must be made of JAX's own operations or those of installed packages, got"
-            f" {sorted(primitive.name for primitive in foreign)}: nothing shows what else they"
-            " compute, alone or under jax.vmap. Call the functions of JAX that they stand for"
-        )
-
-
-def _refuse_foreign_keys(name: str, jaxpr: Any) -> None:
+def _refuse_foreign_keys(name: str, jaxpr: jex.Jaxpr) -> None:
     for implementation in key_implementations(jaxpr):
         functions = (implementation.seed, implementation.split, implementation.fold_in)
         modules = [getattr(f, "__module__", None) for f in (*functions, implementation.random_bits)]
@@ -92,12 +82,12 @@ def _refuse_foreign_keys(name: str, jaxpr: Any) -> None:
             )
 
 
-def key_implementations(jaxpr: Any) -> Iterator[Any]:
+def key_implementations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
     """The implementations of all keys in a program."""
-    atoms = [*jaxpr.invars, *jaxpr.constvars]
+    atoms: list[Atom] = [*jaxpr.invars, *jaxpr.constvars]
     for equation in equations(jaxpr):
         atoms += (*equation.invars, *equation.outvars)
-    dtypes: set[Any] = {getattr(atom.aval, "dtype", jnp.dtype(bool)) for atom in atoms}
+    dtypes: set[Any] = {getattr(aval(atom), "dtype", jnp.dtype(bool)) for atom in atoms}
     for dtype in dtypes:
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             yield dtype._impl

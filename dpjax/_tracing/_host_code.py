@@ -1,12 +1,13 @@
-"""Code on the host: frozen when it is traced, fingerprinted, and run as frozen everywhere.
+"""Code on the host: frozen when it is traced, fingerprinted, and run from the frozen copy.
 
 A function of Python reaches far: closures, defaults, globals, modules, classes, objects. All of
 them may change, and may differ between processes. So the function is pickled by value, with all
-that it reaches of the user's, and every call, in whatever process, starts from a fresh copy of just
-that. Python and installed packages are not copied: they count by name and version.
+code and values of the user that it reaches. Every call, in any process, starts from a fresh copy.
+Python and installed packages are not copied: they count by name and version.
 
-The fingerprint is of what is pickled, taken apart as pickle does it. What pickle cannot take apart
-(a lock, a generator, a weak reference) or takes apart wrongly (an open file, a pointer) is refused.
+The fingerprint is a hash of the pickled values, taken apart as pickle does it. Values that pickle
+cannot take apart (a lock, a generator, a weak reference) are refused. So are values that it takes
+apart wrongly (an open file, a pointer).
 """
 
 import functools
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from dpjax._core._types import PyTree
 from dpjax._tracing._by_value import PROTOCOL, Imports, UnknownCodeError, is_installed, pickler
 
 
@@ -36,11 +38,11 @@ class HostCode:
 
     def __init__(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[[PyTree], PyTree],
         version: str | None = None,
-        facts: Callable[[], Any] | None = None,
+        facts: Callable[[], object] | None = None,
     ):
-        """Freezes a function; `facts` returns what else it depends on, or raises."""
+        """Freezes a function; `facts` returns other values that it depends on, or raises."""
         self._function, self._version, self._facts = function, version, facts
         encoded = self._encoded()
         self.fingerprint = encoded.digest()
@@ -61,7 +63,7 @@ class HostCode:
 
 
 class HostCall:
-    """What JAX calls back for a target on the host, and for nothing else.
+    """A callback of JAX that runs a target on the host. No other callback is of this class.
 
     Attributes:
         code: the function that it runs.
@@ -71,14 +73,14 @@ class HostCall:
 
 
 class _Frozen:
-    def __init__(self, function: Callable[[Any], Any], packages: dict[str, str]):
+    def __init__(self, function: Callable[[PyTree], PyTree], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
         # An array: joblib hands large ones to processes through a file.
         self._pickled = np.frombuffer(file.getvalue(), np.uint8)
         self._packages = packages
 
-    def __call__(self, argument: Any) -> Any:
+    def __call__(self, argument: PyTree) -> PyTree:
         for name, version in self._packages.items():
             found = _version_of(name)
             if found != version:
@@ -88,12 +90,12 @@ class _Frozen:
         return pickle.loads(self._pickled.data)(argument)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """A hash of a value and all that it reaches, the same in every process: 128 bits, in hex."""
     return _encoded(value).digest()
 
 
-def _encoded(value: Any) -> "_Encoder":
+def _encoded(value: object) -> "_Encoder":
     encoder = _Encoder({}, [], {"python": _version_of("python")})
     try:
         encoder.encode(value)
@@ -113,7 +115,7 @@ def _version_of(package: str) -> str:
 
 @functools.cache
 def _installed_as(package: str) -> str:
-    """What was installed, for a package that does not say its version itself."""
+    """The installed distributions of a package that does not name its version itself."""
     names = sorted(set(metadata.packages_distributions().get(package, ())))
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
@@ -121,18 +123,19 @@ def _installed_as(package: str) -> str:
 class _Encoder:
     """Feeds a hash with values as pickle takes them apart.
 
-    Objects that can change are numbered where they are met, so recursion ends, and two names of one
+    Mutable objects get a number when they are first met. So recursion ends, and two names of one
     list are not two lists.
 
     Attributes:
-        packages: those that it has met, with their versions.
+        packages: the packages that it has met, with their versions.
     """
 
     def __init__(self, numbers: dict[int, int], path: list[str], packages: dict[str, str]):
         self.sha256 = hashlib.sha256()
         self.packages = packages
         self._numbers, self._path = numbers, path
-        self._kept: list[Any] = []  # What is numbered must live, or its address is another's soon.
+        # Numbered objects must stay alive: a new object could get the address of a dead one.
+        self._kept: list[object] = []
 
     def digest(self) -> str:
         """The hash of all that was fed, and of the packages that it names."""
@@ -206,7 +209,7 @@ class _Encoder:
         return value.__reduce_ex__(PROTOCOL) if known is None else known(value)
 
     def _name(self, module: str, name: str) -> None:
-        """Something that every process finds in a module."""
+        """A name in an installed module, which every process finds there."""
         if not is_installed(module):
             self.refuse(f"{name} of the module {module}, which each process imports for itself")
         package = module.partition(".")[0]
@@ -227,7 +230,7 @@ class _Encoder:
         self._bytes("data", array.tobytes())
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """By itself: equal ones are one object or two, as it comes."""
+        """By itself, because NumPy makes equal dtypes one object or two."""
         part = _Encoder({}, self._path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -241,7 +244,7 @@ class _Encoder:
             self._path.pop()
 
     def _set(self, value: Any) -> None:
-        """In the order of their hashes, for sets have none that all processes agree on."""
+        """In the order of the hashes: the order of a set differs between processes."""
         parts = []
         for item in value:
             part = _Encoder(dict(self._numbers), self._path, self.packages)
@@ -255,7 +258,7 @@ class _Encoder:
         for item in items:
             self.encode(item)
 
-    def _is_new(self, value: Any) -> bool:
+    def _is_new(self, value: object) -> bool:
         new = id(value) not in self._numbers
         number = self._numbers.setdefault(id(value), len(self._numbers))
         self._kept.append(value)
@@ -271,7 +274,7 @@ class _Encoder:
         self.sha256.update(data)
 
     def refuse(self, what: str) -> NoReturn:
-        """Says what has no fingerprint, where it is, and what to do."""
+        """Raises an error that names the value without a fingerprint, its place, and a way out."""
         where = ".".join(self._path)
         raise UnknownCodeError(
             "code on the host must have a fingerprint, so that what is released is what was"

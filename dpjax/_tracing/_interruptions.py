@@ -14,14 +14,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 _NAP = 0.05  # A signal may have been delivered to a thread that does not wake the main one.
 _LOCK = threading.RLock()
-_ends: set[Callable[[], Any]] = set()
-_looks: list[Callable[[], Any]] = []
+_ends: set[Callable[[], object]] = set()
+_looks: list[Callable[[], object]] = []
 _stops, _stopping = 0, 0
 _ear: socket.socket | None = None
 _MOST_SIGNALS = 4096
@@ -99,7 +99,7 @@ def heeding_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching(look: Callable[[], Any]) -> Iterator[None]:
+def watching(look: Callable[[], object]) -> Iterator[None]:
     """Stops all calls when a function raises, which is called every now and then."""
     _looks.append(look)
     try:
@@ -108,7 +108,7 @@ def watching(look: Callable[[], Any]) -> Iterator[None]:
         _looks.remove(look)
 
 
-def _raises(look: Callable[[], Any]) -> bool:
+def _raises(look: Callable[[], object]) -> bool:
     try:
         look()
     except Exception:
@@ -136,7 +136,7 @@ def stopping() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_when_stopped(
-    start: Callable[[], subprocess.Popen[str]], end: Callable[[subprocess.Popen[str]], Any]
+    start: Callable[[], subprocess.Popen[str]], end: Callable[[subprocess.Popen[str]], object]
 ) -> Iterator[subprocess.Popen[str]]:
     """Starts a program that ends with the block, with a stop, or with this process."""
     with _LOCK:

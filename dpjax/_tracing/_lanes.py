@@ -8,7 +8,6 @@ kernels, which `_one_by_one.py` runs one after the other wherever lanes must not
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -16,17 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import PyTree
 from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._lapack import has_users_rule
 from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._programs import refuse_outside_code
-from dpjax._tracing._walks import JITS, equations
+from dpjax._tracing._walks import JITS, Equation, aval, equations
 
 # Under `vmap` all lanes get bits of the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# Code that JAX does not see into: a kernel may read memory beyond its own block, and another may
-# compute something else where it is batched or cut up.
+# JAX does not see into this code. A kernel may read memory beyond its own block, and other code may
+# compute something else when it is batched or cut up.
 _OPAQUE = frozenset(
     (
         *("pallas_call", "core_map", "mpmd_map", "triton_kernel_call", "tpu_custom_call"),
@@ -35,14 +35,15 @@ _OPAQUE = frozenset(
 )
 
 
-# Of these XLA makes one result, however it vectorizes: they move and compare, and compute in bits.
+# XLA gives one result for these, however it vectorizes: they move, compare, and compute in bits.
 _EXACT = JITS | frozenset(
     (
         *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "reduce_and", "reduce_or"),
         *("broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "concatenate"),
     )
 )
-# Of these for integers. XLA leaves division by 0 to the machine, and where NaN goes in a minimum.
+# The same for integers. In floats these round, and the machine decides where NaN goes in a minimum.
+# Division is left out: XLA leaves division of integers by 0 to the machine.
 _EXACT_FOR_INTEGERS = frozenset(
     (
         *("add", "sub", "mul", "neg", "abs", "sign", "min", "max", "clamp", "reduce_sum"),
@@ -51,10 +52,10 @@ _EXACT_FOR_INTEGERS = frozenset(
 )
 
 
-def touching(traced: Any) -> str | None:
-    """What a traced program must not do for lanes not to touch each other; None if it does not."""
+def touching(traced: jex.ClosedJaxpr) -> str | None:
+    """The first thing that a traced program does and that lets lanes touch, or None."""
     for effect in traced.effects:
-        # That of an axis which is bound inside is not among them.
+        # The effect of an axis that is bound inside is not among them.
         if type(effect).__name__ == "NamedAxisEffect":
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
@@ -74,56 +75,56 @@ def touching(traced: Any) -> str | None:
     return None
 
 
-def refuse_touching(name: str, traced: Any) -> None:
-    """Refuses a program, what `name` is, whose lanes may touch each other under `vmap`."""
+def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
+    """Refuses a program if its lanes may touch under `vmap`; `name` is for messages."""
     if found := touching(traced):
         raise ValueError(
-            f"{name} must not {found}. Under jax.vmap, what it makes of one could depend on others"
+            f"{name} must not {found}. Under jax.vmap, its value for one could depend on others"
         )
 
 
-def is_exact(traced: Any) -> bool:
+def is_exact(traced: jex.ClosedJaxpr) -> bool:
     """Whether each lane has the same bits alone and among others, unless a number is subnormal.
 
-    Floats are only moved and compared, so nothing is rounded; a machine may take subnormal ones for
-    0 in one lane and not in another, so constants are none.
+    Floats are only moved and compared, so nothing is rounded. A machine may take a subnormal number
+    for 0 in one lane and not in another, so no constant may be subnormal.
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
-    constants: list[tuple[Any, Any]] = [
+    constants: list[tuple[jax.Array, np.dtype]] = [
         (constant, variable.aval.dtype)
         for program in (traced, *inner)
         for constant, variable in zip(program.consts, program.jaxpr.constvars, strict=True)
     ]
-    literals: list[Any] = [x for e in found for x in e.invars if isinstance(x, jex.Literal)]
-    constants += [(x.val, x.aval.dtype) for x in literals]
+    literals = [x for e in found for x in e.invars if isinstance(x, jex.Literal)]
+    constants += [(x.val, aval(x).dtype) for x in literals]
     return all(map(_is_exact, found)) and not any(itertools.starmap(_may_be_subnormal, constants))
 
 
-def _is_exact(equation: Any) -> bool:
+def _is_exact(equation: Equation) -> bool:
     operation = equation.primitive.name
     if operation == "select_n":  # Among more than two XLA leaves it to the machine, too.
-        return equation.invars[0].aval.dtype == bool
+        return aval(equation.invars[0]).dtype == bool
     if operation in _EXACT:
         return True
     atoms = (*equation.invars, *equation.outvars)
     return operation in _EXACT_FOR_INTEGERS and not any(
-        jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in atoms
+        jnp.issubdtype(aval(atom).dtype, jnp.inexact) for atom in atoms
     )
 
 
-def _may_be_subnormal(constant: Any, dtype: Any) -> bool:
+def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
     if _checks.is_traced(constant):
-        return True
+        return True  # Its value is not known yet.
     sizes = np.abs(np.asarray(constant, dtype))
     return bool(np.any((sizes > 0) & (sizes < jnp.finfo(dtype).tiny)))
 
 
 def check_lanes(
-    name: str, function: Callable[..., Any], *batched: Any
-) -> tuple[Callable[..., Any], Any]:
+    name: str, function: Callable[..., PyTree], *batched: PyTree
+) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
     """Refuses a function of one example whose lanes may touch, given arrays of many examples.
 
     Returns:
@@ -132,7 +133,7 @@ def check_lanes(
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
     # A new function each time: a trace that JAX keeps may hold a stale closure.
-    def fresh(*example: Any) -> Any:
+    def fresh(*example: PyTree) -> PyTree:
         return function(*example)
 
     traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
@@ -140,7 +141,7 @@ def check_lanes(
     # Code outside of JAX, and references, may remember one example when they see another.
     refuse_outside_code(name, traced)
 
-    def checked(*example: Any) -> Any:
+    def checked(*example: PyTree) -> PyTree:
         found = evaluate(traced, *jax.tree.leaves(example))
         return jax.tree.unflatten(jax.tree.structure(outputs), found)
 

@@ -1,22 +1,28 @@
 """LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
 
-XLA's CPU backend runs operations in a pool with a thread for each core, which all its devices and
-programs share. jaxlib (0.10, 0.11.0) cuts a batched LAPACK call into parts for that same pool, and
-blocks the thread that it is on until they are done (`ParallelBatchMap` in its lapack_kernels.cc).
-As many such calls as there are threads wait for ever: none is left for their parts. A call for a
-single matrix is never cut, so it never waits, however many there are and whatever runs beside it.
+XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
+share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
+block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If every
+thread is blocked by such a call, none is left for the parts, and all wait for ever. A call for one
+matrix is never cut, so it never waits.
+
+jaxlib 0.11.1 and 0.11.2 did not hang in our runs. LAPACK calls need no replacement any more when
+dpjax needs jaxlib 0.11.1 or later on every Python that it supports. Convolutions keep `OneByOne`.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dpjax._tracing._walks import bind
+from dpjax._core._types import PyTree
+from dpjax._tracing._walks import Equation, bind
 
+V = TypeVar("V")
+Arrays: TypeAlias = Sequence[jax.Array]
 # Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
 # batch axes; their largest operand without a batch is a matrix.
 NAMES = frozenset(
@@ -32,24 +38,26 @@ NAMES = frozenset(
 class OneByOne:
     """A rule for `vmap` under which every lane computes what it computes alone."""
 
-    rule: Callable[..., Any]
+    rule: Callable[..., tuple[PyTree, PyTree]]
 
-    def __call__(self, size: int, mapped: list[bool], *operands: Any) -> Any:
+    def __call__(
+        self, size: int, mapped: list[bool], *operands: jax.Array
+    ) -> tuple[PyTree, PyTree]:
         """The outputs of all lanes, and which of them have a lane each."""
         return self.rule(size, mapped, *operands)
 
 
-def is_one_by_one(equation: Any) -> bool:
+def is_one_by_one(equation: Equation) -> bool:
     """Whether an operation has such a rule."""
     return isinstance(getattr(equation.params.get("rule"), "rule", None), OneByOne)
 
 
-def has_users_rule(equation: Any) -> bool:
+def has_users_rule(equation: Equation) -> bool:
     """Whether an operation has a rule for `vmap` that the user wrote."""
     return equation.primitive.name == "custom_vmap_call" and not is_one_by_one(equation)
 
 
-def with_rule(call: Callable[..., Any], rule: OneByOne) -> Callable[..., Any]:
+def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
     """A call that `vmap` computes by a rule."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
@@ -59,7 +67,7 @@ def with_rule(call: Callable[..., Any], rule: OneByOne) -> Callable[..., Any]:
     return differentiable
 
 
-def one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any]:
+def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
     """The outputs of a LAPACK call, by calls that take one matrix each, also under `vmap`."""
     call = _for_each_matrix(lambda *one: bind(equation, equation.params, one))
     for _ in range(max(x.ndim for x in operands) - 2):
@@ -67,13 +75,13 @@ def one_matrix_each(equation: Any, operands: list[Any]) -> Sequence[Any]:
     return call(*operands)
 
 
-def _for_each_matrix(call: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _for_each_matrix(call: Callable[..., Arrays]) -> Callable[..., Arrays]:
     """A LAPACK call that `vmap` turns into a loop on a CPU, and into a batched call elsewhere."""
 
     @OneByOne
-    def loop(size: int, mapped: list[bool], *operands: Any) -> tuple[Sequence[Any], Sequence[bool]]:
-        def one_by_one(*operands: Any) -> Sequence[Any]:
-            def at(index: jax.Array) -> Sequence[Any]:
+    def loop(size: int, mapped: list[bool], *operands: jax.Array) -> tuple[Arrays, list[bool]]:
+        def one_by_one(*operands: jax.Array) -> Arrays:
+            def at(index: jax.Array) -> Arrays:
                 picked = (
                     lax.dynamic_index_in_dim(x, index, keepdims=False) if m else x
                     for x, m in zip(operands, mapped, strict=True)

@@ -6,32 +6,32 @@ convolutions run one after the other. `_lapack.py` says why LAPACK calls do.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax import lax
 
+from dpjax._core._types import PyTree
 from dpjax._tracing._lapack import NAMES, OneByOne, is_one_by_one, one_matrix_each, with_rule
-from dpjax._tracing._walks import bind, primitives, replaced
+from dpjax._tracing._walks import Equation, bind, primitives, replaced
 
 _CONVOLUTION = "conv_general_dilated"
 _CONCERNED = NAMES | {_CONVOLUTION, "custom_vmap_call"}
 
 
-def evaluate(program: Any, *operands: Any) -> list[Any]:
+def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
     """The outputs of a traced program, whose lanes stay apart under `vmap`."""
     if primitives(program.jaxpr).isdisjoint(_CONCERNED):
         return jex.jaxpr_as_fun(program)(*operands)
     return replaced(program, operands, _one_by_one)
 
 
-def vmapped(function: Callable[..., Any], *batched: Any) -> Any:
+def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
     """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
     # A new function each time: a trace that JAX keeps may hold a stale closure.
-    def fresh(*arguments: Any) -> Any:
+    def fresh(*arguments: PyTree) -> PyTree:
         return function(*arguments)
 
     traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
@@ -39,13 +39,13 @@ def vmapped(function: Callable[..., Any], *batched: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
 
 
-def _one_by_one(equation: Any, operands: list[Any]) -> Sequence[Any] | None:
+def _one_by_one(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
     name = equation.primitive.name
     if name in NAMES:
         return one_matrix_each(equation, operands)
     if name == _CONVOLUTION:
         return [_kernel_by_kernel(lambda *xs: bind(equation, equation.params, xs)[0])(*operands)]
-    # What was made apart before stays as it is.
+    # Operations that were replaced before keep their rule.
     return bind(equation, equation.params, operands) if is_one_by_one(equation) else None
 
 

@@ -11,12 +11,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
+from dpjax._core._types import PyTree
 from dpjax._tracing._interruptions import StoppedError, heeding_ctrl_c
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
@@ -50,7 +52,7 @@ def sampled(role: Role, pair: jax.Array) -> jax.Array:
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
-def is_private(origin: Any) -> bool:
+def is_private(origin: np.ndarray) -> bool:
     """Whether nothing may be said about a database."""
     return int(origin[0]) == Role.PRIVATE
 
@@ -112,11 +114,11 @@ class Tracing:
         settings: what decides where calls to the host run, but not what they return.
     """
 
-    def __init__(self, origin: Any, settings: list[Any]):
+    def __init__(self, origin: ArrayLike | None, settings: list[object]):
         self.origin = origin
         self.settings = settings
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """Calls a function that may ask what is being traced."""
         try:
             with _current(self):

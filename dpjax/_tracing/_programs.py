@@ -4,20 +4,21 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _origins
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import has_users_rule
 from dpjax._tracing._one_by_one import evaluate
-from dpjax._tracing._walks import depends_on, equations, primitives, sizes_from
+from dpjax._tracing._walks import Equation, aval, depends_on, equations, primitives, sizes_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -47,11 +48,11 @@ class Program:
     jaxpr: jex.ClosedJaxpr
     inputs: TreeSpec
     outputs: TreeSpec
-    configuration: tuple[Any, ...]
-    settings: tuple[Any, ...] = ()
+    configuration: tuple[object, ...]
+    settings: tuple[object, ...] = ()
 
     @classmethod
-    def trace(cls, name: str, function: Callable[..., Any], *arguments: Any) -> "Program":
+    def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
         """Traces `function` on shape structs; `name` is what messages call it.
 
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
@@ -60,12 +61,12 @@ class Program:
 
         # A new function object each time: JAX caches traces by function, and would hide that a
         # closed-over array has changed.
-        def fresh(*args: Any) -> Any:
+        def fresh(*args: PyTree) -> PyTree:
             return _checks.real_arrays(f"the value of the {name}", function(*args))
 
-        settings: list[Any] = []
+        settings: list[object] = []
 
-        def with_origin(origin: Any, *args: Any) -> Any:
+        def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
             return _origins.Tracing(origin, settings).call(fresh, *args)
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
@@ -77,7 +78,9 @@ class Program:
                 jaxpr, outputs = traced(_origins.SPEC, *arguments)
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
-        settings += _rules_for_vmap(jaxpr.jaxpr)
+        # Two programs that compute the same may have other rules for `vmap` of the user's.
+        rules = (x.params["rule"] for x in equations(jaxpr.jaxpr) if has_users_rule(x))
+        settings += [getattr(rule, "rule", rule) for rule in rules]
         return cls(jaxpr, *specs, _configuration(), tuple(settings))
 
     @functools.cached_property
@@ -96,7 +99,7 @@ class Program:
                 " to, or JAX's configuration (float64, random numbers) is another"
             )
 
-    def __call__(self, *arguments: Any, origin: Any = None) -> Any:
+    def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
         """Runs the program on arguments of the traced structure and shapes.
 
         Databases count as private unless their origin is given.
@@ -134,7 +137,7 @@ class Program:
         return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
 
     @property
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[jex.Var]:
         """The variables of the arguments, without the origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
@@ -145,7 +148,7 @@ class Program:
 
 
 @functools.partial(jax.jit, static_argnames="program")
-def evaluate_alone(database: Any, *, program: Program) -> Any:
+def evaluate_alone(database: Database, *, program: Program) -> Value:
     """The value of one database by itself, as releases compute it."""
     return program(database)
 
@@ -167,13 +170,7 @@ def needs_no_values(name: str) -> Iterator[None]:
         ) from error
 
 
-def _rules_for_vmap(jaxpr: Any) -> list[Any]:
-    """The user's own rules for `vmap`, in order."""
-    rules = (x.params["rule"] for x in equations(jaxpr) if has_users_rule(x))
-    return [getattr(rule, "rule", rule) for rule in rules]
-
-
-def _host_call(equation: Any) -> HostCall | None:
+def _host_call(equation: Equation) -> HostCall | None:
     """What an operation calls on the host, if `targets.host` made it."""
     if equation.primitive.name != "pure_callback":
         return None
@@ -181,11 +178,14 @@ def _host_call(equation: Any) -> HostCall | None:
     return called if isinstance(called, HostCall) else None
 
 
-def refuse_outside_code(name: str, traced: Any) -> None:
+def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
     """Refuses what could raise, print or remember where it sees a private database."""
     seen = list(equations(traced.jaxpr))
     if any(map(has_users_rule, seen)):
-        seen += equations(_batched(traced).jaxpr)
+        # A rule may run other operations than the function, so a batch of two is traced, too.
+        shapes = map(aval, traced.jaxpr.invars)
+        two = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in shapes]
+        seen += equations(jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two).jaxpr)
     for equation in seen:
         operation = equation.primitive.name
         if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
@@ -200,14 +200,7 @@ def refuse_outside_code(name: str, traced: Any) -> None:
         raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
 
 
-def _batched(traced: Any) -> Any:
-    """The program for two inputs at a time, which a rule of the user's may compute in its way."""
-    avals = [variable.aval for variable in traced.jaxpr.invars]
-    batch = [jax.ShapeDtypeStruct((2, *aval.shape), aval.dtype) for aval in avals]
-    return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*batch)
-
-
-def _configuration() -> tuple[Any, ...]:
+def _configuration() -> tuple[object, ...]:
     """The settings of JAX that change what a traced program computes."""
     names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")
     return tuple(getattr(jax.config, name) for name in names)

@@ -1,21 +1,24 @@
 """What `jax.shard_map` says of arrays: over which axes of devices they vary."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from dpjax._core._types import PyTree
 from dpjax._tracing import _walks
 
+Axes: TypeAlias = frozenset[str]
 
-def varying_axes(tree: Any) -> frozenset[Any]:
+
+def varying_axes(tree: PyTree) -> Axes:
     """The axes of devices over which some array of a tree may vary.
 
     Empty outside of `jax.shard_map`, and inside of one that does not check.
     """
-    return frozenset[Any]().union(*map(_axes, jax.tree.leaves(tree)))
+    return Axes().union(*map(_axes, jax.tree.leaves(tree)))
 
 
 def refuse_unchecked() -> None:
@@ -37,7 +40,7 @@ def refuse_inside(what: str, instead: str) -> None:
         )
 
 
-def on_each(axes: frozenset[Any], function: Callable[..., Any], *arguments: Any) -> Any:
+def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """What a function gives on each shard, of the numbers that are there.
 
     Inside `jax.shard_map` the gradient with respect to what all shards share is a sum over them. So
@@ -49,7 +52,7 @@ def on_each(axes: frozenset[Any], function: Callable[..., Any], *arguments: Any)
     plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     traced, outputs = jax.make_jaxpr(jax.jit(function), return_shape=True)(*plain)
 
-    def call(equation: Any, operands: list[Any]) -> list[Any]:
+    def call(equation: _walks.Equation, operands: list[jax.Array]) -> list[jax.Array]:
         parameters = equation.primitive.get_bind_params(equation.params)
         return _walks.bind(equation, parameters, [_varying(x, axes) for x in operands])
 
@@ -57,18 +60,18 @@ def on_each(axes: frozenset[Any], function: Callable[..., Any], *arguments: Any)
     return jax.tree.unflatten(jax.tree.structure(outputs), [_varying(x, axes) for x in found])
 
 
-def _varying(x: jax.Array, axes: frozenset[Any]) -> jax.Array:
+def _varying(x: jax.Array, axes: Axes) -> jax.Array:
     missing = tuple(sorted(axes - _axes(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def placed_by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The function, where axes of a mesh that are typed `Explicit` count as `Auto`.
 
     What comes out is the same on all devices.
     """
 
-    def placed(*arguments: Any) -> Any:
+    def placed(*arguments: PyTree) -> PyTree:
         meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arguments)]
         typed = [mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types]
         if not typed:
@@ -82,17 +85,17 @@ def placed_by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
     return placed
 
 
-def summed_over_shards(tree: Any, axes: frozenset[Any]) -> Any:
+def summed_over_shards(tree: PyTree, axes: Axes) -> PyTree:
     """The sum over all shards, which is the same on each of them."""
     return lax.psum(tree, tuple(sorted(axes))) if axes else tree
 
 
-def shard_count(axes: frozenset[Any]) -> int:
+def shard_count(axes: Axes) -> int:
     """The number of shards."""
     return lax.axis_size(tuple(sorted(axes))) if axes else 1
 
 
-def _axes(array: Any) -> frozenset[Any]:
+def _axes(array: jax.Array) -> Axes:
     kind = getattr(jax.typeof(array), "manual_axis_type", None)
     if kind is None:
         return frozenset()

@@ -3,14 +3,21 @@
 import collections
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
 
-# Calls that compute what is inside of them. Some also say how to differentiate, and a program that
-# was traced is not differentiated any more.
+from dpjax._core._types import PyTree
+
+Equation: TypeAlias = jex.JaxprEqn
+Atom: TypeAlias = jex.Var | jex.Literal
+Program: TypeAlias = jex.ClosedJaxpr | jex.Jaxpr
+V = TypeVar("V")
+
+# Calls of inner programs. Some also have rules for derivatives, which nothing uses: a traced
+# program is not differentiated any more.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | frozenset(
     (
@@ -18,20 +25,30 @@ _CALLS = JITS | frozenset(
         *("checkpoint", "remat", "remat2"),
     )
 )
-# Takes an operation and its operands to its outputs, or to None where it stays as it is.
-Replacement = Callable[[Any, list[Any]], Sequence[Any] | None]
-# One for each program, so that what is called again is neither traced nor compiled again.
-_REPLACED: dict[Replacement, Any] = collections.defaultdict(weakref.WeakKeyDictionary)
+# Takes an operation and its operands to its outputs, or to None to leave it as it is.
+Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
+# Programs with replacements, by the program. A program that is called again is the same object
+# again, so JAX neither traces nor compiles it anew.
+_REPLACED: dict[Replacement, weakref.WeakKeyDictionary[Program, Program]] = collections.defaultdict(
+    weakref.WeakKeyDictionary
+)
 
 
-def called(equation: Any) -> Any:
-    """The program that an operation stands for; None where it is more than a call."""
+def aval(atom: Atom) -> Any:
+    """The shape and dtype of a variable or literal, which JAX does not tell type checkers."""
+    return atom.aval
+
+
+def called(equation: Equation) -> Any:
+    """The program that an operation calls; None where it does more than that."""
     if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
-def bind(equation: Any, parameters: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+def bind(
+    equation: Equation, parameters: dict[str, Any], operands: Sequence[jax.Array]
+) -> list[jax.Array]:
     """The outputs of an operation, run with these parameters in the context of its tracing."""
     with equation.ctx.manager:
         outputs = equation.primitive.bind(*operands, **parameters)
@@ -39,11 +56,11 @@ def bind(equation: Any, parameters: dict[str, Any], operands: Sequence[Any]) -> 
 
 
 def run(
-    program: Any,
-    inputs: Sequence[Any],
-    operation: Callable[[Any, list[Any]], Sequence[Any]],
-    known: Callable[[Any], Any] = lambda value: value,
-) -> list[Any]:
+    program: Program,
+    inputs: Sequence[V],
+    operation: Callable[[Equation, list[V]], Sequence[V]],
+    known: Callable[[Any], V] = lambda value: value,
+) -> list[V]:
     """Runs a program one operation after the other, in values of any kind.
 
     Args:
@@ -52,12 +69,11 @@ def run(
         operation: `operation(equation, operands)` gives the outputs.
         known: takes a constant or a literal to a value.
     """
-    jaxpr = getattr(program, "jaxpr", program)
-    constants = map(known, getattr(program, "consts", ()))
-    values = dict(zip(jaxpr.constvars, constants, strict=True))
+    jaxpr, constants = parts(program)
+    values = dict(zip(jaxpr.constvars, map(known, constants), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> V:
         return known(atom.val) if isinstance(atom, jex.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
@@ -66,18 +82,27 @@ def run(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def replaced(program: Any, operands: Sequence[Any], replacement: Replacement) -> list[Any]:
-    """Runs a program with some of its operations replaced, also inside of others.
+def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
+    """The operations of a program, and its constants."""
+    if isinstance(program, jex.ClosedJaxpr):
+        return program.jaxpr, program.consts
+    return program, ()
+
+
+def replaced(
+    program: Program, operands: Sequence[jax.Array], replacement: Replacement
+) -> list[jax.Array]:
+    """Runs a program with some of its operations replaced, also in inner programs.
 
     Rules for derivatives are left out: a program that was traced is not differentiated any more.
 
     Args:
         program: with or without constants.
         operands: arrays.
-        replacement: a function of a module, for what it makes of inner programs is kept.
+        replacement: a function of a module, because replaced inner programs are kept under it.
     """
 
-    def operation(equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
         outputs = replacement(equation, operands)
         if outputs is not None:
             return outputs
@@ -100,7 +125,7 @@ def replaced(program: Any, operands: Sequence[Any], replacement: Replacement) ->
 
 def _replaced_shard_map(
     parameters: dict[str, Any], replacement: Replacement
-) -> Callable[..., Sequence[Any]]:
+) -> Callable[..., Sequence[jax.Array]]:
     """Made anew: its program can be traced only where the axes of its mesh are known."""
     return jax.shard_map(
         lambda *operands: replaced(parameters["jaxpr"], operands, replacement),
@@ -115,33 +140,29 @@ def _replaced_shard_map(
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:
     """A parameter of an operation, with replacements in the programs that it holds."""
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        return _replaced_program(value, replacement)
+        kept = _REPLACED[replacement]
+        if value not in kept:
+            inputs = specs(variable.aval for variable in parts(value)[0].invars)
+            made = jax.make_jaxpr(lambda *xs: replaced(value, xs, replacement))(*inputs)
+            kept[value] = made if isinstance(value, jex.ClosedJaxpr) else made.jaxpr
+        return kept[value]
     if isinstance(value, tuple) and any(isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)) for x in value):
         items = [_replaced_inside(item, replacement) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
-def _replaced_program(program: Any, replacement: Replacement) -> Any:
-    kept = _REPLACED[replacement]
-    if program not in kept:
-        avals = [variable.aval for variable in getattr(program, "jaxpr", program).invars]
-        made = jax.make_jaxpr(lambda *xs: replaced(program, xs, replacement))(*specs(avals))
-        kept[program] = made if isinstance(program, jex.ClosedJaxpr) else made.jaxpr
-    return kept[program]
-
-
 def _replaced_rule(
     replacement: Replacement,
-    rule: Callable[..., Any],
+    rule: Callable[..., tuple[PyTree, PyTree]],
     axis_size: int,
     mapped: list[bool],
-    *operands: Any,
-) -> tuple[Any, Any]:
-    """A rule for `vmap` of the user's, with replacements in what it runs."""
-    mapped_outputs: list[Any] = []
+    *operands: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """A rule for `vmap` of the user's, with replacements in the program that it runs."""
+    mapped_outputs: list[PyTree] = []
 
-    def outputs(*operands: Any) -> Any:
+    def outputs(*operands: PyTree) -> PyTree:
         values, mapping = rule(axis_size, mapped, *operands)
         mapped_outputs.append(mapping)
         return values
@@ -151,16 +172,12 @@ def _replaced_rule(
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves), mapped_outputs[0]
 
 
-def specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """What to trace a program with anew."""
+def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes, to trace a program with them anew."""
     return [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
 
 
-def _is_variable(atom: Any) -> bool:
-    return isinstance(atom, jex.Var)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: jex.Jaxpr) -> Iterator[Equation]:
     """All operations, also of inner programs."""
     for equation in jaxpr.eqns:
         yield equation
@@ -168,29 +185,40 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
-def live(jaxpr: Any) -> list[Any]:
-    """The operations that outputs depend on: a program may compute what it needs the shape of."""
-    needed, found = {x for x in jaxpr.outvars if _is_variable(x)}, []
+def live(jaxpr: jex.Jaxpr) -> list[Equation]:
+    """The operations that outputs depend on; a traced program may hold others."""
+    needed, found = _variables(jaxpr.outvars), list[Equation]()
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(equation.outvars):
-            needed.update(filter(_is_variable, equation.invars))
+            needed |= _variables(equation.invars)
             found.append(equation)
     return found[::-1]
 
 
-def primitives(jaxpr: Any) -> set[str]:
+def primitives(jaxpr: jex.Jaxpr) -> set[str]:
     """The names of all operations, also of inner programs."""
     return {equation.primitive.name for equation in equations(jaxpr)}
 
 
-def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
+def _variables(atoms: Iterable[Atom]) -> set[jex.Var]:
+    """Without literals, which have no hash."""
+    return {atom for atom in atoms if isinstance(atom, jex.Var)}
+
+
+def depends_on(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> list[bool]:
+    """For each output, whether it depends on the given variables."""
+    reached = _reached(jaxpr, inputs)
+    return [isinstance(atom, jex.Var) and atom in reached for atom in jaxpr.outvars]
+
+
+def _reached(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
     """The variables that depend on the given ones."""
     reached = set(inputs)
     for equation in jaxpr.eqns:
-        if not any(_is_variable(atom) and atom in reached for atom in equation.invars):
+        if reached.isdisjoint(_variables(equation.invars)):
             continue
         if program := called(equation):
-            inner = getattr(program, "jaxpr", program)
+            inner, _ = parts(program)
             depends = depends_on(inner, _passed(inner, equation, reached))
             reached.update(v for v, d in zip(equation.outvars, depends, strict=True) if d)
         else:
@@ -198,24 +226,18 @@ def _reached(jaxpr: Any, inputs: set[Any]) -> set[Any]:
     return reached
 
 
-def depends_on(jaxpr: Any, inputs: set[Any]) -> list[bool]:
-    """For each output, whether it depends on the given variables."""
-    reached = _reached(jaxpr, inputs)
-    return [_is_variable(atom) and atom in reached for atom in jaxpr.outvars]
-
-
-def _passed(inner: Any, equation: Any, reached: set[Any]) -> set[Any]:
+def _passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
     """The inputs of an inner program that depend on reached variables."""
     # Operands line up with inner inputs from the back: a branch has a predicate in front.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
-    return {v for v, atom in pairs if _is_variable(atom) and atom in reached}
+    return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}
 
 
-def sizes_from(jaxpr: Any, inputs: set[Any]) -> list[int]:
+def sizes_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> list[int]:
     """Bytes of the arrays that depend on the given variables, also in inner programs."""
     reached = _reached(jaxpr, inputs)
-    avals: list[Any] = [variable.aval for variable in reached]
-    sizes = [aval.size * getattr(aval.dtype, "itemsize", 16) for aval in avals]
+    avals = [aval(variable) for variable in reached]
+    sizes = [found.size * getattr(found.dtype, "itemsize", 16) for found in avals]
     for equation in jaxpr.eqns:
         for inner in jex.jaxprs_in_params(equation.params):
             sizes += sizes_from(inner, _passed(inner, equation, reached))

@@ -1,11 +1,13 @@
 """One of several things at random, with probabilities that are known exactly."""
 
 import math
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
@@ -70,10 +72,12 @@ def words_of(weights: np.ndarray) -> np.ndarray:
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 
 
-def weighted_choice(name: str, weights: Any, count: int) -> WeightedChoice:
+def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int) -> WeightedChoice:
     """A choice by public weights, which need not add up to 1; refuses what it could not draw."""
     if _checks.is_traced(weights):
-        raise TypeError(f"{name} must be known when an oracle is made, got traced {weights.dtype}")
+        raise TypeError(
+            f"{name} must be known when an oracle is made, got traced {jnp.asarray(weights).dtype}"
+        )
     array = _checks.host_numbers(name, weights).astype(np.float64)
     if array.shape != (count,):
         raise ValueError(f"{name} must be {count} numbers, got shape {array.shape}")

@@ -1,7 +1,6 @@
 """Labeled records: a Gaussian for each class, fitted to public records."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import record_arrays
+from dpjax._core._types import Database, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
 
@@ -43,7 +43,7 @@ class ClassGaussians(IndependentRecords):
         x = self.means[chosen] + self.deviations[chosen] * correlated
         return {"x": x, "y": self.labels[chosen]}
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         x, y = jnp.asarray(record["x"], self.means.dtype), jnp.asarray(record["y"])
         if x.shape != self.means.shape[1:] or y.shape != ():
             raise ValueError(
@@ -58,7 +58,7 @@ class ClassGaussians(IndependentRecords):
 
 
 def class_gaussians(
-    records: Any, *, shrinkage: float | None = None, floor: float = 0.01
+    records: Database, *, shrinkage: float | None = None, floor: float = 0.01
 ) -> IndependentRecords:
     """Class-conditional Gaussians: fitted to public labeled records.
 
@@ -121,7 +121,7 @@ def class_gaussians(
     return ClassGaussians(jnp.asarray(labels, y.dtype), choice, means, deviations, factors)
 
 
-def _labeled(records: Any) -> tuple[jax.Array, jax.Array]:
+def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
     if not isinstance(records, dict) or set(records) != {"x", "y"}:
         raise ValueError(f'records must be {{"x": ..., "y": ...}}, got {_checks.shown(records)}')
     arrays, _ = record_arrays("records", records, least=2)

@@ -1,14 +1,15 @@
 """Records by a density on the unit cube, such as one that the Bernstein mechanism has released."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import PyTree
 from dpjax.oracles._choices import WeightedChoice, words_of
 from dpjax.oracles._independent import IndependentRecords
 
@@ -41,7 +42,7 @@ class PiecewiseUniform(IndependentRecords):
         steps = (corner << jnp.uint32(_BITS - bits)) | offset
         return steps.astype(self.log_densities.dtype) * 2.0**-_BITS
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         shape, dtype = self.log_densities.shape, self.log_densities.dtype
         point = jnp.asarray(record, dtype)
         if point.shape != (len(shape),):
@@ -53,7 +54,7 @@ class PiecewiseUniform(IndependentRecords):
 
 
 def from_density(
-    density: Callable[[jax.Array], Any], *, dims: int, cells: int | None = None
+    density: Callable[[jax.Array], ArrayLike], *, dims: int, cells: int | None = None
 ) -> IndependentRecords:
     """An oracle of points in [0, 1]^dims, drawn by a density that is known up to a factor.
 
@@ -127,7 +128,7 @@ def _cells(cells: int | None, dims: int) -> int:
     return cells
 
 
-def _masses(density: Callable[[jax.Array], Any], dims: int, cells: int) -> np.ndarray:
+def _masses(density: Callable[[jax.Array], ArrayLike], dims: int, cells: int) -> np.ndarray:
     """The density at the centers of all cells, flat, clipped at 0."""
     axis = (np.arange(cells) + 0.5) / cells
     centers = np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1).reshape(-1, dims)

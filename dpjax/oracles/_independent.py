@@ -2,13 +2,13 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._types import Database, Key, PyTree
 from dpjax._tracing._lanes import check_lanes
 
 
@@ -27,10 +27,10 @@ class IndependentRecords(abc.ABC):
     """
 
     @abc.abstractmethod
-    def record(self, key: jax.Array) -> Any:
+    def record(self, key: Key) -> PyTree:
         """Draws one record, a pytree of arrays."""
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         """Log density of one record; log probability of what is discrete in it.
 
         Of a whole database it is the sum: records are independent. Use `jax.vmap` for many.
@@ -50,15 +50,15 @@ class IndependentRecords(abc.ABC):
             " log_prob="
         )
 
-    def __call__(self, key: jax.Array, n: int, /) -> Any:
+    def __call__(self, key: Key, n: int, /) -> Database:
         """The first n records."""
         n = _checks.integer("n", n, least=0)
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
-    def at(self, key: jax.Array, numbers: jax.Array) -> Any:
+    def at(self, key: Key, numbers: jax.Array) -> Database:
         """The records of these numbers, the same ones that any database of the key has there."""
 
-        def record(number: jax.Array) -> Any:
+        def record(number: jax.Array) -> PyTree:
             return self.record(jax.random.fold_in(key, number))
 
         checked, _ = check_lanes("record", record, numbers)
@@ -69,18 +69,18 @@ class IndependentRecords(abc.ABC):
 class _FromSampler(IndependentRecords):
     """Records from a function of the caller's."""
 
-    sampler: Callable[[jax.Array], Any] = static()
-    log_density: Callable[[Any], jax.Array] | None = static(default=None)
+    sampler: Callable[[Key], PyTree] = static()
+    log_density: Callable[[PyTree], jax.Array] | None = static(default=None)
 
-    def record(self, key: jax.Array) -> Any:
+    def record(self, key: Key) -> PyTree:
         return self.sampler(key)
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         return super().log_prob(record) if self.log_density is None else self.log_density(record)
 
 
 def independent(
-    record: Callable[[jax.Array], Any], log_prob: Callable[[Any], jax.Array] | None = None
+    record: Callable[[Key], PyTree], log_prob: Callable[[PyTree], jax.Array] | None = None
 ) -> IndependentRecords:
     """An oracle that says that its records are independent: each is drawn with a key of its own.
 

@@ -1,14 +1,15 @@
 """Mixtures: every record comes from one of several models, chosen by public weights."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree
+from dpjax._core._types import Key, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords, independent
 
@@ -25,18 +26,19 @@ class Mixture(IndependentRecords):
     components: tuple[IndependentRecords, ...]
     choice: WeightedChoice
 
-    def record(self, key: jax.Array) -> Any:
+    def record(self, key: Key) -> PyTree:
         key_choice, key_record = jax.random.split(key)
         chosen = self.choice.draw(key_choice)
         return lax.switch(chosen, [each.record for each in self.components], key_record)
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         of_each = jnp.stack([jnp.asarray(each.log_prob(record)) for each in self.components])
         return jax.nn.logsumexp(of_each + self.choice.log_probabilities.astype(of_each.dtype))
 
 
 def mixture(
-    components: Sequence[IndependentRecords | Callable[[jax.Array], Any]], weights: Any
+    components: Sequence[IndependentRecords | Callable[[Key], PyTree]],
+    weights: ArrayLike | Sequence[float],
 ) -> IndependentRecords:
     """An oracle whose records each come from one of several models.
 
@@ -84,7 +86,7 @@ def mixture(
     return Mixture(oracles, weighted_choice("weights", weights, len(oracles)))
 
 
-def _as_oracle(component: Any) -> IndependentRecords:
+def _as_oracle(component: IndependentRecords | Callable[[Key], PyTree]) -> IndependentRecords:
     if isinstance(component, IndependentRecords):
         return component
     return independent(_checks.function("components", component))

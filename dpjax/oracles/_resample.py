@@ -1,12 +1,14 @@
 """Oracles fitted to public records."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import record_arrays
+from dpjax._core._types import Database, Key, PyTree
 from dpjax.oracles._choices import Choice, UniformChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
 
@@ -20,20 +22,22 @@ class Resampled(IndependentRecords):
         choice: which one.
     """
 
-    public: Any
+    public: Database
     choice: Choice
 
-    def record(self, key: jax.Array) -> Any:
+    def record(self, key: Key) -> PyTree:
         chosen = self.choice.draw(key)
         return jax.tree.map(lambda leaf: jnp.take(leaf, chosen, axis=0), self.public)
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         equal = jax.tree.leaves(jax.tree.map(equal_entries, self.public, record))
         same = jnp.all(jnp.stack([jnp.all(leaf, axis=1) for leaf in equal]), axis=0)
         return jax.nn.logsumexp(jnp.where(same, self.choice.log_probabilities, -jnp.inf))
 
 
-def resample(records: Any, weights: Any = None) -> IndependentRecords:
+def resample(
+    records: Database, weights: ArrayLike | Sequence[float] | None = None
+) -> IndependentRecords:
     """The bootstrap oracle: draws records with replacement from public ones.
 
     Args:
@@ -73,13 +77,13 @@ def resample(records: Any, weights: Any = None) -> IndependentRecords:
     return Resampled(public, weighted_choice("weights", weights, count))
 
 
-def public_records(records: Any) -> tuple[Any, int]:
+def public_records(records: Database) -> tuple[Database, int]:
     """A copy of public records, and their number: JAX may share the memory of NumPy's arrays."""
     public, count = record_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
 
-def equal_entries(public: jax.Array, record: Any) -> jax.Array:
+def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
     """Which entries of each public record are those of another record, shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:

@@ -1,12 +1,11 @@
 """Public records with noise: an oracle that also draws records between the public ones."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Database, Key, PyTree
 from dpjax.oracles._choices import UniformChoice
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.oracles._resample import Resampled, equal_entries, public_records
@@ -22,9 +21,9 @@ class SmoothedResample(IndependentRecords):
     """
 
     resampled: Resampled
-    spread: Any
+    spread: PyTree
 
-    def record(self, key: jax.Array) -> Any:
+    def record(self, key: Key) -> PyTree:
         leaves, structure = jax.tree.flatten(self.resampled.public)
         key_choice, *keys = jax.random.split(key, 1 + len(leaves))
         chosen = jax.tree.leaves(self.resampled.record(key_choice))
@@ -32,13 +31,13 @@ class SmoothedResample(IndependentRecords):
         smoothed = [_smooth(*leaf) for leaf in zip(keys, chosen, spread, strict=True)]
         return jax.tree.unflatten(structure, smoothed)
 
-    def log_prob(self, record: Any) -> jax.Array:
+    def log_prob(self, record: PyTree) -> jax.Array:
         entries = jax.tree.map(_log_noise, self.resampled.public, record, self.spread)
         from_each = sum(jnp.sum(leaf, axis=1) for leaf in jax.tree.leaves(entries))
         return jax.nn.logsumexp(from_each + self.resampled.choice.log_probabilities)
 
 
-def smoothed_resample(records: Any, bandwidth: float | None = None) -> IndependentRecords:
+def smoothed_resample(records: Database, bandwidth: float | None = None) -> IndependentRecords:
     """The smoothed bootstrap: resampled public records plus Gaussian noise on their floats.
 
     The noise of a coordinate has `bandwidth` times the coordinate's standard deviation among the
@@ -94,7 +93,7 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
     return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
 
 
-def _log_noise(public: jax.Array, record: Any, scale: jax.Array) -> jax.Array:
+def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
     """Log density of the noise from each public record to another, shape (p, entries)."""
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
     if not jnp.issubdtype(public.dtype, jnp.floating):

@@ -7,7 +7,7 @@ the distances stay where they were computed.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from dpjax._running._layout import AXIS, Device, Layout, row_of, within
 from dpjax.sensitivity._chunks import chunk_distances
 from dpjax.sensitivity._order_statistics import select
 from dpjax.sensitivity._pairs import RandomPair
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
 # So many distances of one device are selected from on the host, before a program is compiled.
@@ -41,7 +44,9 @@ class Block:
     resolution: jax.Array
 
 
-def empty_block(layout: Layout, found: dict[int, tuple[np.ndarray, float]], dtype: Any) -> Block:
+def empty_block(
+    layout: Layout, found: dict[int, tuple[np.ndarray, float]], dtype: np.dtype
+) -> Block:
     """A block that holds what is known already: distances and resolution by chunk."""
     distances, resolutions = [], []
     for d, device in layout.local.items():
@@ -170,8 +175,8 @@ def all_distances(block: Block, *, layout: Layout) -> jax.Array:
 
 
 def spread_chunks(
-    chunk: Callable[[jax.Array], Any], chunks: jax.Array, devices: tuple[Device | None, ...]
-) -> Any:
+    chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
+) -> T:
     """Maps a function of what a chunk is over devices, within a larger program."""
     # Devices share a program, so each gets as many chunks; what is padded is cut off again.
     count = len(chunks)
@@ -182,8 +187,11 @@ def spread_chunks(
 
 
 def on_every(
-    mesh: Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any = SPREAD
-) -> Callable[..., Any]:
+    mesh: Mesh | None,
+    function: Callable[P, T],
+    in_specs: PartitionSpec | tuple[PartitionSpec, ...],
+    out_specs: PartitionSpec = SPREAD,
+) -> Callable[P, T]:
     """Runs a function on every device of a mesh, each on its part of what is spread."""
     if mesh is None:
         return function

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -69,9 +68,9 @@ class _Step:
 
 
 def _finish(
-    wait: Callable[[Any], None],
+    wait: Callable[[jax.Array], None],
     checkpoint: Checkpoint | None,
-    count: Callable[[int], Any],
+    count: Callable[[int], object],
     step: _Step,
 ) -> None:
     """Waits for a step, and keeps its chunks."""

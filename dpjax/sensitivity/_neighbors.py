@@ -1,9 +1,9 @@
 """Neighboring databases under replace-one: alike but for one record."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+
+from dpjax._core._types import Database
 
 __all__ = [
     "neighboring_pair",
@@ -11,7 +11,9 @@ __all__ = [
 ]
 
 
-def neighboring_pair(records: Any, position: jax.Array | int | None = None) -> tuple[Any, Any]:
+def neighboring_pair(
+    records: Database, position: jax.Array | int | None = None
+) -> tuple[Database, Database]:
     """Splits n + 1 records into two databases of n that differ in one position.
 
     Algorithm 1 of Rubinstein and Aldà (2017): D = (x_1, ..., x_n), and D' is D with the record at
@@ -33,7 +35,7 @@ def neighboring_pair(records: Any, position: jax.Array | int | None = None) -> t
     return database, jax.tree.map(replaced, records)
 
 
-def rotated(database: Any, steps: jax.Array) -> Any:
+def rotated(database: Database, steps: jax.Array) -> Database:
     """The same database with its records moved along by some steps, the last ones to the front."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
 

@@ -1,13 +1,13 @@
 """Which shape of noise fits a target: from a public sample of what replacing a record changes."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Value
 from dpjax._core._values import Oracle, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._waiting import wait_for
@@ -133,7 +133,7 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
 def _compiled_differences(
     key: jax.Array, indices: jax.Array, *, pair: RandomPair
 ) -> tuple[jax.Array, jax.Array]:
-    def flat(tree: Any) -> jax.Array:
+    def flat(tree: Value) -> jax.Array:
         leaves = jax.tree.leaves(tree)
         widest = max((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
         return jnp.concatenate([x.reshape(-1).astype(widest) for x in leaves])

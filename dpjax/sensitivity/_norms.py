@@ -1,14 +1,14 @@
 """Norms of target values, and the distance between two of them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._values import Norm
+from dpjax._core._types import Value
+from dpjax._core._values import Norm, Scalar
 from dpjax._exact._numerics import compute_dtype
 
 __all__ = [
@@ -24,17 +24,17 @@ __all__ = [
 ]
 
 
-def _flat(difference: Any) -> jax.Array:
+def _flat(difference: Value) -> jax.Array:
     leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
     widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
     return jnp.concatenate([leaf.astype(widest) for leaf in leaves])
 
 
-def _l1(difference: Any) -> jax.Array:
+def _l1(difference: Value) -> jax.Array:
     return jnp.sum(_flat(difference))
 
 
-def _l2(difference: Any) -> jax.Array:
+def _l2(difference: Value) -> jax.Array:
     # Squares of small differences underflow to an un-noised 0, so the largest one is factored out.
     flat = _flat(difference)
     largest = jnp.max(flat)
@@ -42,16 +42,16 @@ def _l2(difference: Any) -> jax.Array:
     return safe * jnp.sqrt(jnp.sum(jnp.square(flat / safe)))
 
 
-def _linf(difference: Any) -> jax.Array:
+def _linf(difference: Value) -> jax.Array:
     return jnp.max(_flat(difference))
 
 
-def _hamming(difference: Any) -> jax.Array:
+def _hamming(difference: Value) -> jax.Array:
     flat = _flat(difference)
     return jnp.sum(flat != 0, dtype=flat.dtype)
 
 
-NORMS: dict[str, Callable[[Any], jax.Array]] = {
+NORMS: dict[str, Callable[[Value], jax.Array]] = {
     "l1": _l1,
     "l2": _l2,
     "linf": _linf,
@@ -59,7 +59,7 @@ NORMS: dict[str, Callable[[Any], jax.Array]] = {
 }
 
 
-def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
+def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
     """The function that a norm stands for; unknown names are refused."""
     if callable(norm):
         return norm
@@ -70,7 +70,7 @@ def norm_function(norm: Norm) -> Callable[[Any], jax.Array]:
     return NORMS[norm]
 
 
-def rounding_norm(norm: Norm, value: Any) -> Any:
+def rounding_norm(norm: Norm, value: Value) -> Scalar:
     """The norm of ones in all the float coordinates of a value, and zeros in the integers.
 
     It bounds the norm of what rounding adds to a difference, at most 1 in every float coordinate:
@@ -85,24 +85,24 @@ def rounding_norm(norm: Norm, value: Any) -> Any:
         return norm_function(norm)(ones)
 
 
-def grid_dtype(value: Any) -> Any:
+def grid_dtype(value: Value) -> np.dtype:
     """The float dtype in which a grid for all leaves of a value is found."""
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
 
 
-def is_float(leaf: Any) -> bool:
+def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
     """Whether an array holds floats."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-def difference(value: Any, other: Any) -> Any:
+def difference(value: Value, other: Value) -> Value:
     """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
     return jax.tree.map(_difference, value, other)
 
 
-def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
+def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
     """The norm of the difference of two target values; NaN counts as infinite.
 
     Args:
@@ -116,13 +116,13 @@ def distance(norm: Norm, value: Any, other: Any) -> jax.Array:
     return length(norm, difference(value, other))
 
 
-def length(norm: Norm, moved: Any) -> jax.Array:
+def length(norm: Norm, moved: Value) -> jax.Array:
     """The norm of a difference; NaN counts as infinite."""
     found = _as_float(norm_function(norm)(moved))
     return jnp.where(jnp.isnan(found), jnp.inf, found)
 
 
-def resolution(norm: Norm, value: Any) -> jax.Array:
+def resolution(norm: Norm, value: Value) -> jax.Array:
     """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
 
     Measured at full size and scaled down afterwards, so that a norm that counts finds next to

@@ -6,7 +6,7 @@ docs/proofs/sampled-sensitivity.md has the proofs.
 import decimal
 import math
 from fractions import Fraction
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import scipy
 
@@ -23,8 +23,8 @@ __all__ = [
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
-# Where SciPy's incomplete beta, whose relative error is a few 1e-15, is not trusted to compare; and
-# up to how many pairs rational arithmetic then decides, at once.
+# SciPy's incomplete beta has a relative error of a few 1e-15. Comparisons closer than the first
+# number are left to rational arithmetic, if there are at most as many pairs as the second.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 
@@ -109,7 +109,7 @@ def confidence_of_each(confidence: float | None, statements: int) -> float | Non
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
-def _concrete_fraction(name: str, value: Any) -> float:
+def _concrete_fraction(name: str, value: object) -> float:
     if _checks.is_traced(value):
         raise TypeError(f"{name} is traced, but operating points are computed on the host")
     return _checks.fraction(name, value)
@@ -139,18 +139,14 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
     """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
-    return _power_up(gamma, m) <= (1 - Fraction(confidence)) * _ONE
-
-
-def _power_up(gamma: float, m: int) -> int:
-    """(1 - gamma)^m in fixed point: by squaring, every product rounded up."""
+    # The power by squaring, in fixed point. Products are rounded up, so an error can only say no.
     square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
     while m:
         if m % 2:
             power = -(-power * square // _ONE)
         square = -(-square * square // _ONE)
         m //= 2
-    return power
+    return power <= (1 - Fraction(confidence)) * _ONE
 
 
 def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
@@ -158,23 +154,19 @@ def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPo
         assert m is not None
         return OperatingPoint(m, m, _least_gamma(m, confidence), None, "exact", confidence)
     if m is None:
-        m = _least_m(_within_limit(_covering_pairs(gamma, confidence), gamma), gamma, confidence)
+        m = _within_limit(_least_m(gamma, confidence), gamma)
         return OperatingPoint(m, m, gamma, None, "exact", confidence)
     if not _covers(m, gamma, confidence):
-        least_m = _covering_pairs(gamma, confidence)
-        if least_m <= MOST_PAIRS:
-            least_m = _least_m(math.ceil(least_m), gamma, confidence)
-        _refuse_infeasible(m, gamma, least_m, _least_gamma(m, confidence))
+        _refuse_infeasible(m, gamma, _least_m(gamma, confidence), _least_gamma(m, confidence))
     return OperatingPoint(m, _least_k(m, gamma, confidence), gamma, None, "exact", confidence)
 
 
-def _covering_pairs(gamma: float, confidence: float) -> float:
-    return math.log1p(-confidence) / math.log1p(-gamma)
-
-
-def _least_m(about: int, gamma: float, confidence: float) -> int:
-    """The exact least m, next to its value in floats."""
-    m = max(1, about - 1)
+def _least_m(gamma: float, confidence: float) -> float:
+    """The exact least m, next to its value in floats; that value if it is beyond the limit."""
+    about = math.log1p(-confidence) / math.log1p(-gamma)
+    if about > MOST_PAIRS:
+        return about
+    m = max(1, math.ceil(about) - 1)
     while not _covers(m, gamma, confidence):
         m += 1
     return m
@@ -200,20 +192,17 @@ def _least_k(m: int, gamma: float, confidence: float) -> int:
 
 
 def _tail_is_at_most(allowed: Fraction, m: int, k: int, gamma: float) -> bool:
-    """Whether P(Binomial(m, 1 - gamma) >= k) is; where floats cannot tell and m is large, no."""
-    # That tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
+    """Whether P(Binomial(m, 1 - gamma) >= k) is; no, if floats cannot tell and m is large."""
+    # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
     tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
     if abs(tail - bound) > _UNRESOLVED * bound:
         return tail < bound
-    return m <= _FEW_PAIRS and _exact_tail(m, k, gamma) <= allowed
-
-
-def _exact_tail(m: int, k: int, gamma: float) -> Fraction:
-    """P(Binomial(m, 1 - gamma) >= k)."""
+    if m > _FEW_PAIRS:
+        return False
     lost, whole = Fraction(gamma).as_integer_ratio()
     kept = whole - lost
     ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in range(k, m + 1))
-    return Fraction(ways, whole**m)
+    return Fraction(ways, whole**m) <= allowed
 
 
 # Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,
@@ -224,7 +213,7 @@ def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
     if gamma is None:
         assert m is not None
         return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
-    least_m = max(1, math.ceil(1 / _as_written(gamma) - 1))
+    least_m = max(1, math.ceil(1 / Fraction(repr(gamma)) - 1))
     if m is None:
         m = _within_limit(least_m, gamma)
     if m < least_m:
@@ -232,12 +221,8 @@ def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
     return OperatingPoint(m, _marginal_k(m, gamma), gamma, None, "exact", None)
 
 
-def _as_written(gamma: float) -> Fraction:
-    return Fraction(repr(gamma))
-
-
 def _marginal_k(m: int, gamma: float) -> int:
-    return max(1, math.ceil((1 - _as_written(gamma)) * (m + 1)))
+    return max(1, math.ceil((1 - Fraction(repr(gamma))) * (m + 1)))
 
 
 def _least_marginal_gamma(m: int) -> float:
@@ -247,7 +232,7 @@ def _least_marginal_gamma(m: int) -> float:
     return gamma
 
 
-# Method "dkw": Table 1, one function per row.
+# Method "dkw": Table 1.
 
 
 def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
@@ -258,7 +243,8 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
         while _dkw_gamma(m, rho) > gamma:
             m += 1
         return OperatingPoint(m, m, gamma, rho, "dkw", None)
-    rho, least_gamma = _dkw_minimize_gamma(m)
+    rho = math.exp(scipy.special.lambertw(-1 / (4 * m), k=-1).real / 2)
+    least_gamma = _dkw_gamma(m, rho)
     if gamma is None:
         if least_gamma >= 1:
             raise ValueError(
@@ -278,12 +264,6 @@ def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
         return 0.0, math.inf
     rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
     return rho, math.log(1 / rho) / (2 * (gamma - rho) ** 2)
-
-
-def _dkw_minimize_gamma(m: int) -> tuple[float, float]:
-    """Parameter rho and the least gamma."""
-    rho = math.exp(scipy.special.lambertw(-1 / (4 * m), k=-1).real / 2)
-    return rho, _dkw_gamma(m, rho)
 
 
 def _dkw_gamma(m: int, rho: float) -> float:

@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import Norm, Oracle, Positions, Target
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
@@ -36,13 +38,13 @@ class RandomPair:
     Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: takes n records; where the norm has a shape, to the value as that maps it.
+        target: takes n records to the value; to the mapped value, where the norm has a shape.
         oracle: takes a key to n + 1 records.
         norm: takes the difference of two values.
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
-        two_records: takes a key and a position to that record of the oracle and the spare one, if
-            the oracle says that records are independent, and nothing else is needed.
+        two_records: takes a key and a position to two records of the oracle: the one there, and
+            the one to spare. Only where the distance needs no others and they are independent.
         shape: of the noise, where the norm has one.
         unmapped: the target itself, where the norm has a shape.
     """
@@ -59,7 +61,7 @@ class RandomPair:
     @classmethod
     def trace(
         cls,
-        key: jax.Array,
+        key: Key,
         target: Target,
         oracle: Oracle,
         *,
@@ -67,46 +69,64 @@ class RandomPair:
         norm: Norm,
         positions: Positions,
     ) -> "RandomPair":
-        """Traces target and oracle at n records, and refuses what cannot be sampled."""
+        """Traces target and oracle at n records, and refuses programs that cannot be sampled."""
         _checks.function("target", target)
         _checks.function("oracle", oracle)
         norm_of = norm_function(norm)
         _checks.choice("positions", positions, get_args(Positions))
         n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
-        key_spec = jax.ShapeDtypeStruct((), key.dtype)
-        oracle_program = _trace_oracle(oracle, key_spec, n + 1)
-        _check_oracle(oracle_program, n)
+        oracle_program = _traced_oracle(oracle, key, n)
         database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
         target_program = Program.trace("target", target, database)
         shape = unmapped = None
         if isinstance(norm, NoiseShape):
             _check_shape(norm, key, target_program)
             shape, unmapped = norm, target_program
-            # Distances are those of what gets noise, as it is computed.
-            target = functools.partial(_mapped_value, target, norm)
-            target_program, norm_of = Program.trace("target", target, database), norm_function("l2")
+            # Noise is added to the mapped value. Distances are taken between the same numbers, so
+            # that the rounding of the map is in them.
+            target_program = Program.trace("target", lambda x: norm.mapped(target(x)), database)
+            norm_of = norm_function("l2")
         value = target_program.outputs.tree()
         norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
-        _check_norm(norm_program)
-        # What runs on the host has to be told of every database: no shortcut for it. Nor where what
-        # a record adds may depend on others.
-        sums = None
-        if isinstance(target, Summable) and not target_program.calls_host:
-            traced = SumOfRecords.trace(target, database)
-            sums = None if touching(traced.statistic.jaxpr) else traced
-        two_records = None
-        only_two = sums is not None and sums.affine and not oracle_program.calls_host
-        if only_two and isinstance(oracle, IndependentRecords):
-            two = functools.partial(_two_records, oracle, n)
-            two_records = Program.trace(
-                "oracle", two, key_spec, jax.ShapeDtypeStruct((), jnp.int32)
-            )
+        refuse_touching("norm", norm_program.jaxpr)
+        if norm_program.calls_host:
+            raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
+        if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
+            raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
-        return cls(*programs, positions, sums, two_records, shape, unmapped)
+        pair = cls(*programs, positions, shape=shape, unmapped=unmapped)
+        # The map comes after `finish`, so the shortcut for sums does not know it.
+        return pair if shape else pair._with_shortcuts(key, target, oracle, database)
+
+    def _with_shortcuts(
+        self, key: Key, target: Target, oracle: Oracle, database: Database
+    ) -> "RandomPair":
+        """The pair, with the ways to compute distances from less than two databases."""
+        # Code on the host is told the pair of every database, and must see each one whole.
+        if not isinstance(target, Summable) or self.target.calls_host:
+            return self
+        sums = SumOfRecords.trace(target, database)
+        # Two sums share the statistics of n - 1 records. That is wrong where the statistic of one
+        # record may depend on the others.
+        if touching(sums.statistic.jaxpr):
+            return self
+        pair = dataclasses.replace(self, sums=sums)
+        if not (sums.affine and isinstance(oracle, IndependentRecords)) or self.oracle.calls_host:
+            return pair
+
+        # Only the old and the new record move an affine function of the sum. An oracle of
+        # independent records draws these two alone, with the same bits as in the whole database.
+        def two(key: Key, position: jax.Array) -> tuple[Database, Database]:
+            records = oracle.at(key, jnp.stack([position, jnp.full_like(position, self.n)]))
+            old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], records) for i in (0, 1))
+            return old, new
+
+        drawn = Program.trace("oracle", two, _spec(key), jax.ShapeDtypeStruct((), jnp.int32))
+        return dataclasses.replace(pair, two_records=drawn)
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """What the caller has given."""
+        """The programs of the caller."""
         return self.target, self.oracle, self.norm
 
     @property
@@ -133,12 +153,12 @@ class RandomPair:
 
     @property
     def bytes_of_a_database(self) -> int:
-        """What evaluating the target on one more database adds to memory."""
+        """The memory that the target needs for one more database."""
         return max(self.oracle.largest_array(), self.target.largest_array())
 
     @property
     def bytes_of_a_pair(self) -> int:
-        """What one more pair adds to memory."""
+        """The memory of one more pair."""
         if self.sums is None or self.two_records is None:
             return self.bytes_of_a_database
         return max(self.two_records.largest_array(), self.sums.statistic.largest_array())
@@ -159,12 +179,12 @@ class RandomPair:
         return self.n if self.positions == "each" else 1
 
     @property
-    def distance_dtype(self) -> Any:
+    def distance_dtype(self) -> np.dtype:
         """The float dtype of a distance."""
         return compute_dtype(self.norm.outputs.leaves[0].dtype)
 
     def distance(
-        self, key: jax.Array, index: jax.Array, position: jax.Array
+        self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The distance on pair `index`, and the resolution of the target's value there.
 
@@ -173,119 +193,99 @@ class RandomPair:
         if self.sums is None:
             value, other = self.values(key, index, position)
             return distance(self.norm, value, other), self.resolution(value)
-        changed = self._changed(key, index, position)
-        return self._distance_of_sums(self.sums, key, index, changed)
+        return self.distance_by_sums(key, index, self._changed(key, index, position))
 
-    def values(self, key: jax.Array, index: jax.Array, position: jax.Array) -> tuple[Any, Any]:
+    def values(self, key: Key, index: jax.Array, position: jax.Array) -> tuple[Value, Value]:
         """The target's values on the two databases of pair `index`."""
         changed = self._changed(key, index, position)
         database, neighbor = neighboring_pair(self.records_of(key, index), changed)
         value = self.target(database, origin=sampled(Role.DATABASE, index))
         return value, self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
 
-    def resolution(self, value: Any) -> jax.Array:
+    def resolution(self, value: Value) -> jax.Array:
         """The norm of a unit in the last place of every coordinate of the target's value."""
         return resolution(self.norm, value) if self.shape is None else self.shape.resolution(value)
 
-    def _changed(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array | int:
-        return {
-            "last": lambda: self.n - 1,
-            "average": lambda: self.random_position(key, index),
-            "each": lambda: position,
-        }[self.positions]()
+    def _changed(self, key: Key, index: jax.Array, position: jax.Array) -> jax.Array | int:
+        if self.positions == "last":
+            return self.n - 1
+        return position if self.positions == "each" else self.random_position(key, index)
 
-    def _distance_of_sums(
-        self, sums: SumOfRecords, key: jax.Array, index: jax.Array, changed: jax.Array | int
+    def distance_by_sums(
+        self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """The same by the shortcut; where only two records matter, resolution is left to probes."""
+        """As `distance`, by a shortcut; from two records, the resolution is left to the probes."""
+        assert self.sums is not None
         if self.two_records is None:
-            return sums.distance(self.norm, self.records_of(key, index), changed)
+            return self.sums.distance(self.norm, self.records_of(key, index), changed)
         records = self.two_records(jax.random.fold_in(key, index), jnp.asarray(changed, jnp.int32))
-        moved = sums.distance_of_records(self.norm, *records)
+        moved = self.sums.distance_of_records(self.norm, *records)
         return moved, jnp.zeros_like(moved)
 
-    def records_of(self, key: jax.Array, index: jax.Array) -> Any:
+    def records_of(self, key: Key, index: jax.Array) -> Database:
         """The n + 1 records of a pair."""
         return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
 
-    def distance_by_sums(self, key: jax.Array, index: jax.Array, position: jax.Array) -> jax.Array:
-        """The distance where this record of pair `index` is replaced, by the shortcut."""
-        assert self.sums is not None
-        return self._distance_of_sums(self.sums, key, index, position)[0]
-
-    def random_position(self, key: jax.Array, index: jax.Array) -> jax.Array:
+    def random_position(self, key: Key, index: jax.Array) -> jax.Array:
         """A position for pair `index`, drawn uniformly."""
         return jax.random.randint(_position_key(key, index), (), 0, self.n)
 
-    def random_rotation(self, key: jax.Array, index: jax.Array) -> jax.Array:
+    def random_rotation(self, key: Key, index: jax.Array) -> jax.Array:
         """By how many places to move the records of pair `index`: uniform, and never by none."""
         rotation_key = jax.random.fold_in(_position_key(key, index), _ROTATION)
         return jax.random.randint(rotation_key, (), 1, max(self.n, 2))
 
 
-def _position_key(key: jax.Array, index: jax.Array) -> jax.Array:
+def _position_key(key: Key, index: jax.Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 
-def _trace_oracle(oracle: Oracle, key: jax.ShapeDtypeStruct, n: int) -> Program:
+def _spec(key: Key) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), key.dtype)
+
+
+def _traced_oracle(oracle: Oracle, key: Key, n: int) -> Program:
+    """The oracle's program for n records and one to spare."""
     try:
-        return Program.trace("oracle", lambda key: oracle(key, n), key)
+        program = Program.trace("oracle", lambda key: oracle(key, n + 1), _spec(key))
     except Exception as error:
-        if _takes_the_key_second(oracle, key, n):
-            raise TypeError(
-                "oracle must take the key first, oracle(key, n), but takes the number of records"
-                " first"
-            ) from error
-        raise
+        if not _takes_the_key_second(oracle, key, n):
+            raise
+        raise TypeError(
+            "oracle must take the key first, oracle(key, n), but takes the number of records first"
+        ) from error
+    _check_oracle(program, n)
+    return program
 
 
-def _takes_the_key_second(oracle: Any, key: jax.ShapeDtypeStruct, n: int) -> bool:
+def _takes_the_key_second(oracle: Callable[..., Database], key: Key, n: int) -> bool:
     with contextlib.suppress(Exception):
-        _check_oracle(Program.trace("oracle", lambda key: oracle(n, key), key), n - 1)
+        _check_oracle(Program.trace("oracle", lambda key: oracle(n + 1, key), _spec(key)), n)
         return True
     return False
 
 
-def _two_records(
-    oracle: IndependentRecords, n: int, key: jax.Array, position: jax.Array
-) -> tuple[Any, Any]:
-    records = oracle.at(key, jnp.stack([position, jnp.full_like(position, n)]))
-    return jax.tree.map(lambda leaf: leaf[0], records), jax.tree.map(lambda leaf: leaf[1], records)
-
-
-def _mapped_value(target: Target, shape: NoiseShape, database: Any) -> jax.Array:
-    return shape.mapped(target(database))
-
-
-def _check_shape(shape: NoiseShape, key: jax.Array, target: Program) -> None:
-    """Refuses a shape of another value, and one that knows the pairs which are to be drawn."""
-    shape.check_fits(target.outputs.tree())
-    if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
-        raise ValueError(
-            "key must be another than the one that the shape of the noise was sampled with: noise"
-            " that fits the very pairs that its scale is taken from covers fewer others than gamma"
-            " says"
-        )
-
-
-def _check_norm(norm: Program) -> None:
-    refuse_touching("norm", norm.jaxpr)
-    if norm.calls_host:
-        raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
-    if [leaf.shape for leaf in norm.outputs.leaves] != [()]:
-        raise ValueError(f"norm must return one scalar, got {norm.outputs}")
-
-
-def _check_oracle(oracle: Program, n: int) -> None:
-    refuse_touching("oracle", oracle.jaxpr)
-    for leaf in oracle.outputs.leaves:
+def _check_oracle(program: Program, n: int) -> None:
+    refuse_touching("oracle", program.jaxpr)
+    for leaf in program.outputs.leaves:
         if leaf.shape[:1] != (n + 1,):
             raise ValueError(
                 "oracle must return arrays whose leading axis is the number of records that it is"
-                f" asked for: asked for {n + 1}, got {oracle.outputs}"
+                f" asked for: asked for {n + 1}, got {program.outputs}"
             )
-    if not oracle.uses_input():
+    if not program.uses_input():
         raise ValueError(
             "oracle does not use its key: every database would be the same. Draw with jax.random,"
             " not with numpy.random, whose numbers are fixed when JAX traces the oracle"
+        )
+
+
+def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
+    """Refuses a shape of another value, and one that was learned from the pairs to be drawn."""
+    shape.check_fits(target.outputs.tree())
+    if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
+        raise ValueError(
+            "key must be another than the one that the shape of the noise was sampled with. Noise"
+            " that fits the pairs from which its scale is taken covers fewer other pairs than gamma"
+            " says"
         )

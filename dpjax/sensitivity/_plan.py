@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh
@@ -53,7 +53,7 @@ class Plan:
         m: int | None,
         gamma: float | None,
         method: Method,
-        confidence: Any,
+        confidence: float | Literal["default"] | None,
         chunk_size: int | None,
         mesh: Mesh | None,
         team: Team,

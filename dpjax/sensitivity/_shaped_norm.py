@@ -8,7 +8,6 @@ integers, so y is one function of the bits of f, in a batch and alone, compiled 
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Value
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
 from dpjax._exact._limbs import Limbs
@@ -76,7 +76,7 @@ class NoiseShape:
     def __repr__(self) -> str:
         return f"NoiseShape({len(self.matrix)} coordinates, {self.fingerprint[:8]})"
 
-    def __call__(self, difference: Any) -> jax.Array:
+    def __call__(self, difference: Value) -> jax.Array:
         """The length ||A^-1 x||_2 of a difference of two values, in floats."""
         return jnp.linalg.norm(self.mapped_in_floats(difference))
 
@@ -90,7 +90,7 @@ class NoiseShape:
         """Of A^-1: what the map adds to a log density."""
         return -float(np.linalg.slogdet(self.matrix)[1])
 
-    def check_fits(self, value: Any) -> None:
+    def check_fits(self, value: Value) -> None:
         """Refuses values of another structure or other shapes."""
         got = TreeSpec.of(value)
         if got.structure != self.outputs.structure or any(
@@ -98,7 +98,7 @@ class NoiseShape:
         ):
             raise ValueError(f"value must be like what the shape is of, {self.outputs}, got {got}")
 
-    def mapped(self, value: Any) -> jax.Array:
+    def mapped(self, value: Value) -> jax.Array:
         """A^-1 f, exact but for the grid: NaN is 0, and what is too large the largest value.
 
         Args:
@@ -109,15 +109,15 @@ class NoiseShape:
         """
         return _mapped(value, shape=self)
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """A value that is mapped to the same: NaN becomes 0, and what is too large the bound."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
-    def shaped(self, mapped: jax.Array) -> Any:
+    def shaped(self, mapped: jax.Array) -> Value:
         """A y, a pytree like the value, in floats."""
         return _shaped(mapped, shape=self)
 
-    def unflattened(self, flat: jax.Array) -> Any:
+    def unflattened(self, flat: jax.Array) -> Value:
         """An array of d numbers as a pytree like the value."""
         ends = np.cumsum([leaf.size for leaf in self.outputs.leaves])
         pieces = [
@@ -126,7 +126,7 @@ class NoiseShape:
         ]
         return jax.tree.unflatten(self.outputs.structure, pieces)
 
-    def mapped_in_floats(self, value: Any) -> jax.Array:
+    def mapped_in_floats(self, value: Value) -> jax.Array:
         """A^-1 x without the grid, for what needs no exactness: densities and lengths."""
         flat = _flat(value)
         inverse = (self.inverse / 2.0**self.bits).astype(flat.dtype)
@@ -168,7 +168,7 @@ def shape_of(
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def _mapped(value: Any, *, shape: NoiseShape) -> jax.Array:
+def _mapped(value: Value, *, shape: NoiseShape) -> jax.Array:
     # What rounds to the grid must not change how the value itself is rounded.
     leaves = lax.optimization_barrier(jax.tree.leaves(value))
     units = [round_to_grid(leaf.reshape(-1), shape.unit) for leaf in leaves]
@@ -189,7 +189,7 @@ def _mapped(value: Any, *, shape: NoiseShape) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames="shape")
-def _shaped(mapped: jax.Array, *, shape: NoiseShape) -> Any:
+def _shaped(mapped: jax.Array, *, shape: NoiseShape) -> Value:
     matrix = jnp.asarray(shape.matrix.astype(mapped.dtype))
     released = shape.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
     return jax.tree.map(_as_released, released, shape.outputs.tree())
@@ -206,7 +206,7 @@ def _mapped_dtype(leaves: list[jax.Array]) -> np.dtype:
     return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 
 
-def _flat(tree: Any) -> jax.Array:
+def _flat(tree: Value) -> jax.Array:
     leaves = jax.tree.leaves(tree)
     dtype = _mapped_dtype(leaves)
     return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])

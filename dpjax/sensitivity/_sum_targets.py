@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._types import Database, PyTree, Value
 from dpjax._exact._fixed_point import average
 from dpjax._tracing._one_by_one import vmapped
 
@@ -27,12 +27,12 @@ class Summable:
         rounding.
     """
 
-    statistic: Callable[[Any], Any]
-    finish: Callable[[Any], Any]
+    statistic: Callable[[PyTree], PyTree]
+    finish: Callable[[PyTree], Value]
     average: bool
-    largest: Any = None
+    largest: PyTree = None
 
-    def __call__(self, database: Any) -> Any:
+    def __call__(self, database: Database) -> Value:
         """The value on a database, a pytree of arrays with leading axis n."""
         statistics = vmapped(self.statistic, database)
         if self.largest is not None:
@@ -40,7 +40,7 @@ class Summable:
         total = jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
         return self.finish_sum(total, len(jax.tree.leaves(database)[0]))
 
-    def finish_sum(self, total: Any, n: int) -> Any:
+    def finish_sum(self, total: PyTree, n: int) -> Value:
         """The value, from the sum over n records."""
         if self.average:
             total = jax.tree.map(lambda x: x / n, total)

@@ -1,11 +1,11 @@
 """The shortcut for targets that are a function of a sum over records."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Norm
 from dpjax._tracing._affine import is_affine, linear_part
 from dpjax._tracing._programs import Program
@@ -30,7 +30,7 @@ class SumOfRecords:
     n: int
 
     @classmethod
-    def trace(cls, target: Summable, database: Any) -> "SumOfRecords":
+    def trace(cls, target: Summable, database: Database) -> "SumOfRecords":
         """Traces both parts for databases of the given shapes."""
         n = jax.tree.leaves(database)[0].shape[0]
         record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
@@ -39,7 +39,7 @@ class SumOfRecords:
         finish = Program.trace("finish", lambda total: target.finish_sum(total, n), total)
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
-    def distance_of_records(self, norm: Norm, old: Any, new: Any) -> jax.Array:
+    def distance_of_records(self, norm: Norm, old: PyTree, new: PyTree) -> jax.Array:
         """The distance between the values where one record is replaced by another: affine only."""
         statistics = self.statistic(new), self.statistic(old)
         moved = difference(*statistics)
@@ -48,7 +48,7 @@ class SumOfRecords:
         # Where a sum of integers may wrap, nothing is known about it.
         return jnp.where(self._may_wrap(statistics), jnp.inf, found)
 
-    def _may_wrap(self, statistics: Any) -> jax.Array:
+    def _may_wrap(self, statistics: tuple[PyTree, PyTree]) -> jax.Array:
         """Whether n records like these could take a sum of integers beyond its dtype."""
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
@@ -61,7 +61,7 @@ class SumOfRecords:
         return wraps
 
     def distance(
-        self, norm: Norm, records: Any, position: jax.Array | int
+        self, norm: Norm, records: Database, position: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
         """The same for any finish, with the value's resolution, from all n + 1 records.
 
@@ -76,7 +76,7 @@ class SumOfRecords:
             kept = jnp.expand_dims(shared, tuple(range(1, x.ndim)))
             return jnp.sum(jnp.where(kept, x, jnp.zeros_like(x)), axis=0)
 
-        def value_with(last: jax.Array | int) -> Any:
+        def value_with(last: jax.Array | int) -> Value:
             return self.finish(
                 jax.tree.map(lambda s, x: s + x[last].astype(s.dtype), total, statistics)
             )
@@ -86,5 +86,5 @@ class SumOfRecords:
         return distance(norm, value, other), resolution(norm, value)
 
 
-def _total(statistics: Any) -> Any:
+def _total(statistics: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
