@@ -18,11 +18,7 @@ from dpjax._exact._numerics import compute_dtype
 
 
 class _Brief(reprlib.Repr):
-    """Cut short, and of arrays dtype and shape: they may be a whole database, or a key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxdict, self.maxstring, self.maxother = 12, 80, 200
+    """Shows values cut short, and arrays by dtype and shape: they may be a database, or a key."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
@@ -31,9 +27,13 @@ class _Brief(reprlib.Repr):
         return super().repr_instance(x, level)
 
 
-def shown(value: Value) -> str:
+_BRIEF = _Brief()
+_BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxother = 12, 80, 200
+
+
+def shown(value: object) -> str:
     """A value for messages."""
-    return _Brief().repr(value)
+    return _BRIEF.repr(value)
 
 
 def described(tree: PyTree) -> str:
@@ -182,13 +182,16 @@ def _each_leaf(name: str, tree: PyTree, convert: Callable[[str, Any], Any]) -> A
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
-    return jax.tree.unflatten(structure, [convert(name, leaf) for leaf in leaves])
+    converted = [convert(name, leaf) for leaf in leaves]
+    if empty := [leaf.shape for leaf in converted if leaf.size == 0]:
+        raise ValueError(f"{name} must not be empty, got an array of shape {empty[0]}")
+    return jax.tree.unflatten(structure, converted)
 
 
 def _real_shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = _real_array(name, leaf)
-    _check_real(name, leaf)
+    _check_real_dtype(name, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
@@ -206,7 +209,7 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = _in_native_order(np.asarray(leaf))
-    _check_real(name, leaf)
+    _check_real_dtype(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
@@ -230,12 +233,6 @@ def refuse_foreign_dtype(name: str, leaf: Any) -> None:
         )
 
 
-def _check_real(name: str, leaf: Any) -> None:
-    _check_real_dtype(name, leaf)
-    if leaf.size == 0:
-        raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
-
-
 def _check_real_dtype(name: str, leaf: Any) -> None:
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
     # NumPy counts durations among the integers.
@@ -250,26 +247,18 @@ def saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
     A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
     at. NaN stays: what it becomes is for the release to say.
     """
-    if is_traced(array):
-        return _saturating_cast(array, dtype)
-    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+    dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
+    if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:
         return array
+    numpy = jnp if is_jax else np
     with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):
-        return _saturating_cast(array, dtype)
-
-
-def _saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
-    dtype = np.dtype(dtype)
-    if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
-        return jnp.asarray(array, dtype)
-    numpy = jnp if isinstance(array, jax.Array) else np
-    if jnp.issubdtype(dtype, jnp.integer):
-        low, high = (
-            max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min),
-            min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max),
-        )
-    else:
-        high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
-        low = -high
-    clamped = numpy.clip(array, numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype))
-    return jnp.asarray(clamped.astype(dtype))
+        if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
+            return jnp.asarray(array, dtype)
+        if jnp.issubdtype(dtype, jnp.integer):
+            low = max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min)
+            high = min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max)
+        else:
+            high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
+            low = -high
+        low, high = numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype)
+        return jnp.asarray(numpy.clip(array, low, high).astype(dtype))

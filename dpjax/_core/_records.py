@@ -32,18 +32,20 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Any
 
     Refusals depend on structure, dtypes and sizes alone.
     """
+    count = "n" if least == 1 else f"at least {least}"
+    wanted = f"{name} must be arrays with a common leading axis of {count} records"
     tree = jax.tree.map(columns_of_a_table, database)
     leaves = jax.tree.leaves(tree)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
         raise ValueError(
-            f"{_wanted(name, least)}, got {_checks.described(tree)}; if that is a list of numbers,"
+            f"{wanted}, got {_checks.described(tree)}; if that is a list of numbers,"
             " pass numpy.asarray of it"
         )
     records = _checks.real_arrays(name, tree)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
     if len(sizes) != 1 or min(sizes) < least:
-        raise ValueError(f"{_wanted(name, least)}, got {_checks.described(records)}")
+        raise ValueError(f"{wanted}, got {_checks.described(records)}")
     (n,) = sizes
     # More booleans than slots would count a record more than once.
     if isinstance(records, PaddedRecords) and records.present.shape != (n,):
@@ -61,11 +63,6 @@ def check_padded(database: Database) -> None:
             "under add-or-remove-one the number of records is private, and an array shows it: pass"
             " dpjax.queries.padded_records(database, capacity=...)"
         )
-
-
-def _wanted(name: str, least: int) -> str:
-    count = "n" if least == 1 else f"at least {least}"
-    return f"{name} must be arrays with a common leading axis of {count} records"
 
 
 def columns_of_a_table(leaf: Any) -> Any:

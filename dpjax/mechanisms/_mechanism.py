@@ -134,6 +134,8 @@ class SensitivityMechanism(abc.ABC):
         confidence = sensitivity.confidence
         if confidence is not None:
             confidence = _nan_with(self.epsilon, confidence, -math.inf)
+        averaged = ("averaged over positions",) if sensitivity.positions == "average" else ()
+        notes = (*averaged, *(("no noise",) if sensitivity.zero_allowed else ()))
         events = ()
         if sensitivity.identity is not None:
             events = (SampledEvent(gamma, confidence, sensitivity.identity),)
@@ -144,7 +146,7 @@ class SensitivityMechanism(abc.ABC):
             confidence,
             events,
             sensitivity.relation,
-            _notes(sensitivity),
+            notes,
         )
 
     def __call__(self, key: Key, value: Value) -> Release:
@@ -287,12 +289,3 @@ def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scala
     if isinstance(epsilon, float):
         return value
     return jnp.where(jnp.isnan(epsilon), jnp.nan, outward(value, toward))
-
-
-def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
-    notes = ()
-    if sensitivity.positions == "average":
-        notes += ("averaged over positions",)
-    if sensitivity.zero_allowed:
-        notes += ("no noise",)
-    return notes
