@@ -5,16 +5,20 @@ import math
 import operator
 import reprlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from dpjax._core._types import PyTree, Value
+from dpjax._core._types import PyTree, Scalar, Value
 from dpjax._exact._numerics import compute_dtype
+
+F = TypeVar("F", bound=Callable[..., object])
+# A number known now stays one. A traced one stays traced.
+Number = TypeVar("Number", float, jax.Array, Scalar)
 
 
 class _Brief(reprlib.Repr):
@@ -42,18 +46,18 @@ def described(tree: PyTree) -> str:
     return text if isinstance(text, str) else shown(text)
 
 
-def _described_leaf(leaf: Any) -> str:
+def _described_leaf(leaf: PyTree) -> str:
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
-def is_traced(value: Value) -> bool:
+def is_traced(value: object) -> bool:
     """Whether a value is known only when the compiled program runs."""
     return isinstance(value, jax.core.Tracer)
 
 
-def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Any]) -> Any:
+def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], ArrayLike]) -> Any:
     if is_traced(value):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
             raise ValueError(
@@ -76,22 +80,22 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Any])
     return number
 
 
-def positive(name: str, value: Value) -> Any:
+def positive(name: str, value: Number) -> Number:
     """A finite number above 0."""
     return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
 
 
-def non_negative(name: str, value: Value) -> Any:
+def non_negative(name: str, value: Number) -> Number:
     """A finite number, 0 or above."""
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
 
 
-def finite(name: str, value: Value) -> Any:
+def finite(name: str, value: Number) -> Number:
     """A finite number."""
     return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
 
 
-def fraction(name: str, value: Value) -> Any:
+def fraction(name: str, value: Number) -> Number:
     """A number strictly between 0 and 1."""
     return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 
@@ -138,19 +142,19 @@ def host_only(name: str, value: Value, instead: str) -> None:
         raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
 
 
-def function(name: str, value: Value) -> Callable[..., Any]:
+def function(name: str, value: F) -> F:
     """Something that can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
     return value
 
 
-def real_arrays(name: str, tree: PyTree) -> Any:
+def real_arrays(name: str, tree: PyTree) -> PyTree:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
     return _each_leaf(name, tree, _real_array)
 
 
-def real_shapes(name: str, tree: PyTree) -> Any:
+def real_shapes(name: str, tree: PyTree) -> PyTree:
     """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
     return _each_leaf(name, tree, _real_shape)
 
@@ -168,9 +172,9 @@ def _in_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def booleans(name: str, value: Value) -> Any:
+def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
     """Public booleans, which may be written as 0 and 1."""
-    if is_traced(value):
+    if isinstance(value, jax.Array) and is_traced(value):
         return value.astype(bool)
     array = host_numbers(name, value)
     if not np.isin(array, (0, 1)).all():
@@ -178,7 +182,9 @@ def booleans(name: str, value: Value) -> Any:
     return array.astype(bool)
 
 
-def _each_leaf(name: str, tree: PyTree, convert: Callable[[str, Any], Any]) -> Any:
+def _each_leaf(
+    name: str, tree: PyTree, convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct]
+) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
@@ -188,14 +194,14 @@ def _each_leaf(name: str, tree: PyTree, convert: Callable[[str, Any], Any]) -> A
     return jax.tree.unflatten(structure, converted)
 
 
-def _real_shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = _real_array(name, leaf)
     _check_real_dtype(name, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _real_array(name: str, leaf: Any) -> jax.Array:
+def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
     """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
     if callable(leaf):
         raise TypeError(
@@ -213,7 +219,7 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def refuse_foreign_dtype(name: str, leaf: Any) -> None:
+def refuse_foreign_dtype(name: str, leaf: object) -> None:
     """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
 
     Converted, missing values would decide on the dtype, and they may be private. A mask would be
@@ -233,7 +239,7 @@ def refuse_foreign_dtype(name: str, leaf: Any) -> None:
         )
 
 
-def _check_real_dtype(name: str, leaf: Any) -> None:
+def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> None:
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
     # NumPy counts durations among the integers.
     real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
@@ -241,7 +247,7 @@ def _check_real_dtype(name: str, leaf: Any) -> None:
         raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
 
 
-def saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
+def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
     A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop

@@ -1,13 +1,11 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
-from dpjax._core._types import Database
+from dpjax._core._types import Database, PyTree
 
 
 @frozen_pytree
@@ -23,11 +21,11 @@ class PaddedRecords:
         Shapes, time and refusals depend on the number of slots, never on how many are taken.
     """
 
-    records: Any
+    records: Database
     present: jax.Array
 
 
-def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Any, int]:
+def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
     """The arrays of a database, and its number of records; a table is a dict of its columns.
 
     Refusals depend on structure, dtypes and sizes alone.
@@ -65,7 +63,7 @@ def check_padded(database: Database) -> None:
         )
 
 
-def columns_of_a_table(leaf: Any) -> Any:
+def columns_of_a_table(leaf: PyTree) -> PyTree:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
     Known by its attributes, so that no library of tables is imported, nor missed.

@@ -243,7 +243,9 @@ def check_noise(noise: NoiseKind) -> bool:
     return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
 
 
-def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scalar]:
+def begin(
+    norm: Norm, sensitivity: Sensitivity | Scalar, epsilon: Scalar
+) -> tuple[Sensitivity, Scalar]:
     """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
 
     A bare number is taken as a global bound. A bad traced sensitivity makes epsilon NaN, so that
@@ -278,7 +280,7 @@ def count(shape: tuple[int, ...]) -> int:
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 
-def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:
+def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.Array:
     """Sums a function of corresponding leaves."""
     terms = jax.tree.leaves(jax.tree.map(function, *trees))
     widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
