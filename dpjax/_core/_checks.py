@@ -5,24 +5,24 @@ import math
 import operator
 import reprlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from dpjax._core._types import PyTree, Value
+from dpjax._core._types import PyTree, Scalar, Value
 from dpjax._exact._numerics import compute_dtype
+
+F = TypeVar("F", bound=Callable[..., object])
+# A number known now stays one. A traced one stays traced.
+Number = TypeVar("Number", float, jax.Array, Scalar)
 
 
 class _Brief(reprlib.Repr):
-    """Cut short, and of arrays dtype and shape: they may be a whole database, or a key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxdict, self.maxstring, self.maxother = 12, 80, 200
+    """Shows values cut short, and arrays by dtype and shape: they may be a database, or a key."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
@@ -31,9 +31,13 @@ class _Brief(reprlib.Repr):
         return super().repr_instance(x, level)
 
 
-def shown(value: Value) -> str:
+_BRIEF = _Brief()
+_BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxother = 12, 80, 200
+
+
+def shown(value: object) -> str:
     """A value for messages."""
-    return _Brief().repr(value)
+    return _BRIEF.repr(value)
 
 
 def described(tree: PyTree) -> str:
@@ -42,18 +46,18 @@ def described(tree: PyTree) -> str:
     return text if isinstance(text, str) else shown(text)
 
 
-def _described_leaf(leaf: Any) -> str:
+def _described_leaf(leaf: PyTree) -> str:
     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
         return f"{leaf.dtype}{list(leaf.shape)}"
     return type(leaf).__name__
 
 
-def is_traced(value: Value) -> bool:
+def is_traced(value: object) -> bool:
     """Whether a value is known only when the compiled program runs."""
     return isinstance(value, jax.core.Tracer)
 
 
-def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Any]) -> Any:
+def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], ArrayLike]) -> Any:
     if is_traced(value):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
             raise ValueError(
@@ -76,22 +80,22 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Any])
     return number
 
 
-def positive(name: str, value: Value) -> Any:
+def positive(name: str, value: Number) -> Number:
     """A finite number above 0."""
     return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
 
 
-def non_negative(name: str, value: Value) -> Any:
+def non_negative(name: str, value: Number) -> Number:
     """A finite number, 0 or above."""
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
 
 
-def finite(name: str, value: Value) -> Any:
+def finite(name: str, value: Number) -> Number:
     """A finite number."""
     return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
 
 
-def fraction(name: str, value: Value) -> Any:
+def fraction(name: str, value: Number) -> Number:
     """A number strictly between 0 and 1."""
     return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 
@@ -138,19 +142,19 @@ def host_only(name: str, value: Value, instead: str) -> None:
         raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
 
 
-def function(name: str, value: Value) -> Callable[..., Any]:
+def function(name: str, value: F) -> F:
     """Something that can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
     return value
 
 
-def real_arrays(name: str, tree: PyTree) -> Any:
+def real_arrays(name: str, tree: PyTree) -> PyTree:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
     return _each_leaf(name, tree, _real_array)
 
 
-def real_shapes(name: str, tree: PyTree) -> Any:
+def real_shapes(name: str, tree: PyTree) -> PyTree:
     """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
     return _each_leaf(name, tree, _real_shape)
 
@@ -168,9 +172,9 @@ def _in_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def booleans(name: str, value: Value) -> Any:
+def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
     """Public booleans, which may be written as 0 and 1."""
-    if is_traced(value):
+    if isinstance(value, jax.Array) and is_traced(value):
         return value.astype(bool)
     array = host_numbers(name, value)
     if not np.isin(array, (0, 1)).all():
@@ -178,21 +182,26 @@ def booleans(name: str, value: Value) -> Any:
     return array.astype(bool)
 
 
-def _each_leaf(name: str, tree: PyTree, convert: Callable[[str, Any], Any]) -> Any:
+def _each_leaf(
+    name: str, tree: PyTree, convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct]
+) -> PyTree:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
-    return jax.tree.unflatten(structure, [convert(name, leaf) for leaf in leaves])
+    converted = [convert(name, leaf) for leaf in leaves]
+    if empty := [leaf.shape for leaf in converted if leaf.size == 0]:
+        raise ValueError(f"{name} must not be empty, got an array of shape {empty[0]}")
+    return jax.tree.unflatten(structure, converted)
 
 
-def _real_shape(name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = _real_array(name, leaf)
-    _check_real(name, leaf)
+    _check_real_dtype(name, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _real_array(name: str, leaf: Any) -> jax.Array:
+def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
     """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
     if callable(leaf):
         raise TypeError(
@@ -206,11 +215,11 @@ def _real_array(name: str, leaf: Any) -> jax.Array:
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = _in_native_order(np.asarray(leaf))
-    _check_real(name, leaf)
+    _check_real_dtype(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def refuse_foreign_dtype(name: str, leaf: Any) -> None:
+def refuse_foreign_dtype(name: str, leaf: object) -> None:
     """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
 
     Converted, missing values would decide on the dtype, and they may be private. A mask would be
@@ -230,13 +239,7 @@ def refuse_foreign_dtype(name: str, leaf: Any) -> None:
         )
 
 
-def _check_real(name: str, leaf: Any) -> None:
-    _check_real_dtype(name, leaf)
-    if leaf.size == 0:
-        raise ValueError(f"{name} must not be empty, got an array of shape {leaf.shape}")
-
-
-def _check_real_dtype(name: str, leaf: Any) -> None:
+def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> None:
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
     # NumPy counts durations among the integers.
     real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
@@ -244,32 +247,24 @@ def _check_real_dtype(name: str, leaf: Any) -> None:
         raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
 
 
-def saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
+def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
     A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
     at. NaN stays: what it becomes is for the release to say.
     """
-    if is_traced(array):
-        return _saturating_cast(array, dtype)
-    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+    dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
+    if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:
         return array
+    numpy = jnp if is_jax else np
     with np.errstate(all="ignore"), jax.debug_nans(False), jax.debug_infs(False):
-        return _saturating_cast(array, dtype)
-
-
-def _saturating_cast(array: Any, dtype: DTypeLike) -> jax.Array:
-    dtype = np.dtype(dtype)
-    if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
-        return jnp.asarray(array, dtype)
-    numpy = jnp if isinstance(array, jax.Array) else np
-    if jnp.issubdtype(dtype, jnp.integer):
-        low, high = (
-            max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min),
-            min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max),
-        )
-    else:
-        high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
-        low = -high
-    clamped = numpy.clip(array, numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype))
-    return jnp.asarray(clamped.astype(dtype))
+        if array.dtype == dtype or np.dtype(bool) in (array.dtype, dtype):
+            return jnp.asarray(array, dtype)
+        if jnp.issubdtype(dtype, jnp.integer):
+            low = max(jnp.iinfo(dtype).min, jnp.iinfo(array.dtype).min)
+            high = min(jnp.iinfo(dtype).max, jnp.iinfo(array.dtype).max)
+        else:
+            high = min(float(jnp.finfo(dtype).max), float(jnp.finfo(array.dtype).max))
+            low = -high
+        low, high = numpy.asarray(low, array.dtype), numpy.asarray(high, array.dtype)
+        return jnp.asarray(numpy.clip(array, low, high).astype(dtype))

@@ -2,14 +2,13 @@
 
 import string
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 ALPHABET = string.ascii_lowercase
 
 
-def codes_of(texts: Iterable[Any], width: int) -> np.ndarray:
+def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
     """The first letters of each text, 1 for a to 26 for z, and 0 after the end: (n, width)."""
     texts = list(texts)
     codes = np.zeros((len(texts), width), np.uint8)
@@ -19,7 +18,7 @@ def codes_of(texts: Iterable[Any], width: int) -> np.ndarray:
     return codes
 
 
-def letters_of(text: Any) -> list[int]:
+def letters_of(text: object) -> list[int]:
     """The codes of all letters of a text; of what is no text, none."""
     folded = text.casefold() if isinstance(text, str) else ""
     return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

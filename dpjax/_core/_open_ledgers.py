@@ -5,14 +5,14 @@ import contextlib
 import contextvars
 import hashlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._types import Key
+from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, Release
 
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
@@ -78,7 +78,7 @@ def fingerprint_of_key(key: Key) -> str:
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
 
-def refuse_traced(used: Any) -> None:
+def refuse_traced(used: PyTree) -> None:
     """Refuses what is known only when a compiled program runs, or that such a program would do."""
     if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
         raise TypeError(

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
 from dpjax._core import _checks
-from dpjax._core._types import PyTree, Value
+from dpjax._core._types import PyTree, TreeDef
 from dpjax._exact._numerics import outward
 
 T = TypeVar("T")
@@ -50,19 +51,19 @@ def _register_rounded(cls: type[T]) -> type[T]:
     constants = [field.name for field in fields if "static" in field.metadata]
     toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
 
-    def leaf(name: str, value: Value) -> Any:
+    def leaf(name: str, value: PyTree) -> PyTree:
         return value if toward[name] is None else outward(value, toward[name])
 
-    def flatten(value: Value) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(value: T) -> tuple[list[PyTree], tuple[object, ...]]:
         state = vars(value)
         return [leaf(name, state[name]) for name in toward], tuple(state[x] for x in constants)
 
-    def flatten_with_keys(value: Value) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten_with_keys(value: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
         leaves, metadata = flatten(value)
         keys = map(jax.tree_util.GetAttrKey, toward)
         return list(zip(keys, leaves, strict=True)), metadata
 
-    def unflatten(metadata: tuple[Any, ...], leaves: Any) -> T:
+    def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
         # Without __init__, whose checks would refuse the axes of vmap, or what tree.map makes.
         value = object.__new__(cls)
         vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
@@ -76,7 +77,7 @@ def _register_rounded(cls: type[T]) -> type[T]:
 class TreeSpec:
     """Structure, shapes and dtypes of a tree of arrays; hashable, so it can be static."""
 
-    structure: Any  # a PyTreeDef
+    structure: TreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     @classmethod
@@ -85,7 +86,7 @@ class TreeSpec:
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
 
-    def tree(self) -> Any:
+    def tree(self) -> PyTree:
         """The same tree with a `jax.ShapeDtypeStruct` at every leaf."""
         return jax.tree.unflatten(self.structure, self.leaves)
 

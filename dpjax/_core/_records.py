@@ -1,13 +1,11 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
-from dpjax._core._types import Database
+from dpjax._core._types import Database, PyTree
 
 
 @frozen_pytree
@@ -23,27 +21,29 @@ class PaddedRecords:
         Shapes, time and refusals depend on the number of slots, never on how many are taken.
     """
 
-    records: Any
+    records: Database
     present: jax.Array
 
 
-def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Any, int]:
+def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
     """The arrays of a database, and its number of records; a table is a dict of its columns.
 
     Refusals depend on structure, dtypes and sizes alone.
     """
+    count = "n" if least == 1 else f"at least {least}"
+    wanted = f"{name} must be arrays with a common leading axis of {count} records"
     tree = jax.tree.map(columns_of_a_table, database)
     leaves = jax.tree.leaves(tree)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
         raise ValueError(
-            f"{_wanted(name, least)}, got {_checks.described(tree)}; if that is a list of numbers,"
+            f"{wanted}, got {_checks.described(tree)}; if that is a list of numbers,"
             " pass numpy.asarray of it"
         )
     records = _checks.real_arrays(name, tree)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
     if len(sizes) != 1 or min(sizes) < least:
-        raise ValueError(f"{_wanted(name, least)}, got {_checks.described(records)}")
+        raise ValueError(f"{wanted}, got {_checks.described(records)}")
     (n,) = sizes
     # More booleans than slots would count a record more than once.
     if isinstance(records, PaddedRecords) and records.present.shape != (n,):
@@ -63,12 +63,7 @@ def check_padded(database: Database) -> None:
         )
 
 
-def _wanted(name: str, least: int) -> str:
-    count = "n" if least == 1 else f"at least {least}"
-    return f"{name} must be arrays with a common leading axis of {count} records"
-
-
-def columns_of_a_table(leaf: Any) -> Any:
+def columns_of_a_table(leaf: PyTree) -> PyTree:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
     Known by its attributes, so that no library of tables is imported, nor missed.

@@ -134,7 +134,9 @@ class SampledEvent:
     identity: str = static()
 
     def __post_init__(self) -> None:
-        _check_statement(self)
+        _check_number("gamma", self.gamma, 1)
+        if self.confidence is not None:
+            _check_number("confidence", self.confidence, 1)
 
     def __repr__(self) -> str:
         statement = f"gamma={_number(self.gamma)}, {describe_confidence(self.confidence)}"
@@ -186,7 +188,9 @@ class Guarantee:
     def __post_init__(self) -> None:
         _check_number("epsilon", self.epsilon, math.inf)
         _check_number("delta", self.delta, 1)
-        _check_statement(self)
+        _check_number("gamma", self.gamma, 1)
+        if self.confidence is not None:
+            _check_number("confidence", self.confidence, 1)
         _checks.integer("group_size", self.group_size, least=1)
         if not isinstance(self.relation, NeighboringRelation):
             raise TypeError(
@@ -362,12 +366,6 @@ def describe_confidence(confidence: Scalar | None) -> str:
     if confidence is None:
         return "marginal"
     return f"confidence {_number(confidence, decimal.ROUND_FLOOR)}"
-
-
-def _check_statement(event: "SampledEvent | Guarantee") -> None:
-    _check_number("gamma", event.gamma, 1)
-    if event.confidence is not None:
-        _check_number("confidence", event.confidence, 1)
 
 
 def _check_number(name: str, value: Value, most: float) -> None:

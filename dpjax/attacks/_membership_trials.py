@@ -127,7 +127,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
         0.5
     """
     _checks.function("target", target)
-    log_prob = _checks.function("log_prob of the mechanism", getattr(mechanism, "log_prob", None))
+    log_prob = _checks.function("log_prob of the mechanism", mechanism.log_prob)
 
     def score(value: Any, database: Any, neighbor: Any) -> jax.Array:
         return log_prob(value, target(database)) - log_prob(value, target(neighbor))

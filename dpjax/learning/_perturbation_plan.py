@@ -130,12 +130,12 @@ def _largest_mu(epsilon: float, delta: float, share: float) -> float:
     low, high = math.log(delta) - 30, math.log(delta)  # Of the part of delta that is for H.
     for _ in range(40):
         middle = (low + high) / 2
-        mu = 1 / analytic_multiplier(epsilon, math.exp(middle))
+        mu = 1 / float(analytic_multiplier(epsilon, math.exp(middle)))
         exceeds = math.exp(middle) + 2 / 3 * _of_lengths(mu, epsilon, share) * _OUTWARD > delta
         low, high = (low, middle) if exceeds else (middle, high)
     if low == math.log(delta) - 30:
         raise ValueError(f"epsilon={epsilon:g} is too small for delta={delta:g}")
-    return 1 / analytic_multiplier(epsilon, math.exp(low)) / _OUTWARD
+    return 1 / float(analytic_multiplier(epsilon, math.exp(low))) / _OUTWARD
 
 
 def _of_lengths(mu: float, epsilon: float, share: float) -> float:

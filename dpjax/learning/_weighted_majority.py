@@ -117,7 +117,7 @@ def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = Non
     rate = best_rate(steps, experts) if learning_rate is None else learning_rate
     rate = _checks.positive("learning_rate", rate)
     _checks.host_only("regret_bound", rate, "the formula")
-    return min(1.0, rate + math.log(experts) / (rate * steps))
+    return min(1.0, float(rate + math.log(experts) / (rate * steps)))
 
 
 def best_rate(steps: int, experts: int) -> float:

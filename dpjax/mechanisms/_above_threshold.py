@@ -5,7 +5,6 @@ docs/proofs/sparse-vector.md has the proofs.
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +210,7 @@ class AboveThreshold(LatticeMechanism):
         high = jnp.minimum(high, float(jnp.finfo(answers.dtype).max))
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
-    def range(self) -> tuple[Any, Any]:
+    def range(self) -> tuple[Scalar, Scalar]:
         """Between which answers nothing is clamped: 2^61 steps of the grid, 10^13 sensitivities."""
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)

@@ -62,15 +62,15 @@ class AdditiveMechanism(CoordinatewiseMechanism):
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
-        return dataclasses.replace(calibration, scale=self._covered_scale(calibration))
-
-    def _covered_scale(self, calibration: Calibration) -> Scalar:
-        """The scale; NaN where traced parameters ask more of the noise's tables than they keep."""
         lattice = self.noise.lattice
-        traced = _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
-        if lattice is None or not traced:
-            return self.scale
-        return jnp.where(calibration.covers(lattice, self.delta, jnp), self.scale, jnp.nan)
+        if lattice is None or not (
+            _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
+        ):
+            return calibration
+        # Concrete parameters raise in `_check_fit`. Traced ones that ask more of the noise's tables
+        # than they keep make the scale NaN.
+        covered = calibration.covers(lattice, self.delta, jnp)
+        return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
 
     def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
         lattice = self.noise.lattice

@@ -91,7 +91,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         return jax.tree.map(lambda leaf: BernsteinPolynomial(leaf, self.order), noisy)
 
     def _noisy(self, output: Value) -> PyTree:
-        def is_polynomial(x: Any) -> bool:
+        def is_polynomial(x: object) -> bool:
             return isinstance(x, BernsteinPolynomial)
 
         return jax.tree.map(lambda x: x.values, output, is_leaf=is_polynomial)

@@ -1,17 +1,18 @@
 """Iterated Bernstein polynomials on the unit cube, and the lattice that determines them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import lax
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
-from dpjax._core._types import Database
+from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._values import Target
 from dpjax._exact._numerics import compute_dtype
 
 
@@ -56,7 +57,7 @@ class BernsteinPolynomial:
             coefficients = coefficients + residual
         return coefficients
 
-    def __call__(self, points: Any) -> jax.Array:
+    def __call__(self, points: ArrayLike) -> jax.Array:
         """Evaluates the polynomial.
 
         Args:
@@ -88,7 +89,7 @@ def lattice_points(degree: int, dims: int) -> np.ndarray:
     return np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1)
 
 
-def lattice_values(function: Callable[[jax.Array], Any], degree: int, dims: int) -> Any:
+def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
     """The values of a function on the lattice; it takes shape (dims,) and returns scalars.
 
     A function that returns a pytree of scalars gives a pytree of lattices.
@@ -109,8 +110,8 @@ def lattice_values(function: Callable[[jax.Array], Any], degree: int, dims: int)
 
 
 def on_lattice(
-    target: Callable[[Any], Callable[[jax.Array], Any]], *, degree: int, dims: int
-) -> Callable[[Any], Any]:
+    target: Callable[[Database], Callable[[jax.Array], Value]], *, degree: int, dims: int
+) -> Target:
     """Turns a target that returns a function into one that returns its values on a lattice.
 
     The lattice is {0, 1/degree, ..., 1}^dims; coordinate i lies along axis i.
@@ -149,15 +150,15 @@ def on_lattice(
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
 
-    def lattice_target(database: Database) -> Any:
+    def lattice_target(database: Database) -> Value:
         return lattice_values(target(database), degree, dims)
 
     return lattice_target
 
 
 def approximate_bernstein(
-    function: Callable[[jax.Array], Any], *, degree: int, dims: int, order: int = 1
-) -> Any:
+    function: Callable[[jax.Array], Value], *, degree: int, dims: int, order: int = 1
+) -> PyTree:
     """The iterated Bernstein approximation of a function, without any privacy.
 
     For comparison with a release: what the Bernstein mechanism would publish without noise.

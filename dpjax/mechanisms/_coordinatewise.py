@@ -2,16 +2,20 @@
 
 import math
 import operator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._exact import _limbs
-from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number, whole
+from dpjax.mechanisms._lattice_mechanism import (
+    ArrayOrShape,
+    LatticeMechanism,
+    as_number,
+    whole,
+)
 from dpjax.mechanisms._mechanism import sum_over_leaves
 from dpjax.random._facade import (
     Lattice,
@@ -87,7 +91,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         dtype: DTypeLike | None = None,
         *,
         like: PyTree = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Between which values nothing is clamped; what lies outside is released as the nearer end.
 
         For floats 2^93 steps of the grid: more than 10^15 sensitivities for a vector of 10^9 at
@@ -103,7 +107,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         """
         arrays, calibration = self._asked(shape, like, dtype)
 
-        def upper_end(leaf: Any) -> Any:
+        def upper_end(leaf: ArrayOrShape) -> Scalar:
             return as_number(largest_value(leaf.dtype, calibration, self.noise))
 
         high = jax.tree.map(upper_end, arrays)
@@ -131,7 +135,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         arrays = self._before_noise(_checks.real_arrays("value", value))
         calibration = self._calibration(arrays)
 
-        def of_array(y: Any, x: jax.Array) -> jax.Array:
+        def of_array(y: ArrayLike, x: jax.Array) -> jax.Array:
             center = clamped(x, largest_value(x.dtype, calibration, self.noise))
             scale = usable_scale(self._scale_drawn(x, calibration), x.dtype)
             return _log_prob(y, center, scale, self.noise, largest_release(x.dtype))
@@ -165,7 +169,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
         quantile = noise_quantile(self.noise, confidence, together)
 
-        def bound(leaf: jax.ShapeDtypeStruct) -> Scalar:
+        def bound(leaf: ArrayOrShape) -> Scalar:
             noise = self._scale_drawn(leaf, calibration) * quantile
             if is_float(leaf):
                 # Half a step for the value, and half a step for the noise.

@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._types import Scalar
 from dpjax._exact._numerics import compute_dtype, legendre_rule
 
 _NODES = 100
@@ -35,7 +36,7 @@ _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
 
 
-def analytic_multiplier(epsilon: Any, delta: Any) -> Any:
+def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
     """Sigma / Delta of the analytic Gaussian mechanism, rounded outward.
 
     At most 1e-6 above the exact value for concrete parameters, at most 0.2% for traced ones.
@@ -56,7 +57,7 @@ def analytic_multiplier(epsilon: Any, delta: Any) -> Any:
     return _multiplier(low, epsilon, np).item() * (1 + _HOST_MARGIN)
 
 
-def classical_multiplier(epsilon: Any, delta: Any) -> Any:
+def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
     """Sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; valid for epsilon <= 1 only."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         multiplier = jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
@@ -81,13 +82,13 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     return jnp.where(usable, multiplier, jnp.nan)
 
 
-def _multiplier(x: Any, epsilon: Any, numpy: Any) -> Any:
+def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
     """1 / mu at x."""
     root = numpy.sqrt(2 * epsilon)
     return numpy.exp(-numpy.arcsinh(x / root)) / root
 
 
-def _log_delta(x: Any, epsilon: Any, numpy: Any) -> Any:
+def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
     """Log of the exact delta at x, by quadrature over the interval that carries the integral."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)

@@ -1,7 +1,7 @@
 """The base of mechanisms with integer noise: their grid, the scale really drawn, and its checks."""
 
 import abc
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
 from dpjax.random._facade import Calibration, Lattice, check_scale
 from dpjax.sensitivity._norms import is_float
+
+ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 class LatticeMechanism(SensitivityMechanism):
@@ -86,7 +88,7 @@ class LatticeMechanism(SensitivityMechanism):
 
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
-    ) -> tuple[Any, Calibration]:
+    ) -> tuple[PyTree, Calibration]:
         """What a caller asks about: shapes and dtypes of the arrays, and their calibration."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
@@ -122,7 +124,7 @@ class LatticeMechanism(SensitivityMechanism):
 
         return jax.tree.map(lambda leaf: self._spacing(leaf, calibration), arrays)
 
-    def _spacing(self, leaf: jax.ShapeDtypeStruct, calibration: Calibration) -> Scalar:
+    def _spacing(self, leaf: ArrayOrShape, calibration: Calibration) -> Scalar:
         if self._lattice is None or calibration.zero_allowed:
             return 0.0
         if not is_float(leaf):
@@ -154,13 +156,13 @@ class LatticeMechanism(SensitivityMechanism):
         arrays, calibration = self._asked(shape, like)
         return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration), arrays)
 
-    def _scale_drawn(self, leaf: Any, calibration: Calibration) -> Scalar:
+    def _scale_drawn(self, leaf: ArrayOrShape, calibration: Calibration) -> Scalar:
         if self._lattice is None or calibration.zero_allowed:
             return calibration.scale
         return as_number(calibration.fit(self._lattice, leaf.dtype).scale)
 
 
-def as_number(scalar: Any) -> Scalar:
+def as_number(scalar: Scalar) -> Scalar:
     """A Python number, where it is known; integers stay integers."""
     if isinstance(scalar, int) or _checks.is_traced(scalar) or jnp.ndim(scalar) > 0:
         return scalar

@@ -134,6 +134,8 @@ class SensitivityMechanism(abc.ABC):
         confidence = sensitivity.confidence
         if confidence is not None:
             confidence = _nan_with(self.epsilon, confidence, -math.inf)
+        averaged = ("averaged over positions",) if sensitivity.positions == "average" else ()
+        notes = (*averaged, *(("no noise",) if sensitivity.zero_allowed else ()))
         events = ()
         if sensitivity.identity is not None:
             events = (SampledEvent(gamma, confidence, sensitivity.identity),)
@@ -144,7 +146,7 @@ class SensitivityMechanism(abc.ABC):
             confidence,
             events,
             sensitivity.relation,
-            _notes(sensitivity),
+            notes,
         )
 
     def __call__(self, key: Key, value: Value) -> Release:
@@ -241,7 +243,9 @@ def check_noise(noise: NoiseKind) -> bool:
     return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
 
 
-def begin(norm: Norm, sensitivity: Any, epsilon: Any) -> tuple[Sensitivity, Scalar]:
+def begin(
+    norm: Norm, sensitivity: Sensitivity | Scalar, epsilon: Scalar
+) -> tuple[Sensitivity, Scalar]:
     """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
 
     A bare number is taken as a global bound. A bad traced sensitivity makes epsilon NaN, so that
@@ -276,7 +280,7 @@ def count(shape: tuple[int, ...]) -> int:
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 
-def sum_over_leaves(function: Callable[..., jax.Array], *trees: Any) -> jax.Array:
+def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.Array:
     """Sums a function of corresponding leaves."""
     terms = jax.tree.leaves(jax.tree.map(function, *trees))
     widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
@@ -287,12 +291,3 @@ def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scala
     if isinstance(epsilon, float):
         return value
     return jnp.where(jnp.isnan(epsilon), jnp.nan, outward(value, toward))
-
-
-def _notes(sensitivity: Sensitivity) -> tuple[str, ...]:
-    notes = ()
-    if sensitivity.positions == "average":
-        notes += ("averaged over positions",)
-    if sensitivity.zero_allowed:
-        notes += ("no noise",)
-    return notes

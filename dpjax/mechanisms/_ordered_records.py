@@ -14,7 +14,7 @@ is the largest local sensitivity of x_r, so A_k of a database is at most A_(k+1)
 
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ class OrderedRecords(NamedTuple):
     exponent: jax.Array
 
     @classmethod
-    def of(cls, x: jax.Array, bounds: tuple[Any, Any], exponent: jax.Array) -> "OrderedRecords":
+    def of(cls, x: jax.Array, bounds: tuple[float, float], exponent: jax.Array) -> "OrderedRecords":
         """NaN counts as the lower bound; the bounds must be less than 2^31 steps apart."""
         low, high = (round_to_grid(jnp.asarray(bound, float), exponent) for bound in bounds)
         above = _limbs.subtract(round_to_grid(x, exponent), low)
@@ -116,7 +116,7 @@ def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> 
     return jnp.min(jnp.where(first < right.size, between, never), initial=never)
 
 
-def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
+def check_bounds(lower: float, upper: float) -> tuple[float, float]:
     """Two public numbers in order, far enough apart to be told from each other."""
     low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
     if _checks.is_traced(low) or _checks.is_traced(high):

@@ -311,7 +311,7 @@ def propose_test_release(
     )
 
 
-def _scales(delta: Scalar) -> Any:
+def _scales(delta: Scalar) -> Scalar:
     """log(1 / (2 delta)), or 0; NaN where a traced delta is bad."""
     if _checks.is_traced(delta):
         return jnp.maximum(-jnp.log(2 * delta), 0)
@@ -323,7 +323,7 @@ def _distance(mechanism: ProposeTestRelease, value: jax.Array) -> jax.Array:
     return mechanism._measured(value)[2]
 
 
-def _probabilities(probability: Any) -> tuple[float, ...]:
+def _probabilities(probability: float | tuple[float, float]) -> tuple[float, ...]:
     given = probability if isinstance(probability, tuple) else (probability,)
     checked = tuple(_checks.fraction("probability", p) for p in given)
     if any(map(_checks.is_traced, checked)):

@@ -1,7 +1,7 @@
 """Randomized response over any number of categories."""
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
 from dpjax.random._facade import in_range, keep_or_lie
 
+Weight: TypeAlias = np.uint32 | jax.Array
 _MOST_CATEGORIES = 2**15
 _MOST_EPSILON = 22.0
 
@@ -36,7 +37,7 @@ class RandomizedResponse(LocalMechanism):
 
     sensitivity: Sensitivity
     epsilon: Scalar = up()
-    lie_weight: Any
+    lie_weight: Weight
     categories: int = static()
 
     @property
@@ -186,7 +187,7 @@ def within_a_word(epsilon: Scalar) -> Scalar:
     return epsilon
 
 
-def lie_weight_of(epsilon: Scalar, count: int) -> Any:
+def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     """2^32 times the probability of each lie, rounded up; 0 where epsilon is traced and too small.
 
     At most floor(2^32 / K): above, a lie would be likelier than the truth.

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,12 @@ from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
-from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number, whole
+from dpjax.mechanisms._lattice_mechanism import (
+    ArrayOrShape,
+    LatticeMechanism,
+    as_number,
+    whole,
+)
 from dpjax.mechanisms._mechanism import begin, check_noise
 from dpjax.random._facade import (
     EXPONENTIAL,
@@ -115,7 +119,7 @@ class SelectionMechanism(LatticeMechanism):
         dtype: DTypeLike | None = None,
         *,
         like: PyTree = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Scalar, Scalar]:
         """Which gaps to the best score are told apart: larger ones count as the largest of these.
 
         About 2^18 times the scale, where no response is ever selected. Scores themselves are not
@@ -132,7 +136,7 @@ class SelectionMechanism(LatticeMechanism):
         scores, calibration = self._asked(shape, like, dtype)
         return 0.0, as_number(self._largest_gap(scores, calibration))
 
-    def _largest_gap(self, scores: Any, calibration: Calibration) -> jax.Array:
+    def _largest_gap(self, scores: ArrayOrShape, calibration: Calibration) -> jax.Array:
         dtype = compute_dtype(scores.dtype)
         if not self.exact or calibration.zero_allowed:
             return jnp.asarray(jnp.finfo(dtype).max, dtype)
@@ -193,7 +197,7 @@ class SelectionMechanism(LatticeMechanism):
         # Either score of a gap is rounded by half a step.
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
-    def _responses(self, scores: Any) -> int:
+    def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
         """How many options there are, in all selections together."""
         return scores.size
 

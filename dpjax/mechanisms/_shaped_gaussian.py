@@ -1,7 +1,6 @@
 """The shaped Gaussian mechanism: noise that has the shape of what it hides."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +72,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         dtype: DTypeLike | None = None,
         *,
         like: PyTree = None,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Between which values nothing is clamped: 2^36 steps of the grid before A^-1.
 
         That is sixteen times the largest value that the shape was learned from, at least.

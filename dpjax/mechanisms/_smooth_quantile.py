@@ -270,7 +270,7 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
     return mechanism._measured(value)[2].scale
 
 
-def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Any, Any]:
+def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
     """Alpha and the decay, rounded down: w + log w = log u + u - 1 - log delta by Newton's method.
 
     Of a concave function, whose tangents find a little less than the root: the margin makes it up.

@@ -1,7 +1,5 @@
 """The k largest of many scores."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -53,7 +51,7 @@ class TopK(SeveralSelections):
         _, terms = lax.scan(peel, nothing, _checks.real_arrays("output", output))
         return jnp.sum(terms)
 
-    def _responses(self, scores: Any) -> int:
+    def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
         return self.count * scores.size
 
 

@@ -1,6 +1,6 @@
 """Randomized response on one bit for each category."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
-from dpjax.mechanisms._randomized_response import lie_weight_of, within_a_word
+from dpjax.mechanisms._randomized_response import Weight, lie_weight_of, within_a_word
 from dpjax.random._facade import flipped_one_hot, in_range
 
 BitFlips = Literal["optimized", "symmetric"]
@@ -37,8 +37,8 @@ class UnaryEncoding(LocalMechanism):
 
     sensitivity: Sensitivity
     epsilon: Scalar = up()
-    truth_weight: Any
-    lie_weight: Any
+    truth_weight: Weight
+    lie_weight: Weight
     categories: int = static()
 
     @property

@@ -44,7 +44,7 @@ class Form:
 
     structure: TreeDef
 
-    def mechanism(self, numbers: list[Scalar]) -> Drawn:
+    def holding(self, numbers: list[Scalar]) -> Drawn:
         """A mechanism with these leaves."""
         return jax.tree.unflatten(self.structure, numbers)
 
@@ -69,7 +69,7 @@ class Prepared:
     def noisy_value(self, key: Key, value: Value) -> Value:
         """The value of a release."""
         if not any(map(_checks.is_traced, (key, *self.numbers, *jax.tree.leaves(value)))):
-            mechanism = self.form.mechanism(self.numbers)
+            mechanism = self.form.holding(self.numbers)
             if mechanism._compiles_in_pieces(value):
                 # Arithmetic on arrays rounds as compiled programs do; Python floats would not.
                 return jax.tree.map(jnp.asarray, mechanism)._draw(key, value)
@@ -80,7 +80,7 @@ class Prepared:
 def _compiled_draw(form: Form, numbers: list[Scalar], key: Key, value: Value) -> Value:
     # Inside another program the numbers may be constants. XLA would fold them in its own way, and
     # round a quotient differently. Behind the barrier every program computes with them alike.
-    mechanism = form.mechanism(lax.optimization_barrier(numbers))
+    mechanism = form.holding(lax.optimization_barrier(numbers))
     return mechanism._draw(key_for_each(key, value), value)
 
 

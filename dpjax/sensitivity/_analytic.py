@@ -52,5 +52,5 @@ def analytic_sensitivity(
     if allow_zero:
         _checks.host_only("allow_zero", value, "a concrete bound")
     bound = (_checks.non_negative if allow_zero else _checks.positive)("value", value)
-    zero = allow_zero and bound == 0
+    zero = allow_zero and bool(bound == 0)
     return Sensitivity(bound, 0.0, 1.0, norm, n, relation, zero_allowed=zero)

@@ -37,9 +37,11 @@ def test_rounding_to_the_grid_is_covered(value, draws):
     distances = far_from(draws(COARSE, value, COUNT), value)
     for confidence in CONFIDENCES:
         assert_keeps(distances, COARSE.error(confidence=confidence), confidence)
-    # Power: the noise alone is exceeded far more often.
-    noise = COARSE.effective_scale() * np.log(2)
-    assert np.mean(distances > noise) > 0.55 or value == 0
+    # Power: at some confidence the quantile of the noise alone is exceeded too often.
+    tails = np.linspace(0.05, 0.95, 19)
+    noise = -COARSE.effective_scale() * np.log(tails)
+    missed = np.mean(distances[:, None] > noise, axis=0)
+    assert np.max(missed - tails) > 0.05
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 5.0])
@@ -102,7 +104,7 @@ def test_a_smooth_quantile_keeps_the_bound_of_all_databases(draws):
 def test_an_answer_that_passes_the_test_keeps_its_bound(probability, draws):
     """With an epsilon at which rounding to the grid is a good part of the error."""
     mechanism = dpjax.propose_test_release(
-        5e3, 1e-2, bound=3.0, lower=0.0, upper=100.0, probability=probability
+        5e3, 1e-2, bound=10.0, lower=0.0, upper=100.0, probability=probability
     )
     released = draws(mechanism, RECORDS, COUNT)
     kept = np.clip(RECORDS, 0, 100)
