@@ -3,26 +3,26 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Scalar
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._clipping import ClippedGradients
-from dpjax.learning._rounding import from_digits, slack, to_digits
+from dpjax.learning._rounding import Digits, slack
 from dpjax.learning._sampling import BatchSampling, filled_slots
 
 
 def clipped_in_parts(
-    key: jax.Array,
+    key: Key,
     clipped: ClippedGradients,
-    parameters: Any,
+    parameters: PyTree,
     *,
     sampling: BatchSampling,
-    examples: Callable[[jax.Array], Any],
+    examples: Callable[[jax.Array], Database],
     parts: int,
     clip_norm: Scalar | None = None,
 ) -> ClippedSum:
@@ -107,20 +107,21 @@ def clipped_in_parts(
 
 
 @functools.partial(jax.jit, static_argnames="batch")
-def _digits(value: Any, scale: Scalar, batch: int) -> list[list[jax.Array]]:
+def _digits(value: PyTree, scale: Scalar, batch: int) -> list[list[jax.Array]]:
+    leaves: list[jax.Array] = jax.tree.leaves(value)
     scale = jnp.asarray(scale)
-    return [to_digits(x, scale.astype(x.dtype), batch) for x in jax.tree.leaves(value)]
+    return [Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x) for x in leaves]
 
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _whole(
-    digits: list[list[jax.Array]], like: Any, scale: Scalar, norm_bound: Scalar, batch: int
-) -> tuple[Any, jax.Array]:
+    digits: list[list[jax.Array]], like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
+) -> tuple[PyTree, jax.Array]:
     """The sum that the digits stand for, and a norm bound that covers its rounding."""
     leaves, structure = jax.tree.flatten(like)
     scale = jnp.asarray(scale)
     total = [
-        from_digits(x, scale.astype(leaf.dtype), batch, leaf.dtype)
+        Digits.of(leaf.dtype, clip_norm=scale, batch=batch).read(x)
         for x, leaf in zip(digits, leaves, strict=True)
     ]
     narrowest = min((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)

@@ -15,7 +15,7 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
-from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
+from dpjax.learning._rounding import Digits, slack
 from dpjax.learning._sampling import filled_slots
 from dpjax.learning._uses import explained, traced
 
@@ -164,6 +164,10 @@ class ClippedGradients:
         norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
         roundings: list[int] = []
 
+        def written(norm: jax.Array) -> list[Digits]:
+            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
+            return [Digits.of(dtype, clip_norm=norm, batch=size) for dtype in dtypes]
+
         def own(
             given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
         ) -> tuple[_Sum, PyTree]:
@@ -174,16 +178,12 @@ class ClippedGradients:
 
             if part == size:
                 return add_up(examples, mask)
-            return _in_microbatches(add_up, (examples, mask), part, size, leaves, norm)
+            return _in_microbatches(add_up, (examples, mask), part, leaves, written(norm))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norm)
         total, within = _shards.summed_over_shards(found, axes)
         if part < size:
-            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
-            total = [
-                from_digits(x, norm.astype(dtype), size, dtype)
-                for x, dtype in zip(total, dtypes, strict=True)
-            ]
+            total = [x.read(digits) for x, digits in zip(written(norm), total, strict=True)]
         narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
         # As on one device, whose microbatches are no smaller: so the noise is the same.
         part = min(size, self.microbatch_size)
@@ -235,9 +235,8 @@ def _in_microbatches(
     add_up: Callable[..., tuple[_Sum, PyTree]],
     batch: tuple[Database, jax.Array],
     part: int,
-    size: int,
     leaves: Sequence[jax.Array],
-    norm: jax.Array,
+    written: Sequence[Digits],
 ) -> tuple[PyTree, PyTree]:
     """Adds up microbatches one after the other, in integers: no order of them counts.
 
@@ -254,13 +253,14 @@ def _in_microbatches(
 
     def step(carry: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
         (total, within), of_records = add_up(*microbatch)
-        digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
+        digits = [x.write(leaf) for x, leaf in zip(written, total, strict=True)]
         return jax.tree.map(jnp.add, carry, (digits, within)), of_records
 
     def joined(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
 
-    nothing = [no_digits(x.shape, compute_dtype(x.dtype), size) for x in leaves]
+    zeros = [jnp.zeros(leaf.shape, x.dtype) for x, leaf in zip(written, leaves, strict=True)]
+    nothing = [x.write(leaf) for x, leaf in zip(written, zeros, strict=True)]
     parts = jax.tree.map(parted, batch)
     total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
     return total, jax.tree.map(joined, of_records)

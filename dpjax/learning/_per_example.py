@@ -63,14 +63,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
             probes, [parameters[i] for i in own]
         )
 
-    batched = jax.vmap(_convolved_alone(one, data))
-    traced, shapes = jax.make_jaxpr(batched, return_shape=True)(data)
-    if _lapack.concerns(_walks.primitives(traced.jaxpr)):
-        # Calls of LAPACK wait for each other under `vmap`, and may hang.
-        found = _lapack.evaluate(traced, *data)
-        computed = jax.tree.unflatten(jax.tree.structure(shapes), found)
-    else:
-        computed = batched(data)
+    computed = _in_a_batch(one, data)
     # The norms must be those of the numbers that are summed. A second computation of them, in
     # another program, may round in another way.
     (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
@@ -93,6 +86,16 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )
+
+
+def _in_a_batch(function: Callable[[Any], Any], examples: Any) -> Any:
+    """What `vmap` computes, by calls of LAPACK that cannot wait for each other."""
+    batched = jax.vmap(_convolved_alone(function, examples))
+    traced, outputs = jax.make_jaxpr(batched, return_shape=True)(examples)
+    if not _lapack.concerns(_walks.primitives(traced.jaxpr)):
+        return batched(examples)
+    found = _lapack.evaluate(traced, *jax.tree.leaves(examples))
+    return jax.tree.unflatten(jax.tree.structure(outputs), found)
 
 
 def _convolved_alone(function: Callable[[Any], Any], examples: Any) -> Callable[[Any], Any]:
