@@ -13,7 +13,7 @@ from dpjax._core._values import Scalar
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._clipping import ClippedGradients
 from dpjax.learning._rounding import Digits, slack
-from dpjax.learning._sampling import BatchSampling, filled_slots
+from dpjax.learning._sampling import Batch, BatchSampling
 
 
 def clipped_in_parts(
@@ -73,17 +73,18 @@ def clipped_in_parts(
         >>> bool(total.norm_bound < 1.01)
         True
     """
-    if not isinstance(clipped, ClippedGradients) or not isinstance(sampling, BatchSampling):
-        raise TypeError(
-            "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
-            f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
-        )
+    for made, kind in ((clipped, ClippedGradients), (sampling, BatchSampling)):
+        if not isinstance(made, kind):
+            raise TypeError(
+                "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
+                f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
+            )
     parts = _checks.integer("parts", parts, least=1, most=sampling.capacity)
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
     drawn = sampling(key)
-    mask = filled_slots(drawn, sampling.capacity, frozenset())
+    mask = Batch.filled_slots(drawn, sampling.capacity, frozenset())
     indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 
     def sum_from(start: int) -> ClippedSum:

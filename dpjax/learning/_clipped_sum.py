@@ -1,7 +1,7 @@
 """A sum of clipped gradients that cannot be separated from its norm bound."""
 
 import dataclasses
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,14 @@ class ClippedSum:
     """
 
     _leaves: tuple[jax.Array, ...]
-    _structure: Any
+    _structure: object
     norm_bound: Scalar
     within: jax.Array
     private_losses: jax.Array
     private_aux: PyTree
     slots: int
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
             "a ClippedSum is made by learning.clipped_gradients alone, and has no other parts than"
             " those it was made with"
@@ -92,7 +92,7 @@ def sealed(
     return made
 
 
-def _refuse_to_take_apart(*_: Any) -> Any:
+def _refuse_to_take_apart(*_: object) -> NoReturn:
     raise TypeError(
         "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
         " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"

@@ -16,7 +16,7 @@ from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
 from dpjax.learning._rounding import Digits, slack
-from dpjax.learning._sampling import filled_slots
+from dpjax.learning._sampling import Batch
 from dpjax.learning._uses import explained, traced
 
 # The sum of a microbatch, and how many more examples are within the clip norm than not.
@@ -77,7 +77,7 @@ class ClippedGradients:
         *given, examples, batch = arguments
         size = _batch_size(examples)
         axes = _shards.varying_axes(examples)
-        mask, slots = filled_slots(batch, size, axes), size * _shards.shard_count(axes)
+        mask, slots = Batch.filled_slots(batch, size, axes), size * _shards.shard_count(axes)
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         self._parameters(given)
         value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)

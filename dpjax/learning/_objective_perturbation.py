@@ -1,7 +1,5 @@
 """Linear classifiers by objective perturbation: noise in what is minimized."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._records import record_arrays
+from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
@@ -47,14 +46,14 @@ class ObjectivePerturbation:
     plan: PerturbationPlan
     n: int = static()
     dims: int = static()
-    dtype: Any = static()
+    dtype: np.dtype = static()
 
     @property
     def guarantee(self) -> Guarantee:
         """What one release promises."""
         return Guarantee(self.epsilon, self.delta)
 
-    def __call__(self, key: jax.Array, database: Any, *, name: str | None = None) -> Release:
+    def __call__(self, key: Key, database: Database, *, name: str | None = None) -> Release:
         """Releases the weights of a database.
 
         Args:
@@ -81,7 +80,7 @@ class ObjectivePerturbation:
         records = self._records(database)
         promised = guarantee_under(key, self)  # pyright: ignore[reportArgumentType]
 
-        def draw(key: jax.Array, records: Any) -> Release:
+        def draw(key: Key, records: Database) -> Release:
             # A NaN in a private value is not an error to stop at.
             with jax.debug_nans(False), jax.debug_infs(False):
                 return Release(_released(self, key, records), promised)
@@ -96,7 +95,7 @@ class ObjectivePerturbation:
             request=lambda name: request_of(name, draw, key, TreeSpec.of(records), self),
         )
 
-    def _records(self, database: Any) -> dict[str, jax.Array]:
+    def _records(self, database: Database) -> dict[str, jax.Array]:
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""
         records, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
@@ -120,7 +119,7 @@ def _dtype_that_runs(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 
 @jax.jit
-def _released(training: ObjectivePerturbation, key: jax.Array, records: Any) -> jax.Array:
+def _released(training: ObjectivePerturbation, key: Key, records: Database) -> jax.Array:
     plan, dtype = training.plan, training.dtype
     key_linear, key_output = jax.random.split(key_for_each(key, records))
     of_linear, of_output = calibrations(plan, training.dims, dtype)

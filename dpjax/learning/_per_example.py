@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _lapack, _walks
-from dpjax.learning._layers import Gradients, formed
+from dpjax.learning._layers import Gradients, aval, formed
 from dpjax.learning._uses import TracedLoss, Use, bind
 
 
@@ -47,8 +47,8 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     parameters = [inputs[place] for place in program.places]
     own = [i for i, use in enumerate(program.uses) if use is None]
     used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    outputs = {i: use.equation.outvars[0].aval for i, use in used.items()}
-    probes = {i: jnp.zeros(aval.shape, aval.dtype) for i, aval in outputs.items()}
+    outputs = {i: aval(use.equation.outvars[0]) for i, use in used.items()}
+    probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
 
     def one(example: list[jax.Array]) -> PyTree:
         def loss(

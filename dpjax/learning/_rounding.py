@@ -32,7 +32,7 @@ def slack(
         batch: all examples.
         dtype: the narrowest float of a sum.
     """
-    unit = float(jnp.finfo(dtype).eps) / 2
+    unit = float(np.finfo(dtype).eps) / 2
     # First the norm, the factor and the product. Then the sum: in any order, each of `part`
     # additions is off by a unit of at most (part + 4) clip norms, on both neighbors.
     relative = (terms + 16) + 2 * part * (part + 4)
@@ -50,13 +50,13 @@ class Digits(NamedTuple):
     Attributes:
         dtype: of the sums.
         bits: of a digit. So many digits as the batch has examples add up without overflow.
-        count: how many digits a number has.
+        length: how many digits a number has.
         exponent: of a power of two above the clip norm, and at most twice as large.
     """
 
     dtype: np.dtype
     bits: int
-    count: int
+    length: int
     exponent: jax.Array
 
     @classmethod
@@ -76,7 +76,7 @@ class Digits(NamedTuple):
         """The digits of a sum; those of all microbatches may be added to them."""
         rest = x * power_of_two(self.bits - self.exponent, self.dtype)
         found: list[jax.Array] = []
-        for _ in range(self.count):
+        for _ in range(self.length):
             digit = jnp.round(rest)
             found.append(digit.astype(f"int{8 * self.dtype.itemsize}"))
             rest = (rest - digit) * power_of_two(self.bits, self.dtype)

@@ -22,7 +22,7 @@ from dpjax._core._types import PyTree
 from dpjax._tracing import _walks
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
-from dpjax.learning._layers import LAYERS, Layer
+from dpjax.learning._layers import LAYERS, Layer, aval
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
@@ -54,13 +54,13 @@ class TracedLoss(NamedTuple):
         program: takes the leaves of all arguments, and returns the loss and the leaves of aux.
         places: of the parameters among these leaves.
         uses: for each parameter its use, or None where its gradient is formed for each example.
-        aux: the structure of aux.
+        aux: the structure of aux, a PyTreeDef.
     """
 
     program: jex.ClosedJaxpr
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
-    aux: jax.tree_util.PyTreeDef
+    aux: object
 
 
 def traced(
@@ -187,11 +187,11 @@ def _use(
 
 
 def _is_move(equation: jex.JaxprEqn) -> bool:
-    output = equation.outvars[0].aval
+    output = aval(equation.outvars[0])
     if equation.primitive.name == "convert_element_type":
         return _is_float(output)
     moves = equation.primitive.name in _MOVES and len(equation.invars) == 1
-    return moves and equation.invars[0].aval.size == output.size
+    return moves and aval(equation.invars[0]).size == output.size
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:
@@ -199,10 +199,10 @@ def _is_real(equation: jex.JaxprEqn) -> bool:
 
     The gradient of a real parameter that meets complex numbers is the real part of a product.
     """
-    dtypes = [atom.aval.dtype for atom in equation.invars]
+    dtypes = [aval(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
-    return operands and _is_float(equation.outvars[0].aval)
+    return operands and _is_float(aval(equation.outvars[0]))
 
 
-def _is_float(aval: jax.ShapeDtypeStruct) -> bool:
-    return bool(jnp.issubdtype(aval.dtype, jnp.floating))
+def _is_float(array: jax.ShapeDtypeStruct) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
