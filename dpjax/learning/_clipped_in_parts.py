@@ -73,12 +73,12 @@ def clipped_in_parts(
         >>> bool(total.norm_bound < 1.01)
         True
     """
-    for made, kind in ((clipped, ClippedGradients), (sampling, BatchSampling)):
-        if not isinstance(made, kind):
-            raise TypeError(
-                "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
-                f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
-            )
+    made: tuple[object, object] = clipped, sampling
+    if not isinstance(made[0], ClippedGradients) or not isinstance(made[1], BatchSampling):
+        raise TypeError(
+            "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
+            f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
+        )
     parts = _checks.integer("parts", parts, least=1, most=sampling.capacity)
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)
@@ -90,6 +90,9 @@ def clipped_in_parts(
     def sum_from(start: int) -> ClippedSum:
         part = slice(start, start + size)
         return clipped(parameters, load(indices[part]), mask[part], clip_norm=clip_norm)
+
+    def joined(*arrays: jax.Array) -> jax.Array:
+        return jnp.concatenate(arrays)[: sampling.capacity]
 
     first = sum_from(0)
     scale = bound = first.norm_bound
@@ -103,28 +106,27 @@ def clipped_in_parts(
         total, within = jax.tree.map(jnp.add, total, digits), within + one.within
         of_records.append((one.private_losses, one.private_aux))
     value, bound = _whole(total, first.value, scale, bound, batch)
-    losses, aux = jax.tree.map(lambda *xs: jnp.concatenate(xs)[: sampling.capacity], *of_records)
+    losses, aux = jax.tree.map(joined, *of_records)
     return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
 
 
 @functools.partial(jax.jit, static_argnames="batch")
-def _digits(value: PyTree, scale: Scalar, batch: int) -> list[list[jax.Array]]:
-    leaves: list[jax.Array] = jax.tree.leaves(value)
-    scale = jnp.asarray(scale)
-    return [Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x) for x in leaves]
+def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
+
+    def written(x: jax.Array) -> list[jax.Array]:
+        return Digits.of(x.dtype, clip_norm=jnp.asarray(scale), batch=batch).write(x)
+
+    return jax.tree.map(written, value)
 
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _whole(
-    digits: list[list[jax.Array]], like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
+    digits: PyTree, like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
 ) -> tuple[PyTree, jax.Array]:
     """The sum that the digits stand for, and a norm bound that covers its rounding."""
-    leaves, structure = jax.tree.flatten(like)
-    scale = jnp.asarray(scale)
-    total = [
-        Digits.of(leaf.dtype, clip_norm=scale, batch=batch).read(x)
-        for x, leaf in zip(digits, leaves, strict=True)
-    ]
-    narrowest = min((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
-    charged = slack(leaves, terms=0, part=0, batch=batch, dtype=narrowest)
-    return jax.tree.unflatten(structure, total), jnp.asarray(norm_bound) * (1 + charged)
+
+    def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
+        return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
+
+    charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=batch)
+    return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

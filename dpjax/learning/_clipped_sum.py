@@ -33,8 +33,7 @@ class ClippedSum:
         Those of `clipped_gradients`, which alone makes it.
     """
 
-    _leaves: tuple[jax.Array, ...]
-    _structure: object
+    _value: PyTree
     norm_bound: Scalar
     within: jax.Array
     private_losses: jax.Array
@@ -51,7 +50,7 @@ class ClippedSum:
     def value(self) -> PyTree:
         """The sum, a pytree like the parameters; at least float32."""
         # Made anew each time: a dictionary can be written to.
-        return jax.tree.unflatten(self._structure, self._leaves)
+        return jax.tree.map(jnp.asarray, self._value)
 
     def sensitivity(
         self,
@@ -83,9 +82,9 @@ def sealed(
     aux: PyTree = None,
 ) -> ClippedSum:
     """A sum whose norm bound is known to be right."""
-    leaves, structure = jax.tree.flatten(value)
     losses = jnp.zeros(slots) if losses is None else losses
-    parts = tuple(leaves), structure, norm_bound, within, losses, aux, slots
+    kept = jax.tree.map(jnp.asarray, value)
+    parts: tuple[object, ...] = (kept, norm_bound, within, losses, aux, slots)
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)

@@ -96,9 +96,10 @@ class ClippedGradients:
             the arrays of the layer; else with "formed for each example".
         """
         *given, example = arguments
-        leaves, structure = jax.tree.flatten(self._parameters(given))
+        parameters = self._parameters(given)
         program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
-        return jax.tree.unflatten(structure, explained(program, leaves))
+        texts = explained(program, jax.tree.leaves(parameters))
+        return jax.tree.unflatten(jax.tree.structure(parameters), texts)
 
     def norms(self, *arguments: PyTree) -> jax.Array:
         """The norm of each example's gradient, as private as the examples.
@@ -150,7 +151,11 @@ class ClippedGradients:
 
     def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
         """The gradients of examples, traced for the shapes of one of them."""
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+
+        def row(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+        one = jax.tree.map(row, examples)
         program = traced(self.loss, given, one, argnums=self.argnums, has_aux=self.has_aux)
         return per_example(program, given, examples)
 
@@ -160,7 +165,7 @@ class ClippedGradients:
         """The sum, its norm bound, the count of adaptive clipping, losses and more of examples."""
         axes = _axes((given, norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
-        leaves, structure = jax.tree.flatten(self._parameters(given))
+        leaves: list[jax.Array] = jax.tree.leaves(self._parameters(given))
         norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
         roundings: list[int] = []
 
@@ -184,11 +189,10 @@ class ClippedGradients:
         total, within = _shards.summed_over_shards(found, axes)
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norm), total, strict=True)]
-        narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
         # As on one device, whose microbatches are no smaller: so the noise is the same.
         part = min(size, self.microbatch_size)
-        charged = slack(leaves, terms=max(roundings), part=part, batch=size, dtype=narrowest)
-        value = jax.tree.unflatten(structure, total)
+        charged = slack(leaves, terms=max(roundings), part=part, batch=size)
+        value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
         return value, norm * (1 + charged), within, losses, aux
 
 
@@ -382,4 +386,6 @@ def clipped_gradients(
     )
     if len(numbers) != len(set(numbers)) or not numbers:
         raise ValueError(f"argnums must be distinct places of arguments, got {argnums}")
-    return ClippedGradients(loss, norm, size, numbers if several else numbers[0], bool(has_aux))
+    return ClippedGradients(
+        loss, float(norm), size, numbers if several else numbers[0], bool(has_aux)
+    )

@@ -66,7 +66,8 @@ def guarantee(
         >>> learning.guarantee(state, sampling, delta=1e-5)
         (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one
     """
-    noise: object = state.noise if isinstance(state, AdaptiveNoiseState) else state
+    given: object = state
+    noise = given.noise if isinstance(given, AdaptiveNoiseState) else given
     if not isinstance(noise, NoiseState):
         raise TypeError(
             "state must be that of gaussian_noise or adaptive_noise, the first of a chain's, got"

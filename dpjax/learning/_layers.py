@@ -60,7 +60,7 @@ class Layer(NamedTuple):
     gradients: Callable[[jex.JaxprEqn, int, jax.Array, jax.Array], Gradients]
 
 
-def aval(atom: jex.Var | jex.Literal) -> Any:
+def aval_of(atom: jex.Var | jex.Literal) -> Any:
     """The shape and dtype of an operand, which JAX does not tell type checkers."""
     return atom.aval
 
@@ -80,7 +80,7 @@ def squared_norms(x: jax.Array) -> jax.Array:
     x = x.reshape(len(x), -1)
     whole = x.shape[1] // _BLOCK * _BLOCK
     squares = jnp.square(x)
-    lost = x.shape[1] * float(jnp.finfo(squares.dtype).tiny)
+    lost = x.shape[1] * float(np.finfo(squares.dtype).tiny)
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
@@ -115,13 +115,13 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "dot_general":
         return False
     contracted, batched = equation.params["dimension_numbers"]
-    other = aval(equation.invars[1 - operand])
+    other = aval_of(equation.invars[1 - operand])
     free = set(range(other.ndim)) - set(contracted[1 - operand])
     return not any(batched) and all(other.shape[axis] == 1 for axis in free)
 
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
+    kernel, x = aval_of(equation.invars[operand]).shape, x.astype(g.dtype)
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -133,10 +133,8 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
 
             return jax.vmap(one)(kept(x, factors))
 
-        (sum_of_products,) = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))(
-            _column(factors, g) * kept(g, factors)
-        )
-        return sum_of_products
+        back = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))
+        return back(_column(factors, g) * kept(g, factors))[0]
 
     return Gradients(squared_norms(x) * squared_norms(g), total, terms(x) + terms(g) + 1)
 
@@ -147,9 +145,9 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "gather" or operand != 0:
         return False
-    table, indices = map(aval, equation.invars)
+    table, indices = map(aval_of, equation.invars)
     numbers = equation.params["dimension_numbers"]
-    output = aval(equation.outvars[0]).ndim
+    output = aval_of(equation.outvars[0]).ndim
     # Indices into whole axes are clipped to 0.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
@@ -164,7 +162,7 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
 
 
 def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    table = aval(equation.invars[operand]).shape
+    table = aval_of(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
     if indices.dtype.itemsize < 4:  # Which might not hold the number of rows.
         indices = indices.astype(jnp.int32)
@@ -197,7 +195,7 @@ def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "conv_general_dilated" or operand != 1:
         return False
     given, numbers = equation.params, equation.params["dimension_numbers"]
-    kernel = aval(equation.invars[1]).shape
+    kernel = aval_of(equation.invars[1]).shape
     return (
         given["feature_group_count"] == given["batch_group_count"] == 1
         and all(step == 1 for step in given["lhs_dilation"])
@@ -208,7 +206,7 @@ def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
 def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     del operand
     numbers = equation.params["dimension_numbers"]
-    kernel = aval(equation.invars[1]).shape
+    kernel = aval_of(equation.invars[1]).shape
     offsets = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
     x, g = (_features_last(a, spec) for a, spec in ((x, numbers.lhs_spec), (g, numbers.out_spec)))
     x = x.astype(g.dtype)

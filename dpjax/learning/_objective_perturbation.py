@@ -97,15 +97,15 @@ class ObjectivePerturbation:
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""
-        records, _ = record_arrays("database", database)
+        found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        if not isinstance(records, dict) or {k: v.shape for k, v in records.items()} != wanted:
+        if jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
-                f"database must be arrays of shapes {wanted}, got {_checks.described(records)}"
+                f"database must be arrays of shapes {wanted}, got {_checks.described(found)}"
             )
-        x = records["x"]
-        cast = _checks.saturating_cast if is_float(x) else jnp.asarray
-        return {**records, "x": cast(x, self.dtype)}
+        records: dict[str, jax.Array] = found
+        cast = _checks.saturating_cast if is_float(records["x"]) else jnp.asarray
+        return {**records, "x": cast(records["x"], self.dtype)}
 
     def __repr__(self) -> str:
         return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, dims={self.dims})"

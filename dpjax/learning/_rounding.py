@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._exact._grid import power_of_two
+from dpjax._exact._numerics import compute_dtype
 
 # Bits below the clip norm that integers keep.
 _BITS = {4: 40, 8: 70}
 
 
-def slack(
-    leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int, dtype: np.dtype
-) -> float:
+def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
     """How much more than the clip norm one record may move a sum, relative to it.
 
     Args:
@@ -30,9 +29,9 @@ def slack(
         terms: roundings of a squared norm.
         part: examples of a microbatch, that are added up in floats.
         batch: all examples.
-        dtype: the narrowest float of a sum.
     """
-    unit = float(np.finfo(dtype).eps) / 2
+    narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
+    unit = float(np.finfo(narrowest).eps) / 2
     # First the norm, the factor and the product. Then the sum: in any order, each of `part`
     # additions is off by a unit of at most (part + 4) clip norms, on both neighbors.
     relative = (terms + 16) + 2 * part * (part + 4)
@@ -40,7 +39,7 @@ def slack(
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
     # One sum of a microbatch differs, and its last digit is rounded on both neighbors.
-    steps = 2 * math.sqrt(dims) * 2.0 ** -_BITS[np.dtype(dtype).itemsize]
+    steps = 2 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
 

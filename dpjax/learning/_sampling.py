@@ -124,8 +124,7 @@ class BatchSampling:
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
-        indices, mask = (_poisson if self.kind == "poisson" else _fixed)(key, self)
-        return Batch(indices, mask, self.capacity)
+        return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
 
 
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
@@ -212,7 +211,7 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _poisson(key: Key, sampling: BatchSampling) -> Batch:
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
     else:
@@ -220,11 +219,12 @@ def _poisson(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
-    return indices.astype(jnp.int32), mask
+    return Batch(indices.astype(jnp.int32), mask, sampling.capacity)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _fixed(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _fixed(key: Key, sampling: BatchSampling) -> Batch:
     words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
     *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
-    return order[: sampling.capacity], jnp.ones(sampling.capacity, bool)
+    mask = jnp.ones(sampling.capacity, bool)
+    return Batch(order[: sampling.capacity], mask, sampling.capacity)

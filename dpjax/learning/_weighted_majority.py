@@ -77,11 +77,11 @@ def weighted_majority(
         True
     """
     check_sampling_key(key)
-    losses = loss_matrix("losses", losses)
-    steps, experts = losses.shape
+    matrix = loss_matrix("losses", losses)
+    steps, experts = matrix.shape
     rate = best_rate(steps, experts) if learning_rate is None else learning_rate
     rate = jnp.asarray(_checks.positive("learning_rate", rate), jnp.result_type(float))
-    return _run(key, losses, rate)
+    return _run(key, matrix, rate)
 
 
 def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = None) -> float:
@@ -125,12 +125,13 @@ def best_rate(steps: int, experts: int) -> float:
     return math.sqrt(math.log(experts) / steps)
 
 
-def loss_matrix(name: str, losses: object) -> jax.Array:
+def loss_matrix(name: str, losses: PyTree) -> jax.Array:
     """Losses of at least two experts at a number of steps that integers can add up."""
     losses = _checks.real_arrays(name, losses)
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
-        shapes = jax.tree.map(lambda leaf: leaf.shape, losses)
-        raise ValueError(f"{name} must be one array of shape (steps, experts), got {shapes}")
+        raise ValueError(
+            f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
+        )
     _checks.integer("steps", losses.shape[0], least=1, most=MOST_STEPS)
     _checks.integer("experts", losses.shape[1], least=2)
     return losses
