@@ -1,13 +1,14 @@
 """Clip norms that follow a quantile of the gradients' norms, privately."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax.learning._clipped_sum import sealed
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM
@@ -45,7 +46,7 @@ class AdaptiveNoiseState:
 
 
 def adaptive_noise(
-    key: jax.Array,
+    key: Key,
     *,
     noise_multiplier: float,
     batch_size: float,
@@ -121,14 +122,15 @@ def adaptive_noise(
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     plain = gaussian_noise(key, noise_multiplier=total, batch_size=size, noise=noise)
 
-    def init(parameters: Any) -> AdaptiveNoiseState:
-        state: Any = plain.init(parameters)
+    def init(parameters: PyTree) -> AdaptiveNoiseState:
+        state = plain.init(parameters)
+        assert isinstance(state, NoiseState)
         both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
     def update(
-        updates: Any, state: AdaptiveNoiseState, params: Any = None
-    ) -> tuple[Any, AdaptiveNoiseState]:
+        updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveNoiseState]:
         del params
         check_step(updates, state.noise, noise, more=1)
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)

@@ -3,26 +3,26 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Scalar
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._clipping import ClippedGradients
-from dpjax.learning._rounding import from_digits, slack, to_digits
-from dpjax.learning._sampling import BatchSampling, filled_slots
+from dpjax.learning._rounding import Digits, slack
+from dpjax.learning._sampling import Batch, BatchSampling
 
 
 def clipped_in_parts(
-    key: jax.Array,
+    key: Key,
     clipped: ClippedGradients,
-    parameters: Any,
+    parameters: PyTree,
     *,
     sampling: BatchSampling,
-    examples: Callable[[jax.Array], Any],
+    examples: Callable[[jax.Array], Database],
     parts: int,
     clip_norm: Scalar | None = None,
 ) -> ClippedSum:
@@ -73,7 +73,8 @@ def clipped_in_parts(
         >>> bool(total.norm_bound < 1.01)
         True
     """
-    if not isinstance(clipped, ClippedGradients) or not isinstance(sampling, BatchSampling):
+    made: tuple[object, object] = clipped, sampling
+    if not isinstance(made[0], ClippedGradients) or not isinstance(made[1], BatchSampling):
         raise TypeError(
             "clipped and sampling must be made by clipped_gradients and poisson_sampling or"
             f" fixed_size_sampling, got {type(clipped).__name__} and {type(sampling).__name__}"
@@ -83,12 +84,15 @@ def clipped_in_parts(
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
     drawn = sampling(key)
-    mask = filled_slots(drawn, sampling.capacity, frozenset())
+    mask = Batch.filled_slots(drawn, sampling.capacity, frozenset())
     indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 
     def sum_from(start: int) -> ClippedSum:
         part = slice(start, start + size)
         return clipped(parameters, load(indices[part]), mask[part], clip_norm=clip_norm)
+
+    def joined(*arrays: jax.Array) -> jax.Array:
+        return jnp.concatenate(arrays)[: sampling.capacity]
 
     first = sum_from(0)
     scale = bound = first.norm_bound
@@ -102,27 +106,27 @@ def clipped_in_parts(
         total, within = jax.tree.map(jnp.add, total, digits), within + one.within
         of_records.append((one.private_losses, one.private_aux))
     value, bound = _whole(total, first.value, scale, bound, batch)
-    losses, aux = jax.tree.map(lambda *xs: jnp.concatenate(xs)[: sampling.capacity], *of_records)
+    losses, aux = jax.tree.map(joined, *of_records)
     return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
 
 
 @functools.partial(jax.jit, static_argnames="batch")
-def _digits(value: Any, scale: Scalar, batch: int) -> list[list[jax.Array]]:
-    scale = jnp.asarray(scale)
-    return [to_digits(x, scale.astype(x.dtype), batch) for x in jax.tree.leaves(value)]
+def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
+
+    def written(x: jax.Array) -> list[jax.Array]:
+        return Digits.of(x.dtype, clip_norm=jnp.asarray(scale), batch=batch).write(x)
+
+    return jax.tree.map(written, value)
 
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _whole(
-    digits: list[list[jax.Array]], like: Any, scale: Scalar, norm_bound: Scalar, batch: int
-) -> tuple[Any, jax.Array]:
+    digits: PyTree, like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
+) -> tuple[PyTree, jax.Array]:
     """The sum that the digits stand for, and a norm bound that covers its rounding."""
-    leaves, structure = jax.tree.flatten(like)
-    scale = jnp.asarray(scale)
-    total = [
-        from_digits(x, scale.astype(leaf.dtype), batch, leaf.dtype)
-        for x, leaf in zip(digits, leaves, strict=True)
-    ]
-    narrowest = min((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
-    charged = slack(leaves, terms=0, part=0, batch=batch, dtype=narrowest)
-    return jax.tree.unflatten(structure, total), jnp.asarray(norm_bound) * (1 + charged)
+
+    def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
+        return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
+
+    charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=batch)
+    return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

@@ -1,7 +1,7 @@
 """A sum of clipped gradients that cannot be separated from its norm bound."""
 
 import dataclasses
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -33,15 +33,14 @@ class ClippedSum:
         Those of `clipped_gradients`, which alone makes it.
     """
 
-    _leaves: tuple[jax.Array, ...]
-    _structure: Any
+    _value: PyTree
     norm_bound: Scalar
     within: jax.Array
     private_losses: jax.Array
     private_aux: PyTree
     slots: int
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
             "a ClippedSum is made by learning.clipped_gradients alone, and has no other parts than"
             " those it was made with"
@@ -51,7 +50,7 @@ class ClippedSum:
     def value(self) -> PyTree:
         """The sum, a pytree like the parameters; at least float32."""
         # Made anew each time: a dictionary can be written to.
-        return jax.tree.unflatten(self._structure, self._leaves)
+        return jax.tree.map(jnp.asarray, self._value)
 
     def sensitivity(
         self,
@@ -83,16 +82,16 @@ def sealed(
     aux: PyTree = None,
 ) -> ClippedSum:
     """A sum whose norm bound is known to be right."""
-    leaves, structure = jax.tree.flatten(value)
     losses = jnp.zeros(slots) if losses is None else losses
-    parts = tuple(leaves), structure, norm_bound, within, losses, aux, slots
+    kept = jax.tree.map(jnp.asarray, value)
+    parts: tuple[object, ...] = (kept, norm_bound, within, losses, aux, slots)
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)
     return made
 
 
-def _refuse_to_take_apart(*_: Any) -> Any:
+def _refuse_to_take_apart(*_: object) -> NoReturn:
     raise TypeError(
         "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
         " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"

@@ -15,8 +15,8 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
-from dpjax.learning._rounding import from_digits, no_digits, slack, to_digits
-from dpjax.learning._sampling import filled_slots
+from dpjax.learning._rounding import Digits, slack
+from dpjax.learning._sampling import Batch
 from dpjax.learning._uses import explained, traced
 
 # The sum of a microbatch, and how many more examples are within the clip norm than not.
@@ -77,7 +77,7 @@ class ClippedGradients:
         *given, examples, batch = arguments
         size = _batch_size(examples)
         axes = _shards.varying_axes(examples)
-        mask, slots = filled_slots(batch, size, axes), size * _shards.shard_count(axes)
+        mask, slots = Batch.filled_slots(batch, size, axes), size * _shards.shard_count(axes)
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         self._parameters(given)
         value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
@@ -96,9 +96,10 @@ class ClippedGradients:
             the arrays of the layer; else with "formed for each example".
         """
         *given, example = arguments
-        leaves, structure = jax.tree.flatten(self._parameters(given))
+        parameters = self._parameters(given)
         program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
-        return jax.tree.unflatten(structure, explained(program, leaves))
+        texts = explained(program, jax.tree.leaves(parameters))
+        return jax.tree.unflatten(jax.tree.structure(parameters), texts)
 
     def norms(self, *arguments: PyTree) -> jax.Array:
         """The norm of each example's gradient, as private as the examples.
@@ -150,7 +151,11 @@ class ClippedGradients:
 
     def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
         """The gradients of examples, traced for the shapes of one of them."""
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples)
+
+        def row(x: jax.Array) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+        one = jax.tree.map(row, examples)
         program = traced(self.loss, given, one, argnums=self.argnums, has_aux=self.has_aux)
         return per_example(program, given, examples)
 
@@ -160,9 +165,13 @@ class ClippedGradients:
         """The sum, its norm bound, the count of adaptive clipping, losses and more of examples."""
         axes = _axes((given, norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
-        leaves, structure = jax.tree.flatten(self._parameters(given))
+        leaves: list[jax.Array] = jax.tree.leaves(self._parameters(given))
         norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
         roundings: list[int] = []
+
+        def written(norm: jax.Array) -> list[Digits]:
+            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
+            return [Digits.of(dtype, clip_norm=norm, batch=size) for dtype in dtypes]
 
         def own(
             given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
@@ -174,21 +183,16 @@ class ClippedGradients:
 
             if part == size:
                 return add_up(examples, mask)
-            return _in_microbatches(add_up, (examples, mask), part, size, leaves, norm)
+            return _in_microbatches(add_up, (examples, mask), part, leaves, written(norm))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norm)
         total, within = _shards.summed_over_shards(found, axes)
         if part < size:
-            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
-            total = [
-                from_digits(x, norm.astype(dtype), size, dtype)
-                for x, dtype in zip(total, dtypes, strict=True)
-            ]
-        narrowest = min((x.dtype for x in total), key=lambda dtype: dtype.itemsize)
+            total = [x.read(digits) for x, digits in zip(written(norm), total, strict=True)]
         # As on one device, whose microbatches are no smaller: so the noise is the same.
         part = min(size, self.microbatch_size)
-        charged = slack(leaves, terms=max(roundings), part=part, batch=size, dtype=narrowest)
-        value = jax.tree.unflatten(structure, total)
+        charged = slack(leaves, terms=max(roundings), part=part, batch=size)
+        value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
         return value, norm * (1 + charged), within, losses, aux
 
 
@@ -235,9 +239,8 @@ def _in_microbatches(
     add_up: Callable[..., tuple[_Sum, PyTree]],
     batch: tuple[Database, jax.Array],
     part: int,
-    size: int,
     leaves: Sequence[jax.Array],
-    norm: jax.Array,
+    written: Sequence[Digits],
 ) -> tuple[PyTree, PyTree]:
     """Adds up microbatches one after the other, in integers: no order of them counts.
 
@@ -254,13 +257,14 @@ def _in_microbatches(
 
     def step(carry: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
         (total, within), of_records = add_up(*microbatch)
-        digits = [to_digits(x, norm.astype(x.dtype), size) for x in total]
+        digits = [x.write(leaf) for x, leaf in zip(written, total, strict=True)]
         return jax.tree.map(jnp.add, carry, (digits, within)), of_records
 
     def joined(x: jax.Array) -> jax.Array:
         return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
 
-    nothing = [no_digits(x.shape, compute_dtype(x.dtype), size) for x in leaves]
+    zeros = [jnp.zeros(leaf.shape, x.dtype) for x, leaf in zip(written, leaves, strict=True)]
+    nothing = [x.write(leaf) for x, leaf in zip(written, zeros, strict=True)]
     parts = jax.tree.map(parted, batch)
     total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
     return total, jax.tree.map(joined, of_records)
@@ -382,4 +386,6 @@ def clipped_gradients(
     )
     if len(numbers) != len(set(numbers)) or not numbers:
         raise ValueError(f"argnums must be distinct places of arguments, got {argnums}")
-    return ClippedGradients(loss, norm, size, numbers if several else numbers[0], bool(has_aux))
+    return ClippedGradients(
+        loss, float(norm), size, numbers if several else numbers[0], bool(has_aux)
+    )

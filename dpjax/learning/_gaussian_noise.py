@@ -2,13 +2,15 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import static
+from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
@@ -39,7 +41,7 @@ class NoiseState(TrainingState):
         None of its own. It holds a secret, the key.
     """
 
-    key: jax.Array
+    key: Key
     step: jax.Array
     noise_multiplier: Scalar
     dims: int = static()
@@ -50,7 +52,7 @@ class NoiseState(TrainingState):
 
 
 def gaussian_noise(
-    key: jax.Array,
+    key: Key,
     *,
     noise_multiplier: Scalar,
     batch_size: float,
@@ -120,12 +122,14 @@ def gaussian_noise(
     distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     trainings = Trainings(key)
 
-    def init(parameters: Any) -> NoiseState:
+    def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         own_key = key_for_each(trainings.key(key), parameters)
         return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), dims, noise)
 
-    def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+    def update(
+        updates: PyTree, state: NoiseState, params: PyTree = None
+    ) -> tuple[PyTree, NoiseState]:
         del params
         check_step(updates, state, noise)
         next_key, step_key = jax.random.split(key_of_each_lane(state.key))
@@ -135,14 +139,16 @@ def gaussian_noise(
     return transformation(init, update)
 
 
-def transformation(init: Any, update: Any) -> "optax.GradientTransformation":
+def transformation(
+    init: Callable[[PyTree], PyTree], update: Callable[..., tuple[PyTree, PyTree]]
+) -> "optax.GradientTransformation":
     """The pair of functions as optax has it."""
     import optax  # Takes half a second.
 
     return optax.GradientTransformation(init, update)
 
 
-def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> Any:
+def with_noise(key: Key, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> PyTree:
     """The sum with noise of a multiple of its norm bound."""
     bound = outward(clipped.norm_bound, math.inf)
     return _with_noise(key, clipped.value, bound, multiplier, noise)
@@ -150,8 +156,8 @@ def with_noise(key: jax.Array, clipped: ClippedSum, multiplier: Scalar, noise: N
 
 @functools.partial(jax.jit, static_argnames="noise")
 def _with_noise(
-    key: jax.Array, value: Any, norm_bound: Scalar, multiplier: Scalar, noise: Noise
-) -> Any:
+    key: Key, value: PyTree, norm_bound: Scalar, multiplier: Scalar, noise: Noise
+) -> PyTree:
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
     _refuse_shards(key, (value, bound, multiplier))
@@ -169,7 +175,7 @@ def _with_noise(
     return add_noise(key, value, calibration, noise)
 
 
-def _refuse_shards(key: jax.Array, others: Any) -> None:
+def _refuse_shards(key: Key, others: PyTree) -> None:
     """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
@@ -180,7 +186,7 @@ def _refuse_shards(key: jax.Array, others: Any) -> None:
             )
 
 
-def check_clipped(updates: Any) -> None:
+def check_clipped(updates: object) -> None:
     """Refuses what no norm bound travels with."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
@@ -190,7 +196,7 @@ def check_clipped(updates: Any) -> None:
         )
 
 
-def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
+def check_step(updates: PyTree, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
     """Refuses a sum or a kind of noise that is not what the state is an account of."""
     check_clipped(updates)
     state.refuse_if_closed_over()
@@ -202,12 +208,16 @@ def check_step(updates: Any, state: NoiseState, noise: NoiseKind, *, more: int =
         )
 
 
-def averaged(tree: Any, size: Scalar) -> Any:
+def averaged(tree: PyTree, size: Scalar) -> PyTree:
     """Post-processing: a sum over a batch as an average."""
-    return jax.tree.map(lambda x: x / jnp.asarray(size).astype(x.dtype), tree)
+
+    def average(total: jax.Array) -> jax.Array:
+        return total / jnp.asarray(size).astype(total.dtype)
+
+    return jax.tree.map(average, tree)
 
 
-def after_a_step(state: NoiseState, key: jax.Array, multiplier: Scalar) -> NoiseState:
+def after_a_step(state: NoiseState, key: Key, multiplier: Scalar) -> NoiseState:
     """The state with another key, one step later: of the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     return NoiseState(key, state.step + 1, least, state.dims, state.noise)

@@ -1,7 +1,6 @@
 """What the steps that were taken promise."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -67,7 +66,8 @@ def guarantee(
         >>> learning.guarantee(state, sampling, delta=1e-5)
         (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one
     """
-    noise: Any = state.noise if isinstance(state, AdaptiveNoiseState) else state
+    given: object = state
+    noise = given.noise if isinstance(given, AdaptiveNoiseState) else given
     if not isinstance(noise, NoiseState):
         raise TypeError(
             "state must be that of gaussian_noise or adaptive_noise, the first of a chain's, got"

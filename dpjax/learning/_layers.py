@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -54,9 +55,14 @@ class Layer(NamedTuple):
 
     name: str
     why: str
-    takes: Callable[[Any, int], bool]
+    takes: Callable[[jex.JaxprEqn, int], bool]
     saved: Callable[[int], int]
-    gradients: Callable[[Any, int, jax.Array, jax.Array], Gradients]
+    gradients: Callable[[jex.JaxprEqn, int, jax.Array, jax.Array], Gradients]
+
+
+def aval_of(atom: jex.Var | jex.Literal) -> Any:
+    """The shape and dtype of an operand, which JAX does not tell type checkers."""
+    return atom.aval
 
 
 def formed(gradients: jax.Array) -> Gradients:
@@ -74,7 +80,7 @@ def squared_norms(x: jax.Array) -> jax.Array:
     x = x.reshape(len(x), -1)
     whole = x.shape[1] // _BLOCK * _BLOCK
     squares = jnp.square(x)
-    lost = x.shape[1] * float(jnp.finfo(squares.dtype).tiny)
+    lost = x.shape[1] * float(np.finfo(squares.dtype).tiny)
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
@@ -105,17 +111,17 @@ def _other(operand: int) -> int:
 # Dense: one vector of every example meets a matrix, and the gradient is an outer product.
 
 
-def _is_dense(equation: Any, operand: int) -> bool:
+def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "dot_general":
         return False
     contracted, batched = equation.params["dimension_numbers"]
-    other = equation.invars[1 - operand].aval
+    other = aval_of(equation.invars[1 - operand])
     free = set(range(other.ndim)) - set(contracted[1 - operand])
     return not any(batched) and all(other.shape[axis] == 1 for axis in free)
 
 
-def _dense(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    kernel, x = equation.invars[operand].aval.shape, x.astype(g.dtype)
+def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+    kernel, x = aval_of(equation.invars[operand]).shape, x.astype(g.dtype)
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -127,10 +133,8 @@ def _dense(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients
 
             return jax.vmap(one)(kept(x, factors))
 
-        (sum_of_products,) = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))(
-            _column(factors, g) * kept(g, factors)
-        )
-        return sum_of_products
+        back = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))
+        return back(_column(factors, g) * kept(g, factors))[0]
 
     return Gradients(squared_norms(x) * squared_norms(g), total, terms(x) + terms(g) + 1)
 
@@ -138,12 +142,12 @@ def _dense(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients
 # Embedding: rows of a table. Where an example takes a row twice, the two gradients add up.
 
 
-def _is_embedding(equation: Any, operand: int) -> bool:
+def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "gather" or operand != 0:
         return False
-    table, indices = (atom.aval for atom in equation.invars)
+    table, indices = map(aval_of, equation.invars)
     numbers = equation.params["dimension_numbers"]
-    output = equation.outvars[0].aval.ndim
+    output = aval_of(equation.outvars[0]).ndim
     # Indices into whole axes are clipped to 0.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
@@ -157,8 +161,8 @@ def _is_embedding(equation: Any, operand: int) -> bool:
     )
 
 
-def _embedding(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    table = equation.invars[operand].aval.shape
+def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+    table = aval_of(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
     if indices.dtype.itemsize < 4:  # Which might not hold the number of rows.
         indices = indices.astype(jnp.int32)
@@ -187,11 +191,11 @@ def _embedding(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradi
 # Convolution: a product with the patches of the input, each example's own.
 
 
-def _is_convolution(equation: Any, operand: int) -> bool:
+def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "conv_general_dilated" or operand != 1:
         return False
     given, numbers = equation.params, equation.params["dimension_numbers"]
-    kernel = equation.invars[1].aval.shape
+    kernel = aval_of(equation.invars[1]).shape
     return (
         given["feature_group_count"] == given["batch_group_count"] == 1
         and all(step == 1 for step in given["lhs_dilation"])
@@ -199,10 +203,10 @@ def _is_convolution(equation: Any, operand: int) -> bool:
     )
 
 
-def _convolution(equation: Any, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
+def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     del operand
     numbers = equation.params["dimension_numbers"]
-    kernel = equation.invars[1].aval.shape
+    kernel = aval_of(equation.invars[1]).shape
     offsets = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
     x, g = (_features_last(a, spec) for a, spec in ((x, numbers.lhs_spec), (g, numbers.out_spec)))
     x = x.astype(g.dtype)
@@ -235,7 +239,7 @@ def _patches(
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)
     strides, dilation = given["window_strides"], given["rhs_dilation"]
-    found = []
+    found: list[jax.Array] = []
     for offset in np.ndindex(*offsets):
         starts = [i * step for i, step in zip(offset, dilation, strict=True)]
         ends = [

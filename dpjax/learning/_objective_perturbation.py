@@ -1,7 +1,6 @@
 """Linear classifiers by objective perturbation: noise in what is minimized."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._records import record_arrays
+from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
 from dpjax.learning._perturbed_minimizer import perturbed_minimizer
@@ -48,14 +48,14 @@ class ObjectivePerturbation:
     plan: PerturbationPlan
     n: int = static()
     dims: int = static()
-    dtype: Any = static()
+    dtype: np.dtype = static()
 
     @property
     def guarantee(self) -> Guarantee:
         """What one release promises."""
         return Guarantee(self.epsilon, self.delta)
 
-    def __call__(self, key: jax.Array, database: Any, *, name: str | None = None) -> Release:
+    def __call__(self, key: Key, database: Database, *, name: str | None = None) -> Release:
         """Releases the weights of a database.
 
         Args:
@@ -91,17 +91,17 @@ class ObjectivePerturbation:
             request=lambda name: request_of(name, draw, key, TreeSpec.of(records), self),
         )
 
-    def _records(self, database: Any) -> dict[str, jax.Array]:
+    def _records(self, database: Database) -> dict[str, jax.Array]:
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""
-        records, _ = record_arrays("database", database)
+        found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        if not isinstance(records, dict) or {k: v.shape for k, v in records.items()} != wanted:
+        if jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
-                f"database must be arrays of shapes {wanted}, got {_checks.described(records)}"
+                f"database must be arrays of shapes {wanted}, got {_checks.described(found)}"
             )
-        x = records["x"]
-        cast = _checks.saturating_cast if is_float(x) else jnp.asarray
-        return {**records, "x": cast(x, self.dtype)}
+        records: dict[str, jax.Array] = found
+        cast = _checks.saturating_cast if is_float(records["x"]) else jnp.asarray
+        return {**records, "x": cast(records["x"], self.dtype)}
 
     def __repr__(self) -> str:
         return f"ObjectivePerturbation({self.guarantee!r}; n={self.n}, dims={self.dims})"
@@ -115,7 +115,7 @@ def _dtype_that_runs(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 
 @jax.jit
-def _released(training: ObjectivePerturbation, key: jax.Array, records: Any) -> jax.Array:
+def _released(training: ObjectivePerturbation, key: Key, records: Database) -> jax.Array:
     plan, dtype = training.plan, training.dtype
     key_linear, key_output = jax.random.split(key_for_each(key, records))
     of_linear, of_output = calibrations(plan, training.dims, dtype)

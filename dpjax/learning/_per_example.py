@@ -13,8 +13,8 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
 from dpjax._tracing._one_by_one import vmapped
-from dpjax.learning._layers import Gradients, formed
-from dpjax.learning._uses import TracedLoss, Use, bind
+from dpjax.learning._layers import Gradients, aval_of, formed
+from dpjax.learning._uses import TracedLoss, Use, perform
 
 
 class PerExample(NamedTuple):
@@ -47,8 +47,8 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     parameters = [inputs[place] for place in program.places]
     own = [i for i, use in enumerate(program.uses) if use is None]
     used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    outputs = {i: use.equation.outvars[0].aval for i, use in used.items()}
-    probes = {i: jnp.zeros(aval.shape, aval.dtype) for i, aval in outputs.items()}
+    outputs = {i: aval_of(use.equation.outvars[0]) for i, use in used.items()}
+    probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
 
     def one(example: list[jax.Array]) -> PyTree:
         def loss(
@@ -95,7 +95,7 @@ def _probed(
     saved: dict[int, jax.Array] = {}
 
     def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-        outputs = bind(equation, operands)
+        outputs = perform(equation, operands)
         for i, use in used.items():
             if use.equation is equation:
                 saved[i] = operands[use.layer.saved(use.operand)]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._core._values import Scalar
@@ -110,9 +111,10 @@ def perturbed_minimizer(
             return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
 
         # So much lowers the objective in any case, as in `targets.logistic_regression`.
-        reach = jnp.maximum(jnp.max(jnp.abs(moved)), jnp.finfo(rows.dtype).tiny)
+        reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
         whole = jnp.ones((), rows.dtype)
-        low, _ = lax.fori_loop(0, _HALVINGS, halve, (jnp.log1p(reach) / reach, whole))
+        ends = jnp.log1p(reach) / reach, whole
+        low = lax.fori_loop(0, _HALVINGS, halve, ends)[0]
         return jnp.where(falls_at(whole), whole, low)
 
     def wrong_and_gradient(w: jax.Array) -> tuple[jax.Array, jax.Array]:

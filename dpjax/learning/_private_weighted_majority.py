@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.accounting._concentrated import largest_rho
 from dpjax.learning._weighted_majority import (
@@ -32,7 +33,7 @@ RateMethod = Literal["zcdp", "drv"]
 _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
-def replaced_steps(difference: Any) -> jax.Array:
+def replaced_steps(difference: Value) -> jax.Array:
     """The norm of private weighted majority: at how many steps losses differ."""
     (moved,) = jax.tree.leaves(difference)
     return jnp.sum(jnp.any(moved != 0, axis=-1), dtype=moved.dtype)
@@ -66,7 +67,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         """The exponential mechanism of each step, on minus the losses in units of their grid."""
         return exponential(2.0 ** loss_bits(self.steps), 2 * self.learning_rate)
 
-    def units(self, losses: Any) -> jax.Array:
+    def units(self, losses: jax.typing.ArrayLike) -> jax.Array:
         """Losses as they are added up, clamped and in units of their grid; private.
 
         For losses that come one step at a time, the choice of step t, from 0, is `mechanism.choice(
@@ -93,13 +94,13 @@ class PrivateWeightedMajority(SensitivityMechanism):
     def dp_event(self) -> Any:
         return _checks.extra("dp_accounting", "accounting").ZCDpEvent(self.zcdp[0])
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         losses = loss_matrix("value", value)
         if len(losses) != self.steps:
             raise ValueError(f"value must have {self.steps} steps, got {len(losses)}")
         self.choice._check_value(jax.ShapeDtypeStruct(losses.shape[1:], jnp.int32))
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         choice = self.choice
 
         def choose(number: jax.Array, cumulative: jax.Array) -> jax.Array:
@@ -107,7 +108,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
 
         return scan_steps(choose, value)
 
-    def clamped(self, value: Any) -> Any:
+    def clamped(self, value: Value) -> Value:
         """Losses as they count: in [0, 1], NaN as 1.
 
         Args:
@@ -118,7 +119,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         """
         return clamped_losses(_checks.real_arrays("value", value))
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
         losses = loss_matrix("value", value)
         scores = scan_steps(lambda _, cumulative: -cumulative, losses)
         return jnp.sum(jax.vmap(self.choice.log_prob)(jnp.asarray(output), scores))

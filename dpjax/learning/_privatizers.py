@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
@@ -99,19 +100,25 @@ def with_privatizer(
         bound = jnp.asarray(outward(updates.norm_bound, math.inf), before.dtype)
         bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
 
-        def divisor(dtype: jax.typing.DTypeLike) -> jax.Array:
+        def divisor(dtype: np.dtype) -> jax.Array:
             """Enough above the bound that no record moves a quotient by more than 1.
 
             Division rounds a quotient by eps / 2 of itself. A sum is at most `slots` bounds long,
             so rounding moves the quotients of neighbors apart by eps times `slots` at most. The
             divisor itself goes through three roundings, which 4 eps cover.
             """
-            charged = 1 + 1.01 * (updates.slots + 4) * float(jnp.finfo(dtype).eps)
+            charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged
 
-        unit = jax.tree.map(lambda x: x / divisor(x.dtype), updates.value)
+        def divided(x: jax.Array) -> jax.Array:
+            return x / divisor(x.dtype)
+
+        def multiplied(x: jax.Array) -> jax.Array:
+            return x * divisor(x.dtype)
+
+        unit = jax.tree.map(divided, updates.value)
         noisy, inner = privatizer.update(unit, state.inner, params)
-        noisy = jax.tree.map(lambda x: x * divisor(x.dtype), noisy)
+        noisy = jax.tree.map(multiplied, noisy)
         return averaged(noisy, size), PrivatizerState(inner, bound)
 
     return transformation(init, update)

@@ -1,25 +1,27 @@
 """What rounding adds to how far a sum of clipped gradients moves, and sums that are exact.
 
-A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may turn that around.
-So no more than a microbatch of examples is added up in floats; sums of microbatches are integers,
-of which one record changes one. What is left, relative to C, is charged to the noise.
+A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may turn the error
+around. So only the examples of a microbatch are added up in floats. Sums of microbatches become
+integers, and one record changes one of these sums. The rest of the error, relative to C, is charged
+to the noise.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._exact._grid import power_of_two
+from dpjax._exact._numerics import compute_dtype
 
 # Bits below the clip norm that integers keep.
 _BITS = {4: 40, 8: 70}
 
 
-def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int, dtype: Any) -> float:
+def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
     """How much more than the clip norm one record may move a sum, relative to it.
 
     Args:
@@ -27,54 +29,61 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int, dty
         terms: roundings of a squared norm.
         part: examples of a microbatch, that are added up in floats.
         batch: all examples.
-        dtype: the narrowest float of a sum.
     """
-    unit = float(jnp.finfo(dtype).eps) / 2
-    # The norm, the factor and the product; then the sum, in any order, of both neighbors.
+    narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
+    unit = float(np.finfo(narrowest).eps) / 2
+    # First the norm, the factor and the product. Then the sum: in any order, each of `part`
+    # additions is off by a unit of at most (part + 4) clip norms, on both neighbors.
     relative = (terms + 16) + 2 * part * (part + 4)
-    if batch > part:
+    if batch > part:  # The total of all digits is rounded as it becomes a float, on both neighbors.
         relative += 4 * batch
-    dimension = sum(leaf.size for leaf in leaves)
-    steps = 2 * math.sqrt(dimension) * 2.0 ** -_BITS[np.dtype(dtype).itemsize]
+    dims = sum(leaf.size for leaf in leaves)
+    # One sum of a microbatch differs, and its last digit is rounded on both neighbors.
+    steps = 2 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
 
-def no_digits(shape: tuple[int, ...], dtype: Any, batch: int) -> list[jax.Array]:
-    """The digits of zero."""
-    integers, _, count = _format(dtype, batch)
-    return [jnp.zeros(shape, integers)] * count
+class Digits(NamedTuple):
+    """How sums of microbatches are written as integers, digit by digit.
 
+    Attributes:
+        dtype: of the sums.
+        bits: of a digit. So many digits as the batch has examples add up without overflow.
+        length: how many digits a number has.
+        exponent: of a power of two above the clip norm, and at most twice as large.
+    """
 
-def to_digits(x: jax.Array, clip_norm: jax.Array, batch: int) -> list[jax.Array]:
-    """A sum of a microbatch as digits, which those of all microbatches may be added to."""
-    integers, bits, digits = _format(x.dtype, batch)
-    rest = x * power_of_two(bits - _exponent(clip_norm), x.dtype)
-    found = []
-    for _ in range(digits):
-        digit = jnp.round(rest)
-        found.append(digit.astype(integers))
-        rest = (rest - digit) * power_of_two(bits, x.dtype)
-    return found
+    dtype: np.dtype
+    bits: int
+    length: int
+    exponent: jax.Array
 
+    @classmethod
+    def of(cls, dtype: np.dtype, *, clip_norm: jax.Array, batch: int) -> Self:
+        """The digits for sums of a dtype.
 
-def from_digits(
-    digits: Sequence[jax.Array], clip_norm: jax.Array, batch: int, dtype: Any
-) -> jax.Array:
-    """The sum that the digits stand for."""
-    _, bits, _ = _format(dtype, batch)
-    total = jnp.zeros(digits[0].shape, dtype)
-    for digit in reversed(digits):
-        total = (total + digit.astype(dtype)) * power_of_two(-bits, dtype)
-    return total * power_of_two(_exponent(clip_norm), dtype)
+        Args:
+            dtype: of the sums.
+            clip_norm: all sums that are added up have the same one.
+            batch: all examples.
+        """
+        bits = 8 * dtype.itemsize - 3 - batch.bit_length()
+        exponent = jnp.frexp(jnp.asarray(clip_norm).astype(dtype))[1].astype(jnp.int32)
+        return cls(dtype, bits, math.ceil(_BITS[dtype.itemsize] / bits), exponent)
 
+    def write(self, x: jax.Array) -> list[jax.Array]:
+        """The digits of a sum; those of all microbatches may be added to them."""
+        rest = x * power_of_two(self.bits - self.exponent, self.dtype)
+        found: list[jax.Array] = []
+        for _ in range(self.length):
+            digit = jnp.round(rest)
+            found.append(digit.astype(f"int{8 * self.dtype.itemsize}"))
+            rest = (rest - digit) * power_of_two(self.bits, self.dtype)
+        return found
 
-def _format(dtype: Any, batch: int) -> tuple[Any, int, int]:
-    """The dtype of a digit, its bits, and how many there are."""
-    size = np.dtype(dtype).itemsize
-    bits = 8 * size - 3 - batch.bit_length()
-    return np.dtype(f"int{8 * size}"), bits, math.ceil(_BITS[size] / bits)
-
-
-def _exponent(clip_norm: jax.Array) -> jax.Array:
-    """Of a power of two above the clip norm, and at most twice as large."""
-    return jnp.frexp(clip_norm)[1].astype(jnp.int32)
+    def read(self, digits: Sequence[jax.Array]) -> jax.Array:
+        """The sum that the digits stand for."""
+        total = jnp.zeros(digits[0].shape, self.dtype)
+        for digit in reversed(digits):
+            total = (total + digit.astype(self.dtype)) * power_of_two(-self.bits, self.dtype)
+        return total * power_of_two(self.exponent, self.dtype)

@@ -42,40 +42,43 @@ class Batch:
     _mask: jax.Array
     capacity: int = static()
 
+    @staticmethod
+    def filled_slots(batch: object, size: int, axes: frozenset[str | int]) -> jax.Array:
+        """A mask of the slots that hold a record.
 
-def filled_slots(batch: object, size: int, axes: frozenset[str | int]) -> jax.Array:
-    """A mask of the slots that hold a record.
-
-    Args:
-        batch: a `Batch`; outside of shards also booleans or True, for records of one's own choice.
-        size: the number of slots at hand.
-        axes: of devices, over which `jax.shard_map` spreads slots.
-    """
-    shards = _shards.shard_count(axes)
-    if isinstance(batch, Batch):
-        mask = batch._mask
-        # Two batches that were joined have more slots, and so have slots that shards share.
-        if mask.shape != (size,) or size * shards != batch.capacity:
+        Args:
+            batch: a `Batch`; outside of shards also booleans or True, for other records.
+            size: the number of slots at hand.
+            axes: of devices, over which `jax.shard_map` spreads slots.
+        """
+        shards = _shards.shard_count(axes)
+        if isinstance(batch, Batch):
+            mask = batch._mask
+            # Two batches that were joined have more slots, and so have slots that shards share.
+            if mask.shape != (size,) or size * shards != batch.capacity:
+                raise ValueError(
+                    f"examples must fill the {batch.capacity} slots of the batch once, got {size}"
+                    f" in {shards} shards, and a batch of {len(mask)} there: hand on the records"
+                    " at batch.indices, and neither join batches nor gather or copy slots"
+                )
+            return mask
+        if axes:
             raise ValueError(
-                f"examples must fill the {batch.capacity} slots of the batch once, got {size} in"
-                f" {shards} shards, and a batch of {len(mask)} there: hand on the records at"
-                " batch.indices, and neither join batches nor gather or copy slots on shards"
+                "batch must be what sampling(key) returned inside jax.shard_map, got"
+                f" {_checks.described(batch)}: its capacity shows that no shards share a record"
             )
-        return mask
-    if axes:
+        if batch is True:
+            return jnp.ones(size, bool)
+        if isinstance(batch, (jax.Array, np.ndarray)) and (batch.shape, batch.dtype) == (
+            (size,),
+            bool,
+        ):
+            return jnp.asarray(batch)
         raise ValueError(
-            "batch must be what sampling(key) returned inside jax.shard_map, got"
-            f" {_checks.described(batch)}: its capacity shows that no two shards hold one record"
+            f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
+            f" True if no slot is empty; got {_checks.described(batch)}: else empty slots count as"
+            " records"
         )
-    if batch is True:
-        return jnp.ones(size, bool)
-    if isinstance(batch, (jax.Array, np.ndarray)) and (batch.shape, batch.dtype) == ((size,), bool):
-        return jnp.asarray(batch)
-    raise ValueError(
-        f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
-        f" True if no slot is empty; got {_checks.described(batch)}: else empty slots count as"
-        " records"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +124,7 @@ class BatchSampling:
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
-        return Batch(*(_poisson if self.kind == "poisson" else _fixed)(key, self), self.capacity)
+        return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
 
 
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
@@ -208,7 +211,7 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _poisson(key: Key, sampling: BatchSampling) -> Batch:
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
     else:
@@ -216,11 +219,12 @@ def _poisson(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
-    return indices.astype(jnp.int32), mask
+    return Batch(indices.astype(jnp.int32), mask, sampling.capacity)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _fixed(key: Key, sampling: BatchSampling) -> tuple[jax.Array, jax.Array]:
+def _fixed(key: Key, sampling: BatchSampling) -> Batch:
     words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
     *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
-    return order[: sampling.capacity], jnp.ones(sampling.capacity, bool)
+    mask = jnp.ones(sampling.capacity, bool)
+    return Batch(order[: sampling.capacity], mask, sampling.capacity)

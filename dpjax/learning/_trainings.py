@@ -126,8 +126,10 @@ def training_state(cls: type[T]) -> type[T]:
     names = [field.name for field in fields if "static" not in field.metadata]
     constants = [field.name for field in fields if "static" in field.metadata]
 
-    def flatten(state: T) -> tuple[list[tuple[GetAttrKey, PyTree]], tuple[object, ...]]:
-        parts = [(GetAttrKey(name), outward(getattr(state, name), -math.inf)) for name in names]
+    def flatten(state: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
+        parts: list[tuple[object, PyTree]] = [
+            (GetAttrKey(name), outward(getattr(state, name), -math.inf)) for name in names
+        ]
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(parts)):
             state.refuse_if_closed_over()
         return parts, tuple(getattr(state, name) for name in constants)

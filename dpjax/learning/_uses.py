@@ -7,7 +7,6 @@ determine the gradient of the parameter, so none is formed. A parameter with ano
 several, gets a gradient for each example.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from dpjax._core._types import PyTree
 from dpjax._tracing import _walks
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
-from dpjax.learning._layers import LAYERS, Layer
+from dpjax.learning._layers import LAYERS, Layer, aval_of
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
@@ -54,13 +53,13 @@ class TracedLoss(NamedTuple):
         program: takes the leaves of all arguments, and returns the loss and the leaves of aux.
         places: of the parameters among these leaves.
         uses: for each parameter its use, or None where its gradient is formed for each example.
-        aux: the structure of aux.
+        aux: the structure of aux, a PyTreeDef.
     """
 
     program: jex.ClosedJaxpr
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
-    aux: jax.tree_util.PyTreeDef
+    aux: object
 
 
 def traced(
@@ -80,21 +79,22 @@ def traced(
         argnums: which of the given arguments are parameters.
         has_aux: whether there is aux.
     """
-    leaves, structure = jax.tree.flatten((*given, example))
-    arrays = jax.eval_shape(lambda *xs: xs, *leaves)
 
-    def flat(*arrays: jax.Array) -> tuple[PyTree, PyTree]:
-        found = loss(*jax.tree.unflatten(structure, arrays))
-        if not has_aux:
-            return found, None
-        if not isinstance(found, tuple) or len(found) != 2:
+    def pair(*arguments: PyTree) -> PyTree:
+        found = loss(*arguments)
+        if has_aux and (type(found) is not tuple or len(found) != 2):
             raise TypeError(
                 f"loss must return (loss, aux) with has_aux, got {type(found).__name__}"
             )
-        return found
+        return found if has_aux else (found, None)
 
+    def shapes(*arguments: PyTree) -> PyTree:
+        return arguments
+
+    arguments = jax.eval_shape(shapes, *given, example)
     with needs_no_values("loss"):
-        called, (value, aux) = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+        called, (value, aux) = jax.make_jaxpr(pair, return_shape=True)(*arguments)
+    arrays = jax.tree.leaves(arguments)
     if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not _is_float(value):
         raise ValueError(
             "loss must return the loss of one example, a real scalar; it returned"
@@ -104,12 +104,17 @@ def traced(
     ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
     chosen = argnums if isinstance(argnums, tuple) else (argnums,)
     places = tuple(itertools.chain(*(range(ends[i], ends[i + 1]) for i in chosen)))
+
+    def value_of(*leaves: jax.Array) -> jax.Array:
+        return _walks.run(called, leaves, perform)[0]
+
+    def inlined(*leaves: jax.Array) -> list[jax.Array]:
+        return _walks.run(called, leaves, _inline)
+
     # Rules for derivatives are code that only a derivative shows.
-    run = functools.partial(_walks.run, called, operation=bind)
-    gradient = jax.grad(lambda *xs: run(xs)[0], argnums=places)
-    _check_operations(jax.make_jaxpr(gradient)(*arrays))
+    _check_operations(jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays))
     # Once more, now that it is known what to inline.
-    program = jax.make_jaxpr(lambda *xs: _walks.run(called, xs, _inline))(*arrays)
+    program = jax.make_jaxpr(inlined)(*arrays)
     equations = _walks.live(program.jaxpr)
     uses = (_use(equations, program.jaxpr.invars[i], program.jaxpr.outvars) for i in places)
     return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
@@ -129,10 +134,9 @@ def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
     return texts
 
 
-def bind(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
     """Carries out an operation of a program."""
-    parameters = equation.primitive.get_bind_params(equation.params)
-    return _walks.bind(equation, parameters, operands)
+    return _walks.bind(equation, equation.primitive.get_bind_params(equation.params), operands)
 
 
 def _is_elementwise(equations: Sequence[jex.JaxprEqn], variable: jex.Var) -> bool:
@@ -158,7 +162,7 @@ def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
     """
     if equation.primitive.name in _INLINED:
         return _walks.run(_walks.called(equation), operands, _inline)
-    return bind(equation, operands)
+    return perform(equation, operands)
 
 
 def _use(
@@ -187,11 +191,11 @@ def _use(
 
 
 def _is_move(equation: jex.JaxprEqn) -> bool:
-    output = equation.outvars[0].aval
+    output = aval_of(equation.outvars[0])
     if equation.primitive.name == "convert_element_type":
         return _is_float(output)
     moves = equation.primitive.name in _MOVES and len(equation.invars) == 1
-    return moves and equation.invars[0].aval.size == output.size
+    return moves and bool(aval_of(equation.invars[0]).size == output.size)
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:
@@ -199,10 +203,10 @@ def _is_real(equation: jex.JaxprEqn) -> bool:
 
     The gradient of a real parameter that meets complex numbers is the real part of a product.
     """
-    dtypes = [atom.aval.dtype for atom in equation.invars]
+    dtypes = [aval_of(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
-    return operands and _is_float(equation.outvars[0].aval)
+    return operands and _is_float(aval_of(equation.outvars[0]))
 
 
-def _is_float(aval: jax.ShapeDtypeStruct) -> bool:
-    return bool(jnp.issubdtype(aval.dtype, jnp.floating))
+def _is_float(array: jax.ShapeDtypeStruct) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Scalar
 from dpjax._exact._numerics import compute_dtype
 from dpjax.random._facade import check_sampling_key
@@ -41,7 +41,7 @@ class WeightedMajorityRun:
 
 
 def weighted_majority(
-    key: jax.Array, losses: Any, *, learning_rate: Scalar | None = None
+    key: Key, losses: jax.typing.ArrayLike, *, learning_rate: Scalar | None = None
 ) -> WeightedMajorityRun:
     """Randomized weighted majority (Hedge), not private: `private_weighted_majority` is.
 
@@ -77,11 +77,11 @@ def weighted_majority(
         True
     """
     check_sampling_key(key)
-    losses = loss_matrix("losses", losses)
-    steps, experts = losses.shape
+    matrix = loss_matrix("losses", losses)
+    steps, experts = matrix.shape
     rate = best_rate(steps, experts) if learning_rate is None else learning_rate
     rate = jnp.asarray(_checks.positive("learning_rate", rate), jnp.result_type(float))
-    return _run(key, losses, rate)
+    return _run(key, matrix, rate)
 
 
 def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = None) -> float:
@@ -125,12 +125,13 @@ def best_rate(steps: int, experts: int) -> float:
     return math.sqrt(math.log(experts) / steps)
 
 
-def loss_matrix(name: str, losses: Any) -> jax.Array:
+def loss_matrix(name: str, losses: PyTree) -> jax.Array:
     """Losses of at least two experts at a number of steps that integers can add up."""
     losses = _checks.real_arrays(name, losses)
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
-        shapes = jax.tree.map(lambda leaf: leaf.shape, losses)
-        raise ValueError(f"{name} must be one array of shape (steps, experts), got {shapes}")
+        raise ValueError(
+            f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
+        )
     _checks.integer("steps", losses.shape[0], least=1, most=MOST_STEPS)
     _checks.integer("experts", losses.shape[1], least=2)
     return losses
@@ -158,14 +159,14 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
     return jnp.round(losses.astype(compute_dtype(losses.dtype)) * 2.0**bits).astype(jnp.int32)
 
 
-def scan_steps(choose: Callable[[jax.Array, jax.Array], Any], losses: jax.Array) -> Any:
+def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
     """What is chosen at each step from its number and the losses before it, added up in integers.
 
     Floats would not do: a sum that is rounded at each step moves by more than a term.
     """
     bits = loss_bits(len(losses))
 
-    def step(cumulative: jax.Array, now: Any) -> Any:
+    def step(cumulative: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, PyTree]:
         number, row = now
         return cumulative + loss_units(row, bits), choose(number, cumulative)
 
@@ -176,7 +177,7 @@ def scan_steps(choose: Callable[[jax.Array, jax.Array], Any], losses: jax.Array)
 
 
 @jax.jit
-def _run(key: jax.Array, losses: jax.Array, rate: jax.Array) -> WeightedMajorityRun:
+def _run(key: Key, losses: jax.Array, rate: jax.Array) -> WeightedMajorityRun:
     steps, dtype = len(losses), rate.dtype
     unit = 2.0 ** -loss_bits(steps)
 
