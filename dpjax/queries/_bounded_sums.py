@@ -10,13 +10,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
-from dpjax.queries._integer_sums import (
-    coarse,
-    coarsening,
-    ends_in_units,
-    sum_of_integers,
-    to_units,
-)
+from dpjax.queries._integer_sums import coarse, coarsening, ends_in_units, sum_of_integers, to_units
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp

@@ -87,11 +87,7 @@ def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> 
 
     Rounding adds less than 1 in each coordinate, so at most the norm of the vector of ones.
     """
-    ones = {
-        "l1": Fraction(dims),
-        "l2": Fraction(sqrt_up(Fraction(dims))),
-        "linf": Fraction(1),
-    }
+    ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])
 
 

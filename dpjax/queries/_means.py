@@ -11,7 +11,7 @@ from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
-from dpjax.queries._private_release import released, shape_of_record
+from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
@@ -93,11 +93,8 @@ def private_mean(
         database,
         lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
         average,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=Terms(epsilon, delta, relation, name),
         what="mean",
-        name=name,
     )
 
 

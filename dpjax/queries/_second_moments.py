@@ -42,7 +42,9 @@ class Moments(NamedTuple):
     noise: jax.Array
 
 
-def second_moments_query(vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int) -> Query:
+def second_moments_query(
+    vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int
+) -> Query:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
     It holds the number of records, their sum, and the sums of the products of their coordinates,

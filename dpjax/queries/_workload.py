@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Database
+from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax.queries._counts import (
@@ -76,7 +76,8 @@ class Workload(Query):
         Returns:
             An array of the shape of the table.
         """
-        _, transpose = jax.vjp(self.answers, jnp.zeros(self.cells, weights.dtype))
+        table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
+        transpose: PyTree = jax.linear_transpose(self.answers, table)
         return transpose(weights)[0]
 
 

@@ -140,7 +140,7 @@ def test_an_error_is_that_of_all_rounds_at_once():
     worse = 2 * reach / part * np.log(len(MATRIX) / missed)
     learned = 4 * (RECORDS * 2) ** 2 * np.log(4) / 5
     bound = (learned + (off + 0.5) ** 2 * (1 + (5 + 1) / 2)) ** 0.5 + worse + 1
-    assert float(mechanism.error_quantile(0.9)) == pytest.approx(bound, rel=1e-3)
+    assert float(mechanism.error(confidence=0.9)) == pytest.approx(bound, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_the_average_keeps_its_bound():
     release = jax.jit(jax.vmap(lambda key: mechanism(key, TRUTH).value))
     tables = np.asarray(release(keys).average, float)
     errors = np.abs(tables @ MATRIX.T - np.asarray(TRUTH)).max(axis=1)
-    bound = float(mechanism.error_quantile(0.9))
+    bound = float(mechanism.error(confidence=0.9))
     assert np.all(errors <= bound)
     uniform = np.abs(MATRIX @ np.full(4, RECORDS / 4) - np.asarray(TRUTH)).max()
     assert bound < uniform

@@ -112,7 +112,7 @@ def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved):
 
 def test_the_error_covers_every_level():
     search = name_search(2.0, threshold=1, **SMALL)
-    every, counts = search.error_quantile(0.9, simultaneous=True), 4 * 3 * 27
+    every, counts = search.error(confidence=0.9, simultaneous=True), 4 * 3 * 27
     tail = -np.log(1 - 0.9 ** (1 / counts))
     assert every == pytest.approx(2 * 4 / 2.0 * tail + 0.5, rel=1e-3)
     assert search.zcdp == (pytest.approx(2.0**2 / 8), 0.0)
@@ -151,7 +151,7 @@ def test_names_of_a_census_are_found_as_stated(census):
     search = name_search(1.0, width=12, threshold=600, capacity=512)
     codes = encode_text(listed, width=12)[drawn]
     release = search(dpjax.random.seeded_key(9), codes)
-    error = search.error_quantile(1 - 1e-6, simultaneous=True)
+    error = search.error(confidence=1 - 1e-6, simultaneous=True)
     truth = Counter(np.take(listed, drawn).tolist())
     found = search.names(release.value)
     assert not search.cut_off(release.value)
