@@ -205,17 +205,14 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     """The number of categories by attribute, in order."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            "categories must be the number of categories by attribute, at least one, got"
-            f" {_checks.shown(categories)}"
+            f"categories must be numbers by attribute, got {_checks.shown(categories)}"
         )
     sizes = {
         name: _checks.integer(f"categories[{name!r}]", size, least=2)
         for name, size in categories.items()
     }
     if math.prod(sizes.values()) > LARGEST_TABLE:
-        raise ValueError(
-            f"categories must make a table of at most {LARGEST_TABLE} cells, got {sizes}"
-        )
+        raise ValueError(f"categories must make at most {LARGEST_TABLE} cells, got {sizes}")
     return sizes
 
 
@@ -223,11 +220,8 @@ def count_combinations(
     records: Database, present: jax.Array, sizes: Mapping[str, int]
 ) -> jax.Array:
     """The contingency table of these attributes, over the records that are present."""
-    missing = [name for name in sizes if not isinstance(records, Mapping) or name not in records]
-    if missing:
-        raise ValueError(
-            f"database must have the columns {missing}, got {_checks.described(records)}"
-        )
+    if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
+        raise ValueError(f"database must have columns {[*sizes]}, got {_checks.described(records)}")
     cell = jnp.zeros(present.shape, jnp.int32)
     for name, size in sizes.items():
         if records[name].shape != present.shape:

@@ -281,12 +281,6 @@ def public_ball(
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
-        raise ValueError(
-            f"center must be finite, one number or {dims}, got {_checks.shown(center)}"
-        )
+        raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
     middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
-
-    def mapped(records: jax.Array) -> jax.Array:
-        return (records.astype(middle.dtype) - middle[None]) / size
-
-    return mapped, middle, size
+    return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size

@@ -85,7 +85,12 @@ def private_linear_regression(
     x_radius = _checks.positive("x_radius", x_radius)
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
-    dims = _features(database)
+    records, present = present_records(database)
+    if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
+        raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
+    if records["x"].ndim != 2 or records["y"].shape != present.shape:
+        raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
+    dims = records["x"].shape[1]
 
     def vectors(records: Database) -> jax.Array:
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
@@ -116,12 +121,3 @@ def private_linear_regression(
         terms=Terms(epsilon, delta, relation, name),
         what="linear regression",
     )
-
-
-def _features(database: Database) -> int:
-    records, present = present_records(database)
-    if not isinstance(records, dict) or {*records} != {"x", "y"}:  # pyright: ignore
-        raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
-    if records["x"].ndim != 2 or records["y"].shape != present.shape:
-        raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
-    return records["x"].shape[1]

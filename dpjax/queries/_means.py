@@ -1,7 +1,6 @@
 """The average of numbers that are clamped to public bounds."""
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import jax
@@ -113,21 +112,16 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
         weighed = jnp.concatenate([jnp.full((len(present), 1), weight, jnp.int32), units], axis=1)
         return coarse(sum_of_integers(jnp.where(present[:, None], weighed, 0)), bits)
 
-    return Query(
-        total=total,
-        shape=(1 + dims,),
-        reach=_reach_of_centered_sums(Fraction(weight, 2**bits), dims),
-        unit=math.ldexp(1.0, exponent + bits),
-        rounding=1.0,
-    )
-
-
-def _reach_of_centered_sums(
-    half: Fraction, dims: int
-) -> Callable[[VectorNorm, NeighboringRelation], float]:
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        half = Fraction(weight, 2**bits)
         if relation is NeighboringRelation.REPLACE_ONE:  # The count does not move.
             return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
-    return reach
+    return Query(
+        total=total,
+        shape=(1 + dims,),
+        reach=reach,
+        unit=math.ldexp(1.0, exponent + bits),
+        rounding=1.0,
+    )

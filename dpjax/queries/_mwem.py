@@ -148,7 +148,10 @@ class Mwem(SensitivityMechanism):
             log_weights, total, rows, measured = state
             table = table_of(log_weights)
             answers = workload.answers(table.reshape(workload.cells))
-            query, noisy, more = measure(given, _in_integers(answers))
+            integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(
+                jnp.int32
+            )
+            query, noisy, more = measure(given, integers)
             rows = rows.at[number].set(workload.row(query).ravel().astype(dtype) / self._entry)
             measured = measured.at[number].set(jnp.clip(noisy / self._entry, -n, n))
 
@@ -308,8 +311,3 @@ def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
     """Distances of integers, as uint32: a difference of int32 may overflow."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
-
-
-def _in_integers(answers: jax.Array) -> jax.Array:
-    rounded = jnp.round(answers)
-    return jnp.clip(rounded, -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)

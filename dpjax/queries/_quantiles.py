@@ -61,9 +61,7 @@ class QuantileScores(KnownSensitivity):
         """
         one_array = jax.tree_util.all_leaves([records]) and records.ndim == 1
         if not one_array or present.shape != records.shape:
-            raise ValueError(
-                f"database must have shape (n,), got {_checks.described((records, present))}"
-            )
+            raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
         scored = jnp.result_type(int)
         if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(

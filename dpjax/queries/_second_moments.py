@@ -32,9 +32,6 @@ class Moments(NamedTuple):
         mean: shape (d,).
         second: the average of x x^T, shape (d, d).
         noise: the scale of the noise on averages.
-
-    Formal guarantees:
-        None of its own.
     """
 
     mean: jax.Array

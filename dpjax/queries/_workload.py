@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Database, PyTree
+from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax.queries._counts import (
@@ -77,8 +77,8 @@ class Workload(Query):
             An array of the shape of the table.
         """
         table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
-        transpose: PyTree = jax.linear_transpose(self.answers, table)
-        return transpose(weights)[0]
+        # linear_transpose has no types.
+        return jax.linear_transpose(self.answers, table)(weights)[0]  # pyright: ignore
 
 
 def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
@@ -124,7 +124,8 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         counts = _limbs.from_integers(table.total(records, present))
-        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), _column(counts))
+        column = _limbs.Limbs(counts.high[:, None], counts.low[:, None])
+        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), column)
         answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
         return _limbs.to_integers(answer, jnp.int32)
 
@@ -264,7 +265,3 @@ def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
 
 def _norm_of_power_sum(total: np.integer, norm: VectorNorm) -> float:
     return sqrt_up(Fraction(int(total))) if norm == "l2" else norm_up([Fraction(int(total))], norm)
-
-
-def _column(x: _limbs.Limbs) -> _limbs.Limbs:
-    return _limbs.Limbs(x.high[:, None], x.low[:, None])

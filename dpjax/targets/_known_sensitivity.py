@@ -117,10 +117,7 @@ def bounded_average(
     bound: Bound,
     norms: tuple[VectorNorm, ...] = get_args(VectorNorm),
 ) -> BoundedSum:
-    """finish(average of statistic(x_i)), where statistics are in [-largest, largest].
-
-    They are added up exactly.
-    """
+    """finish(average of statistic(x_i)), for floats in [-largest, largest]; sums are exact."""
     return BoundedSum(statistic, finish, True, largest, bound=bound, norms=norms)
 
 

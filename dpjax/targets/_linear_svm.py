@@ -106,7 +106,8 @@ def linear_svm(
         working_set = _checks.integer("working_set", working_set, least=1)
 
     def fit(database: Database) -> dict[str, jax.Array]:
-        x = _finite(database["x"], clip)
+        ends = (0, 1) if clip else (-_LARGEST_FEATURE, _LARGEST_FEATURE)
+        x = clip_and_replace_nan(database["x"].astype(compute_dtype(database["x"].dtype)), *ends)
         n, d = x.shape
         check_dims(dims, d)
         positive = database["y"].astype(x.dtype) > 0
@@ -140,11 +141,6 @@ def linear_svm(
         return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(dtype)))
 
     return BoundedTarget(fit, bound=bound, norms=("l1",))
-
-
-def _finite(x: jax.Array, clip: bool) -> jax.Array:
-    ends = (0, 1) if clip else (-_LARGEST_FEATURE, _LARGEST_FEATURE)
-    return clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), *ends)
 
 
 def _solve(
