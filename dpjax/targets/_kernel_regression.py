@@ -153,5 +153,5 @@ def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _order_like_integers(bits: jax.Array) -> jax.Array:
-    """Turns the bits of floats into integers of the same order; applied twice, it changes nothing."""
+    """The bits of floats as integers of the same order; applied twice, it changes nothing."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
