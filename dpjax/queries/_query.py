@@ -97,11 +97,11 @@ class Query(KnownSensitivity):
         return (float(noise) + self.rounding) * self.unit
 
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 T = TypeVar("T")
 
 
-def compiled(function: Callable[P, T], *, static: str | None = None) -> Callable[P, T]:
+def compiled(function: Callable[_P, T], *, static: str | None = None) -> Callable[_P, T]:
     """`jax.jit` with the types of the function, which `jax.jit` forgets."""
     return jax.jit(function, static_argnames=static)
 
