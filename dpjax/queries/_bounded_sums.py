@@ -1,7 +1,6 @@
 """Sums of numbers that are clamped to public bounds."""
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import jax
@@ -10,13 +9,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
-from dpjax.queries._integer_sums import (
-    coarse,
-    coarsening,
-    ends_in_units,
-    sum_of_integers,
-    to_units,
-)
+from dpjax.queries._integer_sums import coarse, coarsening, ends_in_units, sum_of_integers, to_units
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp
@@ -85,10 +78,16 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         there = present.reshape(-1, *(1 for _ in shape))
         return coarse(sum_of_integers(jnp.where(there, units, 0)), bits)
 
+    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        replaced = relation is NeighboringRelation.REPLACE_ONE
+        farthest = ends[1] - ends[0] if replaced else max(abs(ends[0]), abs(ends[1]))
+        # Rounded, totals that differ by this are at most so many units apart.
+        return norm_up([Fraction(math.ceil(Fraction(farthest, 2**bits)))] * (dims or 1), norm)
+
     return Query(
         total=total,
         shape=shape,
-        reach=_reach_of_interval(*ends, bits, dims or 1),
+        reach=reach,
         unit=math.ldexp(1.0, exponent + bits),
         rounding=1.0,
     )
@@ -100,15 +99,3 @@ def fine_exponent(largest: float) -> int:
         raise ValueError(f"the larger bound must be from 2^-90 to 2^90, got {largest:g}")
     significand, exponent = math.frexp(largest)
     return exponent - FINE_BITS - (significand == 0.5)
-
-
-def _reach_of_interval(
-    low: int, high: int, bits: int, dims: int
-) -> Callable[[VectorNorm, NeighboringRelation], float]:
-    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        replaced = relation is NeighboringRelation.REPLACE_ONE
-        moved = high - low if replaced else max(abs(low), abs(high))
-        # Rounded, totals that differ by `moved` are at most this many units apart.
-        return norm_up([Fraction(math.ceil(Fraction(moved, 2**bits)))] * dims, norm)
-
-    return reach

@@ -66,7 +66,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         # float there. If one record is removed, all that follow move: the count could change by 2.
         checked, program = check_lanes("predicate", predicate, records)
         if is_exact(program):
-            return _count_true(jax.vmap(checked)(jax.tree.map(without_subnormals, records)), present)
+            return _count_true(
+                jax.vmap(checked)(jax.tree.map(without_subnormals, records)), present
+            )
         return _count_true(lax.map(checked, records), present)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -203,27 +205,23 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     """The number of categories by attribute, in order."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            "categories must be the number of categories by attribute, at least one, got"
-            f" {_checks.shown(categories)}"
+            f"categories must be numbers by attribute, got {_checks.shown(categories)}"
         )
     sizes = {
         name: _checks.integer(f"categories[{name!r}]", size, least=2)
         for name, size in categories.items()
     }
     if math.prod(sizes.values()) > LARGEST_TABLE:
-        raise ValueError(
-            f"categories must make a table of at most {LARGEST_TABLE} cells, got {sizes}"
-        )
+        raise ValueError(f"categories must make at most {LARGEST_TABLE} cells, got {sizes}")
     return sizes
 
 
-def count_combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
+def count_combinations(
+    records: Database, present: jax.Array, sizes: Mapping[str, int]
+) -> jax.Array:
     """The contingency table of these attributes, over the records that are present."""
-    missing = [name for name in sizes if not isinstance(records, Mapping) or name not in records]
-    if missing:
-        raise ValueError(
-            f"database must have the columns {missing}, got {_checks.described(records)}"
-        )
+    if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
+        raise ValueError(f"database must have columns {[*sizes]}, got {_checks.described(records)}")
     cell = jnp.zeros(present.shape, jnp.int32)
     for name, size in sizes.items():
         if records[name].shape != present.shape:
@@ -265,7 +263,7 @@ def _as_codes(records: jax.Array) -> jax.Array:
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)
     numbers = comparable(records)
-    exact = jnp.abs(numbers) < min(2.0 ** (jnp.finfo(records.dtype).nmant + 1), 2.0**31)
+    bits = jnp.finfo(records.dtype).nmant + 1  # pyright: ignore  # ml_dtypes has no types.
+    exact = jnp.abs(numbers) < min(2.0**bits, 2.0**31)  # pyright: ignore
     whole = exact & (numbers == jnp.floor(numbers))
     return jnp.where(whole, numbers, -1).astype(jnp.int32)
-

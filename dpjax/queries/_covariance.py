@@ -12,7 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
-from dpjax.queries._private_release import released, shape_of_record
+from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query
 from dpjax.queries._second_moments import Moments, moments_of, second_moments_query
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
@@ -90,11 +90,8 @@ def private_variance(
         centered,
         finish,
         dims=1,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=Terms(epsilon, delta, relation, name),
         what="variance",
-        name=name,
     )
 
 
@@ -167,11 +164,8 @@ def private_covariance(
         into_unit_ball,
         finish,
         dims=dims,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=Terms(epsilon, delta, relation, name),
         what="covariance",
-        name=name,
     )
 
 
@@ -260,13 +254,10 @@ def released_moments(
     finish: Callable[[Moments], dict[str, jax.Array]],
     *,
     dims: int,
-    epsilon: float,
-    delta: float | None,
-    relation: NeighboringRelation,
+    terms: Terms,
     what: str,
-    name: str | None,
 ) -> Release:
-    """A statistic computed from the noisy moments of vectors, which are clipped to the unit ball."""
+    """A statistic computed from the noisy moments of vectors, clipped to the unit ball."""
 
     def statistic(
         query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
@@ -278,11 +269,8 @@ def released_moments(
         database,
         lambda capacity: second_moments_query(vectors, dims=dims, capacity=capacity),
         statistic,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=terms,
         what=what,
-        name=name,
     )
 
 
@@ -293,12 +281,6 @@ def public_ball(
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
-        raise ValueError(
-            f"center must be finite, one number or {dims}, got {_checks.shown(center)}"
-        )
+        raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
     middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
-
-    def mapped(records: jax.Array) -> jax.Array:
-        return (records.astype(middle.dtype) - middle[None]) / size
-
-    return mapped, middle, size
+    return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size

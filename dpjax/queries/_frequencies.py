@@ -95,9 +95,7 @@ def frequencies(
     each = missed / len(counts) if simultaneous else missed
     truth, lie = (weight / 2.0**32 for weight in mechanism.report_weights)
     if truth == lie:
-        raise ValueError(
-            f"epsilon={float(mechanism.epsilon):g} is too small: reports do not depend on answers"
-        )
+        raise ValueError(f"epsilon={float(mechanism.epsilon):g}: reports do not depend on answers")
 
     def unbiased(share: np.ndarray) -> np.ndarray:
         return (share - lie) / (truth - lie)

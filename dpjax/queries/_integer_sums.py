@@ -25,12 +25,7 @@ _ROWS = 2**20
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
-    """The number of bits to round off, so that the totals of `capacity` records fit.
-
-    Args:
-        capacity: the number of records.
-        bits: the bits of the largest record.
-    """
+    """The number of bits to round off totals of `capacity` records of at most so many bits."""
     needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
     return bits - LARGEST_TOTAL_BITS + needed
 
@@ -87,11 +82,7 @@ def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> 
 
     Rounding adds less than 1 in each coordinate, so at most the norm of the vector of ones.
     """
-    ones = {
-        "l1": Fraction(dims),
-        "l2": Fraction(sqrt_up(Fraction(dims))),
-        "linf": Fraction(1),
-    }
+    ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])
 
 

@@ -11,6 +11,7 @@ from dpjax._core._types import Database, Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._covariance import released_moments
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._private_release import Terms
 from dpjax.queries._second_moments import Moments
 
 
@@ -84,7 +85,12 @@ def private_linear_regression(
     x_radius = _checks.positive("x_radius", x_radius)
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
-    dims = _features(database)
+    records, present = present_records(database)
+    if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
+        raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
+    if records["x"].ndim != 2 or records["y"].shape != present.shape:
+        raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
+    dims = records["x"].shape[1]
 
     def vectors(records: Database) -> jax.Array:
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
@@ -112,18 +118,6 @@ def private_linear_regression(
         vectors,
         solve,
         dims=dims + 1,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=Terms(epsilon, delta, relation, name),
         what="linear regression",
-        name=name,
     )
-
-
-def _features(database: Database) -> int:
-    records, present = present_records(database)
-    if not isinstance(records, dict) or set(records) != {"x", "y"}:
-        raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
-    if records["x"].ndim != 2 or records["y"].shape != present.shape:
-        raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
-    return records["x"].shape[1]

@@ -1,7 +1,6 @@
 """The average of numbers that are clamped to public bounds."""
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import jax
@@ -11,7 +10,7 @@ from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
-from dpjax.queries._private_release import released, shape_of_record
+from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
@@ -93,11 +92,8 @@ def private_mean(
         database,
         lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
         average,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
+        terms=Terms(epsilon, delta, relation, name),
         what="mean",
-        name=name,
     )
 
 
@@ -116,21 +112,16 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
         weighed = jnp.concatenate([jnp.full((len(present), 1), weight, jnp.int32), units], axis=1)
         return coarse(sum_of_integers(jnp.where(present[:, None], weighed, 0)), bits)
 
-    return Query(
-        total=total,
-        shape=(1 + dims,),
-        reach=_reach_of_centered_sums(Fraction(weight, 2**bits), dims),
-        unit=math.ldexp(1.0, exponent + bits),
-        rounding=1.0,
-    )
-
-
-def _reach_of_centered_sums(
-    half: Fraction, dims: int
-) -> Callable[[VectorNorm, NeighboringRelation], float]:
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        half = Fraction(weight, 2**bits)
         if relation is NeighboringRelation.REPLACE_ONE:  # The count does not move.
             return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
-    return reach
+    return Query(
+        total=total,
+        shape=(1 + dims,),
+        reach=reach,
+        unit=math.ldexp(1.0, exponent + bits),
+        rounding=1.0,
+    )

@@ -1,15 +1,14 @@
-"""MWEM: a table that answers many linear queries, learned from noisy answers to the worst of them.
+"""MWEM: a table for many linear queries, learned from noisy answers to a few of them.
 
-Each round selects the query that the table so far answers worst, by the exponential mechanism,
-measures it with Laplace noise, and multiplies the cells of the table so that it answers better. The
-true answers are integers and so are the errors that select: the table is public, and how it is
-rounded costs nothing.
+Each round selects the query with the worst answer so far, by the exponential mechanism. It measures
+this query with Laplace noise, and multiplies the cells of the table to improve the answer. True
+answers are integers, and so are the errors that serve as scores. The table is public, so its
+rounding costs no privacy.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._exponential import exponential
@@ -25,25 +25,25 @@ from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._workload import Workload
 
-# More would take hours.
+# More updates would take hours.
 _MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
-_LARGEST_FLOAT = 2.0**31 - 2.0**7  # As float32 has it.
+_LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
 
 
 @frozen_pytree
 class MwemTable:
-    """A table that answers a workload, and what it was made of; made by `mwem`.
+    """A table that answers a workload, and the measurements behind it; made by `mwem`.
 
     Attributes:
-        average: of the tables that rounds began with, floats of the shape of the workload's table;
-            its error has a bound. Hand it to `workload.answers`.
-        last: the table after the last round, which in practice is the better one.
-        queries: int32 of shape (rounds,), which query was measured in each round.
-        measurements: of shape (rounds,), its noisy answer.
+        average: the average of the tables at the start of each round, floats of the shape of the
+            workload's table. Its error has a bound. Pass it to `workload.answers`.
+        last: the table after the last round, which is usually better in practice.
+        queries: int32 of shape (rounds,), the index of the query measured in each round.
+        measurements: shape (rounds,), the noisy answers to these queries.
 
     Formal guarantees:
-        Those of the release that it is the value of.
+        The guarantee of the release that contains it.
     """
 
     average: jax.Array
@@ -57,15 +57,15 @@ class Mwem(SensitivityMechanism):
     """Multiplicative weights and the exponential mechanism; made by `mwem`.
 
     Attributes:
-        sensitivity: how far one record moves any one answer.
+        sensitivity: how far one record moves a single answer.
         epsilon: the epsilon of the guarantee.
         workload: the queries.
-        rounds: how many of them are measured.
-        records: of the database, or a public guess.
+        rounds: the number of rounds; each measures one query.
+        records: the number of records, or a public guess.
         replays: how often a round repeats the updates of all measurements so far.
 
     Formal guarantees:
-        Those of the factory that made it.
+        The guarantees of `mwem`.
     """
 
     sensitivity: Sensitivity
@@ -79,37 +79,42 @@ class Mwem(SensitivityMechanism):
 
     @property
     def selection(self) -> SelectionMechanism:
-        """Of a round: which query is answered worst."""
+        """Selects the query with the worst answer, in each round."""
         return exponential(self.sensitivity, self._part)
 
     @property
     def measurement(self) -> AdditiveMechanism:
-        """Of a round: the noise of one answer."""
+        """Adds noise to one answer, in each round."""
         return laplace(dataclasses.replace(self.sensitivity, norm="l1"), self._part)
 
     @property
     def _part(self) -> Scalar:
-        # What rounds in the division, the margin of the scale covers.
+        # The margin of the noise scale covers the rounding of this division.
         return self.epsilon / (2 * self.rounds)
 
     @property
+    def _parts(self) -> tuple[SensitivityMechanism, SensitivityMechanism]:
+        return self.selection, self.measurement
+
+    @property
     def zcdp(self) -> tuple[float, float]:
-        """Of selections with bounded range, and of measurements."""
-        spent = [self.selection.zcdp[0], self.measurement.zcdp[0]]
+        """The sum over rounds, for selections with bounded range and for measurements."""
+        spent = [part.zcdp[0] for part in self._parts]
         return self.rounds * math.fsum(spent) * (1 + 1e-12), 0.0
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         one_array = jax.tree_util.all_leaves([value]) and value.shape == self.workload.shape
         if not one_array or not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(
                 f"value must be the answers of the workload, integers of shape"
                 f" {self.workload.shape}, got {_checks.described(value)}"
             )
-        self.selection._check_value(jax.ShapeDtypeStruct(value.shape, jnp.uint32))
-        self.measurement._check_value(jax.ShapeDtypeStruct((), jnp.int32))
+        selection, measurement = self._parts
+        selection._check_value(jax.ShapeDtypeStruct(value.shape, jnp.uint32))
+        measurement._check_value(jax.ShapeDtypeStruct((), jnp.int32))
 
-    def _draw(self, key: jax.Array, value: Any) -> MwemTable:
-        selection, measurement, truth = self.selection, self.measurement, self.clamped(value)
+    def _draw(self, key: Key, value: Value) -> MwemTable:
+        (selection, measurement), truth = self._parts, self.clamped(value)
 
         def measure(number: jax.Array, answers: jax.Array) -> tuple[jax.Array, jax.Array, None]:
             key_selection, key_measurement = jax.random.split(jax.random.fold_in(key, number))
@@ -122,49 +127,62 @@ class Mwem(SensitivityMechanism):
         return MwemTable(average, last, queries, measurements)
 
     def _learn(
-        self, measure: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array, Any]], rounds: Any
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """The average of the tables that rounds begin with, the last table, and what was seen."""
+        self,
+        measure: Callable[[PyTree, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]],
+        given: PyTree,
+    ) -> tuple[jax.Array, jax.Array, PyTree]:
+        """The average and the last table of the rounds, and the results of `measure` in each round.
+
+        `measure` takes an element of `given` and the answers of the table, as integers. It returns
+        a query, its noisy answer, and more.
+        """
         workload, n, dtype = self.workload, self.records, jnp.result_type(float)
 
         def table_of(log_weights: jax.Array) -> jax.Array:
             return n * jax.nn.softmax(log_weights)
 
-        def one_round(state: Any, now: Any) -> Any:
+        # The state: log weights of the cells, the sum of tables, and the rows and noisy answers of
+        # the queries measured so far, which later rounds replay.
+        def one_round(state: tuple[jax.Array, ...], now: tuple[jax.Array, PyTree]) -> PyTree:
             number, given = now
             log_weights, total, rows, measured = state
             table = table_of(log_weights)
             answers = workload.answers(table.reshape(workload.cells))
-            query, noisy, seen = measure(given, _in_integers(answers))
+            integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(
+                jnp.int32
+            )
+            query, noisy, more = measure(given, integers)
             rows = rows.at[number].set(workload.row(query).ravel().astype(dtype) / self._entry)
             measured = measured.at[number].set(jnp.clip(noisy / self._entry, -n, n))
 
-            def update(i: jax.Array, log_weights: jax.Array) -> jax.Array:
-                which = (number + i) % (number + 1)  # The new one, then all in turns.
+            def update(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                i, log_weights = state
+                which = (number + i) % (number + 1)  # The new query first, then all in turn.
                 error = measured[which] - jnp.vdot(rows[which], table_of(log_weights))
-                return log_weights + error / (2 * n) * rows[which]
+                return i + 1, log_weights + error / (2 * n) * rows[which]
 
             updates = 1 + self.replays * (number + 1)
-            log_weights = lax.fori_loop(0, updates, update, log_weights)
-            return (log_weights, total + table, rows, measured), (query, noisy, seen)
+            start = jnp.zeros((), jnp.int32), log_weights
+            _, log_weights = lax.while_loop(lambda state: state[0] < updates, update, start)
+            return (log_weights, total + table, rows, measured), (query, noisy, more)
 
         cells = math.prod(workload.cells)
-        nothing = jnp.zeros(cells, dtype)
-        known = jnp.zeros((self.rounds, cells), dtype), jnp.zeros(self.rounds, dtype)
-        numbered = jnp.arange(self.rounds, dtype=jnp.int32), rounds
-        (log_weights, total, *_), seen = lax.scan(one_round, (nothing, nothing, *known), numbered)
+        zeros = jnp.zeros(cells, dtype)
+        start = zeros, zeros, jnp.zeros((self.rounds, cells), dtype), jnp.zeros(self.rounds, dtype)
+        numbered = jnp.arange(self.rounds, dtype=jnp.int32), given
+        (log_weights, total, *_), results = lax.scan(one_round, start, numbered)
         last = table_of(log_weights)
-        # Where a parameter was bad, the first table is a good one all the same.
+        # A bad traced parameter gives NaN in all tables but the first.
         average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, total / self.rounds)
-        return average.reshape(workload.cells), last.reshape(workload.cells), seen
+        return average.reshape(workload.cells), last.reshape(workload.cells), results
 
     @property
     def _entry(self) -> float:
-        """The largest entry of a query in magnitude."""
+        """The largest magnitude of an entry of a query."""
         return self.workload.reach("linf", NeighboringRelation.ADD_OR_REMOVE_ONE)
 
-    def clamped(self, value: Any) -> Any:
-        """Answers as they count: int32, saturating.
+    def clamped(self, value: Value) -> jax.Array:
+        """The answers that the mechanism uses: converted to int32, saturating.
 
         Args:
             value: integers of shape (queries,).
@@ -175,10 +193,12 @@ class Mwem(SensitivityMechanism):
         answers = _checks.saturating_cast(_checks.real_arrays("value", value), jnp.int32)
         return jnp.clip(answers, -_LARGEST, _LARGEST)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
-        selection, measurement, truth = self.selection, self.measurement, self.clamped(value)
+    def log_prob(self, output: MwemTable, value: Value) -> jax.Array:
+        (selection, measurement), truth = self._parts, self.clamped(value)
 
-        def measure(drawn: Any, answers: jax.Array) -> Any:
+        def measure(
+            drawn: tuple[jax.Array, jax.Array], answers: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             query, measured = drawn
             chosen = selection.log_prob(query, _errors(truth, answers))
             noisy = measurement.log_prob(measured.astype(jnp.int32), truth[query])
@@ -189,17 +209,17 @@ class Mwem(SensitivityMechanism):
         return jnp.sum(log_probs)
 
     def error(self, *, confidence: float = 0.95) -> Scalar:
-        """A bound on the distance of every answer of the average from the truth, at a confidence.
+        """A bound on the error of all answers of the average table at once.
 
-        sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries up to E and U
-        updates in all rounds. a bounds the error of the measurements. b bounds how much worse
-        another query may be answered than the selected one.
+        It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries of
+        magnitude at most E, T rounds, and U updates in all rounds. a bounds the errors of
+        measurements. b bounds how much worse an answer may be than that of the selected query.
 
         Args:
-            confidence: the probability, at least, that all answers keep the bound; in (0, 1).
+            confidence: the probability that the bound holds, in (0, 1).
 
         Returns:
-            A scalar; a bound where `records` is how many records there are, none out of range.
+            A scalar. It is a bound if `records` is the number of records, and none is out of range.
         """
         missed = (1 - _checks.fraction("confidence", confidence)) / (2 * self.rounds)
         answer = jax.ShapeDtypeStruct((), jnp.int32)
@@ -224,35 +244,35 @@ def mwem(
 ) -> Mwem:
     """MWEM: answers to all linear queries of a workload, at the price of a few of them.
 
-    It pays off where queries are many, records few or epsilon small: its error grows with the
-    logarithm of the number of queries, that of noise on all answers with its root or faster. More
-    rounds learn more and measure worse.
+    Use it if queries are many, records few or epsilon small. Its error grows with the logarithm of
+    the number of queries. The error of noise on all answers grows with its root or faster. More
+    rounds learn from more queries, but each measurement has more noise.
 
     Args:
-        workload: as of `linear_workload` or `marginal_workload`; its table is formed,
-            in floats, once for every round.
+        workload: from `linear_workload` or `marginal_workload`. Each round forms its whole table,
+            in floats.
         epsilon: finite, above 0; each round spends epsilon / (2 rounds) twice.
         rounds: T, at most 2^16.
-        records: n, which is public under replace-one; else a public guess, or a noisy count that
-            is paid for besides.
-        replays: after each round the updates of all measurements so far are repeated so often, at
-            most 2^10; 0 is the algorithm as it was analyzed, whose steps are small.
+        records: n, if it is public, as under replace-one. Otherwise a public guess, or a noisy
+            count, which costs extra.
+        replays: how often each round repeats the updates of all measurements so far, at most 2^10.
+            0 is the algorithm of the paper's analysis, whose steps are small.
         relation: which databases are neighbors.
 
     Returns:
-        A `Mwem`: `mechanism(key, answers)` takes `workload(database)`, and
-        `dpjax.privatize(workload, mechanism)` the database; it releases an `MwemTable`.
+        A `Mwem`, which releases an `MwemTable`: `mechanism(key, answers)` takes
+        `workload(database)`, and `dpjax.privatize(workload, mechanism)` takes the database.
 
     Raises:
-        TypeError: if epsilon is not a number, or the workload is none.
+        TypeError: if epsilon is not a number, or `workload` is not a `Workload`.
         ValueError: if a parameter is out of range; at a release, if the value is not like the
             answers of the workload.
 
     Formal guarantees:
-        epsilon-DP under the relation: T selections and T measurements, each with epsilon / (2 T),
-        for a record moves no answer by more than the workload's `sensitivity("linf")`. Exact: true
-        answers are integers, each draw has a key of its own, and the table is made of what has been
-        released. Whatever `records` is, it is private; `error` says how accurate.
+        epsilon-DP under the relation. There are T selections and T measurements at epsilon / (2 T)
+        each, and a record moves no answer by more than the workload's `sensitivity("linf")`. This
+        is exact: true answers are integers, each draw has its own key, and the table depends on
+        releases only. It holds for any `records`. Accuracy depends on it: `error`.
 
     Source:
         Hardt, Ligett and McSherry, "A simple and practical algorithm for differentially private
@@ -270,7 +290,7 @@ def mwem(
         >>> workload.answers(release.value.last).shape
         (4,)
     """
-    if not isinstance(workload, Workload):
+    if type(workload) is not Workload:
         raise TypeError(f"workload must be a Workload, got {_checks.shown(workload)}")
     sensitivity = workload.sensitivity("linf", relation=NeighboringRelation(relation))
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
@@ -286,11 +306,6 @@ def mwem(
 
 
 def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
-    """How far integers are apart, which always fits: int32 differences may not."""
+    """Distances of integers, as uint32: a difference of int32 may overflow."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
-
-
-def _in_integers(answers: jax.Array) -> jax.Array:
-    rounded = jnp.round(answers)
-    return jnp.clip(rounded, -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)

@@ -1,6 +1,4 @@
-"""Names that many people have, found letter by letter in a tree of prefixes."""
-
-from typing import Any
+"""Frequent names, found letter by letter in a tree of prefixes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._letters import ALPHABET
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
@@ -19,12 +18,16 @@ from dpjax.sensitivity._analytic import analytic_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1
 _SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
-_NOT_ASKED = np.iinfo(np.int32).min
+_NOT_ASKED = np.iinfo(np.int32).min  # The "count" of a prefix that a level does not ask about.
 
 
-def changed_records(difference: Any) -> jax.Array:
-    """How many rows differ: the norm in which one person's name is one record."""
+def changed_records(difference: jax.Array) -> jax.Array:
+    """The number of rows that differ: a norm in which a person's name has length 1."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
+
+
+# At a level: whether each slot holds a prefix, and the slot of each person, -1 for none.
+_State = tuple[jax.Array, jax.Array]
 
 
 @frozen_pytree
@@ -32,19 +35,19 @@ class NameSearch(SensitivityMechanism):
     """Searches a tree of prefixes for names; made by `name_search`.
 
     Attributes:
-        sensitivity: one name changes, norm `changed_records`.
+        sensitivity: one name changes, in the norm `changed_records`.
         epsilon: of the guarantee, for all levels together.
-        threshold: the least noisy count of a prefix that is searched further.
-        width: number of levels.
-        capacity: the most prefixes of a level that are searched further.
+        threshold: the least noisy count of a prefix to search further.
+        width: the number of levels.
+        capacity: the largest number of prefixes to search further at each level.
 
     Formal guarantees:
-        Those of the factory that made it.
+        The guarantees of `name_search`.
     """
 
     sensitivity: Sensitivity
     epsilon: Scalar = up()
-    threshold: Any
+    threshold: Scalar | np.int32
     width: int = static()
     capacity: int = static()
 
@@ -52,16 +55,16 @@ class NameSearch(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """Of `width` levels, each of them epsilon / width: epsilon^2 / (2 width) and 0."""
+        """epsilon^2 / (2 width) and 0: there are `width` levels at epsilon / width each."""
         rho, delta = super().zcdp
         return rho / self.width, delta
 
     def _level(self) -> AdditiveMechanism:
-        """What releases the counts of one level: a histogram, where each person counts once."""
+        """Releases the counts of one level: a histogram, in which each person counts once."""
         replaced = self.sensitivity.relation is NeighboringRelation.REPLACE_ONE
         return laplace(2.0 if replaced else 1.0, self.epsilon / self.width)
 
-    def _check_value(self, value: Any) -> None:
+    def _check_value(self, value: Value) -> None:
         if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or value.shape[1] != self.width:
             raise ValueError(
                 f"value must be codes of names, shape (n, {self.width}), as targets.encode_text"
@@ -69,13 +72,14 @@ class NameSearch(SensitivityMechanism):
             )
         if jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"value must hold integer codes, got dtype {value.dtype}")
-        self._level()._check_value(jax.ShapeDtypeStruct(self._counts_of_a_level(), jnp.int32))
+        counts = jax.ShapeDtypeStruct(self._counts_of_a_level(), jnp.int32)
+        self._level()._check_value(counts)  # pyright: ignore  # A part of this mechanism.
 
     def _counts_of_a_level(self) -> tuple[int]:
         return (self.capacity * _SYMBOLS,)
 
-    def clamped(self, value: Any) -> Any:
-        """Codes as they are counted: above 26, all are 27, which is nobody's.
+    def clamped(self, value: Value) -> jax.Array:
+        """The codes that are counted: all above 26 become 27, which stands for nobody.
 
         Args:
             value: integer codes of shape (n, width).
@@ -85,30 +89,31 @@ class NameSearch(SensitivityMechanism):
         """
         return in_range(_checks.real_arrays("value", value), _NOBODY + 1)
 
-    def _draw(self, key: jax.Array, value: Any) -> jax.Array:
+    def _draw(self, key: Key, value: Value) -> jax.Array:
         mechanism = self._level()
 
-        def release(state: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        def release(state: _State, step: tuple[Key, jax.Array]) -> tuple[_State, jax.Array]:
             one_key, codes = step
             asked, counts, places = self._count(state, codes)
-            noisy = jnp.where(asked, mechanism._draw(one_key, counts), _NOT_ASKED)
+            drawn = mechanism._draw(one_key, counts)  # pyright: ignore  # A part of this mechanism.
+            noisy = jnp.where(asked, drawn, _NOT_ASKED)
             return self._descend(noisy, places), noisy
 
-        # 0, varying over devices as the key does: under `shard_map` a loop has to start so.
+        # Under `shard_map` the start of a loop must vary over devices as the key does.
         zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
         codes = self.clamped(value) + zero
         steps = jax.random.split(key, self.width), codes.T
         _, noisy = lax.scan(release, self._root(codes), steps)
         return noisy.reshape(self.width, self.capacity, _SYMBOLS)
 
-    def log_prob(self, output: Any, value: Any) -> jax.Array:
-        of_count = jax.vmap(self._level().log_prob)
+    def log_prob(self, output: jax.Array, value: Value) -> jax.Array:
+        log_prob_of_count = jax.vmap(self._level().log_prob)
 
-        def level(state: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        def level(state: _State, step: tuple[jax.Array, jax.Array]) -> tuple[_State, jax.Array]:
             noisy, codes = step
             asked, counts, places = self._count(state, codes)
             otherwise = jnp.where(noisy == _NOT_ASKED, 0.0, -jnp.inf)
-            terms = jnp.where(asked, of_count(noisy, counts), otherwise)
+            terms = jnp.where(asked, log_prob_of_count(noisy, counts), otherwise)
             return self._descend(noisy, places), jnp.sum(terms)
 
         value = _checks.real_arrays("value", value)
@@ -118,23 +123,21 @@ class NameSearch(SensitivityMechanism):
         _, terms = lax.scan(level, self._root(codes), (noisy, codes.T))
         return jnp.sum(terms)
 
-    def _root(self, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Which slots hold a prefix, and each person's slot: the first holds the empty prefix."""
+    def _root(self, codes: jax.Array) -> _State:
+        """The state of the first level: slot 0 holds the empty prefix, and everybody is in it."""
         nowhere = codes[:, 0] & 0
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
-    def _count(
-        self, state: tuple[jax.Array, jax.Array], codes: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Which children there are, how many people are in each, and each person's child."""
+    def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Whether each child is asked about, how many people it has, and each person's child."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
         counts = jnp.zeros(size, jnp.int32).at[places].add(1, mode="drop")
         return jnp.repeat(taken, _SYMBOLS), counts, places
 
-    def _descend(self, noisy: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The prefixes of the next level, and in which of their slots everybody is."""
+    def _descend(self, noisy: jax.Array, places: jax.Array) -> _State:
+        """The state of the next level, from noisy counts and each person's child."""
         children, kept = self._survivors(noisy)
         to = jnp.where(kept, children, noisy.size)
         numbers = jnp.arange(self.capacity, dtype=jnp.int32)
@@ -142,19 +145,19 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The most frequent children that are over the threshold; names that ended go no further.
+        """The most frequent children with at least the threshold, and whether a slot has a child.
 
-        A function of what is released alone.
+        Names that end here are not searched further. The result depends on noisy counts alone.
         """
         goes_on = self._goes_on(noisy)
         counts, children = lax.top_k(jnp.where(goes_on, noisy, _NOT_ASKED), self.capacity)
         return children, counts > _NOT_ASKED
 
-    def _goes_on(self, noisy: Any) -> Any:
+    def _goes_on(self, noisy: jax.Array) -> jax.Array:
         return (np.arange(noisy.size) % _SYMBOLS != _END) & (noisy >= self.threshold)
 
-    def cut_off(self, counts: Any) -> bool:
-        """Whether prefixes over the threshold were not searched, because the capacity was used up.
+    def cut_off(self, counts: jax.Array | np.ndarray) -> bool:
+        """Whether a prefix with at least the threshold was left out, for lack of capacity.
 
         Args:
             counts: the value of a release.
@@ -163,17 +166,17 @@ class NameSearch(SensitivityMechanism):
             A boolean, as public as the release.
         """
         followed = np.asarray(counts).reshape(self.width, -1)[:-1]
-        return any(np.sum(self._goes_on(noisy)) > self.capacity for noisy in followed)
+        return any(np.sum(self._goes_on(jnp.asarray(noisy))) > self.capacity for noisy in followed)
 
-    def names(self, counts: Any) -> dict[str, int]:
+    def names(self, counts: jax.Array | np.ndarray) -> dict[str, int]:
         """The names that were found, with their noisy counts, the most frequent first.
 
         Args:
             counts: the value of a release.
 
         Returns:
-            A dict from name to count. The empty text is a name like any other; one of `width`
-            letters stands for all that begin so.
+            A dict from name to count. The empty text is a name like any other. A name of `width`
+            letters stands for all names that begin with it.
         """
         found: dict[str, int] = {}
         prefixes = {0: ""}
@@ -193,11 +196,11 @@ class NameSearch(SensitivityMechanism):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def error(self, *, confidence: float = 0.95, simultaneous: bool = False) -> Scalar:
-        """A bound on the distance of a noisy count from the true count, at a confidence.
+        """A bound on the distance of a released count from the true one.
 
         Args:
-            confidence: the probability, at least, that a count keeps the bound; in (0, 1).
-            simultaneous: for all counts of all levels at once, instead of for each one of them.
+            confidence: the probability that the bound holds, in (0, 1).
+            simultaneous: whether it holds for all counts of all levels at once, or for each alone.
 
         Returns:
             A number of people.
@@ -217,24 +220,24 @@ def name_search(
 ) -> NameSearch:
     """Finds frequent names without a list of names: "how many begin with A?", then with Aa, Ab, ...
 
-    At each of `width` levels, every prefix that is still searched is continued by each letter from
-    a to z, or ends there. How many people are in each gets integer Laplace noise, and prefixes with
-    at least `threshold` are searched at the next level, the `capacity` most frequent at most. Names
-    that end with at least `threshold` are found.
+    There are `width` levels. Each level extends every prefix by the letters a to z and by the end
+    of the name, and counts the people in each case, with integer Laplace noise. If a name ends with
+    a noisy count of at least `threshold`, it is found. Other cases with at least `threshold` are
+    the prefixes of the next level, at most the `capacity` most frequent ones.
 
     Args:
-        epsilon: of all levels together; finite, above 0. Each level has epsilon / width.
-        width: letters of a name that count, at least 1; a longer name is cut off.
-        threshold: at least 1. Above `error(confidence=p, simultaneous=True)`, no name that nobody
-            has is followed or found, with probability p.
+        epsilon: the epsilon of all levels together, above 0; each level has epsilon / width.
+        width: how many letters of a name count, at least 1; a longer name is cut off.
+        threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
+            probability p no prefix or name that nobody has is followed or found.
         capacity: at least 1.
         relation: which databases are neighbors.
 
     Returns:
-        A `NameSearch`: `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape
-        (n, width), and releases all noisy counts, int32 of shape (width, capacity, 27);
-        `search.names(release.value)` reads the names off. A code above 26 counts as nobody: rows of
-        them pad a database whose number of records is private.
+        A `NameSearch`. `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape
+        (n, width), and releases all noisy counts, int32 of shape (width, capacity, 27).
+        `search.names(release.value)` finds the names in them. A code above 26 stands for nobody: a
+        row of such codes is an empty slot, where the number of records is private.
 
     Raises:
         TypeError: if a parameter is not a number; at a release, if the codes are not integers.
@@ -242,15 +245,15 @@ def name_search(
             (n, width).
 
     Formal guarantees:
-        epsilon-DP under the relation. Which prefixes a level asks about follows from what earlier
-        levels released, and a person has one name: the counts of a level are disjoint, so that one
-        name moves them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one.
-        Each level is (epsilon / width)-DP at the scale 2 width / epsilon (width / epsilon), and
-        they compose, chosen as they are by what came before; all are epsilon^2 / (2 width)-zCDP.
-        With e = `error(confidence=p, simultaneous=True)`, all counts are within e, with probability
-        p. Then all names that at least threshold + e people have are found, unless the capacity was
-        used up (`search.cut_off`), and none that fewer than threshold - e have. Exact given uniform
-        bits.
+        epsilon-DP under the relation. The prefixes of a level depend only on the releases of
+        earlier levels. A person has one name, so the counts of a level are disjoint. One name moves
+        them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one. Each level is
+        (epsilon / width)-DP, at the scale 2 width / epsilon under replace-one, and width / epsilon
+        under add-or-remove-one. Adaptive composition adds them up: all levels together are also
+        epsilon^2 / (2 width)-zCDP. Let e = `error(confidence=p, simultaneous=True)`. With
+        probability p all counts are within e of the truth. Then all names that at least
+        threshold + e people have are found, unless the capacity was used up (`search.cut_off`). And
+        no name is found that fewer than threshold - e people have. Exact given uniform bits.
 
     Source:
         Dwork, quoted in Scientific American (2012), for baby names; Cormode, Procopiuc, Srivastava,

@@ -1,6 +1,5 @@
 """Databases with a private number of records, kept in a public number of slots."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,7 @@
 """The release of a query, which private statistics then turn into what they estimate."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,32 +37,30 @@ def shape_of_record(database: Database, *wanted: Literal["(n,)", "(n, d)"]) -> t
     return records.shape[1:]
 
 
+class Terms(NamedTuple):
+    """The arguments of a private statistic that its release needs."""
+
+    epsilon: float
+    delta: float | None
+    relation: NeighboringRelation
+    name: str | None
+
+
 def released(
     key: Key,
     database: Database,
     make_query: Callable[[int], Query],
     finish: Callable[[Query, jax.Array, jax.Array | None, Scalar], Value],
     *,
-    epsilon: float,
-    delta: float | None,
-    relation: NeighboringRelation,
+    terms: Terms,
     what: str,
-    name: str | None,
 ) -> Release:
-    """A statistic computed from one noisy query: Laplace noise, or Gaussian if there is a delta.
+    """A statistic computed from one noisy query, called `what` in the history of ledgers.
 
-    Args:
-        key: of the release.
-        database: the private records.
-        make_query: takes the number of slots to the query.
-        finish: takes the query, its noisy value, n (None if it is private) and the scale of the
-            noise to the statistic.
-        epsilon: the epsilon of the guarantee.
-        delta: the delta of Gaussian noise, or None.
-        relation: which databases are neighbors.
-        what: the name of the statistic, for the history of ledgers.
-        name: identifies these records for a ledger.
+    `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
+    is private) and the scale of the noise.
     """
+    epsilon, delta, relation, name = terms
     relation = NeighboringRelation(relation)
     query = make_query(slots_of(database, relation))
     if delta is None:

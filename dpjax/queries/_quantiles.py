@@ -8,7 +8,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Database
@@ -61,9 +61,7 @@ class QuantileScores(KnownSensitivity):
         """
         one_array = jax.tree_util.all_leaves([records]) and records.ndim == 1
         if not one_array or present.shape != records.shape:
-            raise ValueError(
-                f"database must have shape (n,), got {_checks.described((records, present))}"
-            )
+            raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
         scored = jnp.result_type(int)
         if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
@@ -79,11 +77,7 @@ class QuantileScores(KnownSensitivity):
         return -jnp.maximum(jnp.maximum(too_high, too_low), 0)
 
     def _bound(
-        self,
-        norm: VectorNorm,
-        relation: NeighboringRelation,
-        n: int | None,
-        dtype: jax.typing.DTypeLike,
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del norm, n, dtype  # The norm is linf, and scores are integers.
         b = self.denominator
@@ -125,7 +119,9 @@ class QuantileScores(KnownSensitivity):
 
 
 def quantile_scores(
-    probabilities: float | Fraction | Sequence[float | Fraction], *, grid: ArrayLike | Sequence[float]
+    probabilities: float | Fraction | Sequence[float | Fraction],
+    *,
+    grid: ArrayLike | Sequence[float],
 ) -> QuantileScores:
     """Scores for each number of a public grid as a quantile: minus its distance in ranks.
 
@@ -181,8 +177,8 @@ def quantile_scores(
         >>> scores.sensitivity().value
         2.0
     """
-    several = isinstance(probabilities, Sequence) or np.ndim(probabilities) > 0
-    shares = [exact_probability(p) for p in (probabilities if several else [probabilities])]
+    one = np.ndim(probabilities) == 0  # type: ignore  # A Fraction counts as an object of NumPy.
+    shares = [exact_probability(p) for p in ([probabilities] if one else probabilities)]  # type: ignore
     if not shares:
         raise ValueError("probabilities must hold at least one")
     b = math.lcm(*(share.denominator for share in shares))
@@ -208,4 +204,3 @@ def _counts_beside(
         return jnp.cumsum(jnp.zeros(grid.size + 1, present.dtype).at[first].add(present))[:-1]
 
     return counts_up_to("right"), jnp.sum(present) - counts_up_to("left")
-

@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Database
@@ -49,16 +50,12 @@ class Query(KnownSensitivity):
 
     def __call__(self, database: Database) -> jax.Array:
         """The value on a database."""
-        # A jit cache may hold a stale closure of a predicate, so a release, which traces, bypasses it.
+        # A jit cache may hold a stale closure of a predicate, so releases bypass it.
         total = self.total if _checks.is_staging() else compiled(self.total)
         return total(*present_records(database))
 
     def _bound(
-        self,
-        norm: VectorNorm,
-        relation: NeighboringRelation,
-        n: int | None,
-        dtype: jax.typing.DTypeLike,
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del n, dtype  # Values are integers, and the bound holds for any number of records.
         return self.reach(norm, relation)
@@ -100,12 +97,11 @@ class Query(KnownSensitivity):
         return (float(error) + self.rounding) * self.unit
 
 
-Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+_P = ParamSpec("_P")
+T = TypeVar("T")
 
 
-def compiled(
-    function: Callable[Arguments, Result], *, static: str | None = None
-) -> Callable[Arguments, Result]:
+def compiled(function: Callable[_P, T], *, static: str | None = None) -> Callable[_P, T]:
     """`jax.jit` with the types of the function, which `jax.jit` forgets."""
     return jax.jit(function, static_argnames=static)
 

@@ -32,9 +32,6 @@ class Moments(NamedTuple):
         mean: shape (d,).
         second: the average of x x^T, shape (d, d).
         noise: the scale of the noise on averages.
-
-    Formal guarantees:
-        None of its own.
     """
 
     mean: jax.Array
@@ -42,7 +39,9 @@ class Moments(NamedTuple):
     noise: jax.Array
 
 
-def second_moments_query(vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int) -> Query:
+def second_moments_query(
+    vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int
+) -> Query:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
     It holds the number of records, their sum, and the sums of the products of their coordinates,

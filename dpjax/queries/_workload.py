@@ -76,8 +76,9 @@ class Workload(Query):
         Returns:
             An array of the shape of the table.
         """
-        _, transpose = jax.vjp(self.answers, jnp.zeros(self.cells, weights.dtype))
-        return transpose(weights)[0]
+        table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
+        # linear_transpose has no types.
+        return jax.linear_transpose(self.answers, table)(weights)[0]  # pyright: ignore
 
 
 def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
@@ -123,7 +124,8 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         counts = _limbs.from_integers(table.total(records, present))
-        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), _column(counts))
+        column = _limbs.Limbs(counts.high[:, None], counts.low[:, None])
+        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), column)
         answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
         return _limbs.to_integers(answer, jnp.int32)
 
@@ -263,7 +265,3 @@ def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
 
 def _norm_of_power_sum(total: np.integer, norm: VectorNorm) -> float:
     return sqrt_up(Fraction(int(total))) if norm == "l2" else norm_up([Fraction(int(total))], norm)
-
-
-def _column(x: _limbs.Limbs) -> _limbs.Limbs:
-    return _limbs.Limbs(x.high[:, None], x.low[:, None])

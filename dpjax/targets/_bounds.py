@@ -22,10 +22,7 @@ def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
 
     Without x64, JAX turns NumPy's float64 into float32.
     """
-    try:
-        found = np.dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"dtype must be a dtype of floats, got {dtype!r}") from error
+    found = np.dtype(dtype)
     if not jnp.issubdtype(found, jnp.floating):
         raise TypeError(f"dtype must be a dtype of floats, got {found}")
     return compute_dtype(jax.dtypes.canonicalize_dtype(found))

@@ -38,8 +38,8 @@ def host(
         function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a
             pytree of arrays. It must not call JAX: JAX may be waiting for this very call. When the
             target is traced, the function is frozen with all that it reaches, and every call, in
-            any process, starts from a fresh copy. Your closures, globals, modules, classes and
-            objects are frozen by value; Python and installed packages by name and version.
+            any process, starts from a fresh copy. Your own code and objects are frozen by value;
+            Python and installed packages by name and version.
         output: shapes and dtypes of the result: arrays or `jax.ShapeDtypeStruct` in dicts, lists
             and tuples. Numbers are converted within their kind. 64 bits become 32 if float64 is not
             enabled.
@@ -48,8 +48,7 @@ def host(
         jobs: how many databases are evaluated at a time; -1 for the number of cores. None takes it
             from `joblib.parallel_config`, else 1. A single database stays in the calling process.
         version: a text such as "name 1.2", which you change with the code. It identifies a function
-            that cannot be frozen, or that takes long to copy. Such a function is called without a
-            copy.
+            that cannot be frozen, or takes long to copy, and is called without a copy.
 
     Returns:
         A target: takes a database to the output.
@@ -70,16 +69,15 @@ def host(
         it has changed since it was sampled.
 
         We assume that the function returns the same for equal databases (fixed seeds, solvers run
-        to convergence). We assume that it depends only on what a copy holds. A copy does not hold
-        files, the environment, settings of installed packages, or modules looked up by name at run
-        time. With a version, we assume that it identifies the whole function in every process.
-        These are not hidden: its running time, its printed output, and a crash or hang of its
-        process. Use `command_line` for a program that may crash or hang.
+        to convergence). We assume that it does not depend on things outside of a copy: files, the
+        environment, settings of installed packages, modules looked up by name at run time. With a
+        version, we assume that it identifies the whole function in every process. Running time,
+        printed output, and a crash or hang of the process are not hidden: use `command_line` for a
+        program that may crash or hang.
 
         An interruption of the caller (Ctrl-C, a signal handler that exits) is not a failure:
-        nothing is released, and a debit stands. The function then goes on in its own thread, and
-        its result is ignored. It always runs in such a thread, so it cannot install signal
-        handlers.
+        nothing is released, and a debit stands. The function goes on in its own thread, and its
+        result is ignored. It always runs in such a thread, so it cannot install signal handlers.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -139,11 +137,7 @@ T = TypeVar("T")
 
 
 class _Workers:
-    """Where databases are evaluated. This changes no value, so no fingerprint depends on it.
-
-    The fingerprint of a program contains the text of each constant, and `repr` of workers is
-    always the same.
-    """
+    """Where databases are evaluated. It changes no value, so its text in a fingerprint is fixed."""
 
     def __init__(self, configuration: dict[str, object]):
         self._configuration = configuration
@@ -260,9 +254,7 @@ def spec_of(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDty
 def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != spec.shape or not _same_kind(array.dtype, spec.dtype):
-        raise ValueError(
-            f"it returned {array.dtype}{list(array.shape)}, not {spec.dtype}{list(spec.shape)}"
-        )
+        raise ValueError(f"it returned {_checks.described(array)}, not {_checks.described(spec)}")
     with np.errstate(all="ignore"):
         converted = array.astype(spec.dtype)
     if jnp.issubdtype(spec.dtype, jnp.integer) and np.any(converted != array):

@@ -34,8 +34,7 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 
     Args:
         bandwidth: h, above 0, in the units of the records.
-        dims: coordinates of a record. If it is None, records may have any number of them, and no
-            sensitivity is known.
+        dims: coordinates of a record. With None, no sensitivity is known.
 
     Returns:
         A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to a function

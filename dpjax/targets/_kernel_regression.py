@@ -153,8 +153,5 @@ def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _order_like_integers(bits: jax.Array) -> jax.Array:
-    """Turns the bits of floats into integers of the same order; applied twice, it changes nothing.
-
-    Negative floats have a sign bit and a magnitude, which grows as they fall.
-    """
+    """The bits of floats as integers of the same order; applied twice, it changes nothing."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)

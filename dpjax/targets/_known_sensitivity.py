@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree, Value
@@ -39,11 +39,7 @@ class KnownSensitivity(abc.ABC):
 
     @abc.abstractmethod
     def _bound(
-        self,
-        norm: VectorNorm,
-        relation: NeighboringRelation,
-        n: int | None,
-        dtype: jax.typing.DTypeLike,
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         """The bound, rounded up; 0 where no record moves the value."""
 
@@ -53,7 +49,7 @@ class KnownSensitivity(abc.ABC):
         *,
         relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
         n: int | None = None,
-        dtype: jax.typing.DTypeLike = "float32",
+        dtype: DTypeLike = "float32",
     ) -> Sensitivity:
         """The bound to calibrate a mechanism to: `dpjax.laplace(target.sensitivity(), epsilon)`.
 
@@ -92,11 +88,7 @@ class _WithBound(KnownSensitivity):
     norms: tuple[VectorNorm, ...] = get_args(VectorNorm)
 
     def _bound(
-        self,
-        norm: VectorNorm,
-        relation: NeighboringRelation,
-        n: int | None,
-        dtype: jax.typing.DTypeLike,
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del relation  # Replace-one: `sensitivity` refuses the other.
         return self.bound(norm, n, running_dtype(dtype))
@@ -125,10 +117,7 @@ def bounded_average(
     bound: Bound,
     norms: tuple[VectorNorm, ...] = get_args(VectorNorm),
 ) -> BoundedSum:
-    """finish(average of statistic(x_i)), where statistics are in [-largest, largest].
-
-    They are added up exactly.
-    """
+    """finish(average of statistic(x_i)), for floats in [-largest, largest]; sums are exact."""
     return BoundedSum(statistic, finish, True, largest, bound=bound, norms=norms)
 
 

@@ -12,12 +12,7 @@ from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._interval import clip_and_replace_nan
-from dpjax.targets._known_sensitivity import (
-    BoundedTarget,
-    check_dims,
-    dims_or_none,
-    known_dims,
-)
+from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._strong_convexity import check_strength
 from dpjax.targets._svm_interior_point import Point, curvature, first_point, interior_point
 
@@ -53,8 +48,7 @@ def linear_svm(
 
     Args:
         regularization: lambda, above 0; 1 / (n lambda) is the C of scikit-learn's SVC.
-        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
-            is known.
+        dims: d, the number of features. With None, no sensitivity is known.
         clip: clips features to [0, 1]; without it no sensitivity is known. NaN counts as 0.
         steps: interior point steps, at least 1; 8 more follow. We measured the l1 error at 12 steps
             in float32. On the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) it was below .4%
@@ -112,7 +106,8 @@ def linear_svm(
         working_set = _checks.integer("working_set", working_set, least=1)
 
     def fit(database: Database) -> dict[str, jax.Array]:
-        x = _finite(database["x"], clip)
+        ends = (0, 1) if clip else (-_LARGEST_FEATURE, _LARGEST_FEATURE)
+        x = clip_and_replace_nan(database["x"].astype(compute_dtype(database["x"].dtype)), *ends)
         n, d = x.shape
         check_dims(dims, d)
         positive = database["y"].astype(x.dtype) > 0
@@ -146,11 +141,6 @@ def linear_svm(
         return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(dtype)))
 
     return BoundedTarget(fit, bound=bound, norms=("l1",))
-
-
-def _finite(x: jax.Array, clip: bool) -> jax.Array:
-    ends = (0, 1) if clip else (-_LARGEST_FEATURE, _LARGEST_FEATURE)
-    return clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), *ends)
 
 
 def _solve(

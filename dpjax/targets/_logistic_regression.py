@@ -14,12 +14,7 @@ from dpjax._core._types import Database
 from dpjax._exact._fixed_point import average
 from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
-from dpjax.targets._known_sensitivity import (
-    BoundedTarget,
-    check_dims,
-    dims_or_none,
-    known_dims,
-)
+from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball
 from dpjax.targets._unit_ball import into_unit_ball
@@ -63,8 +58,7 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
     Args:
         regularization: lambda, above 0.
-        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
-            is known.
+        dims: d, the number of features. With None, no sensitivity is known.
 
     Returns:
         A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,) labels,

@@ -70,8 +70,9 @@ def optax_training(
         >>> float(fit(jnp.array([1.0, 3.0])))
         2.0
     """
-    steps, averaged = _step_counts(steps, average_last)
-    return _training(loss, parameters, optimizer, steps, averaged, lambda step, database: database)
+    return _training(
+        loss, parameters, optimizer, steps, average_last, lambda step, database: database
+    )
 
 
 def optax_minibatch_training(
@@ -143,13 +144,7 @@ def optax_minibatch_training(
         chosen = jax.random.permutation(jax.random.fold_in(key, step), n)[:size]
         return jax.tree.map(functools.partial(jnp.take, indices=chosen, axis=0), database)
 
-    steps, averaged = _step_counts(steps, average_last)
-    return _training(loss, parameters, optimizer, steps, averaged, batch)
-
-
-def _step_counts(steps: int, average_last: int) -> tuple[int, int]:
-    steps = _checks.integer("steps", steps, least=1)
-    return steps, _checks.integer("average_last", average_last, least=1, most=steps)
+    return _training(loss, parameters, optimizer, steps, average_last, batch)
 
 
 def _training(
@@ -157,12 +152,14 @@ def _training(
     parameters: PyTree,
     optimizer: "optax.GradientTransformation",
     steps: int,
-    averaged: int,
+    average_last: int,
     batch: Callable[[jax.Array, Database], Database],
 ) -> Target:
     """Training on batch(step, database) at every step."""
     import optax
 
+    steps = _checks.integer("steps", steps, least=1)
+    averaged = _checks.integer("average_last", average_last, least=1, most=steps)
     _checks.function("loss", loss)
     start = _float_arrays(parameters)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):

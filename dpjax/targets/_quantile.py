@@ -77,11 +77,7 @@ def exact_probability(probability: float | Fraction) -> Fraction:
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers.
-
-    `order_statistic` takes numbers of at least 0. So we select by magnitude, among the negative
-    numbers or among the others.
-    """
+    """The k-th smallest of finite numbers: by magnitude, because `order_statistic` needs it."""
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives

@@ -36,8 +36,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
 
     Args:
         regularization: lambda, above 0.
-        dims: d, the number of features. If it is None, any number is accepted, and no sensitivity
-            is known.
+        dims: d, the number of features. With None, no sensitivity is known.
 
     Returns:
         A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,)

@@ -161,7 +161,7 @@ def test_estimates_are_exact():
     off = abs(float(query.estimate(query(records))) - records.sum(dtype=float))
     assert off <= query.rounding * query.unit
     nearly_without_noise = dpjax.laplace(query.sensitivity(), epsilon=1e4)
-    assert off < query.error(nearly_without_noise, beta=0.5) < np.spacing(np.float32(7e4))
+    assert off < query.error(nearly_without_noise, confidence=0.5) < np.spacing(np.float32(7e4))
     assert np.isnan(query.estimate(np.int32(-(2**31))))
     with pytest.raises(TypeError, match="host"):
         jax.jit(query.estimate)(values)
@@ -177,7 +177,7 @@ def test_a_release_of_a_sum_has_the_noise_it_says(key):
         noise = np.abs(np.asarray(query.estimate(release.value)) - 160)
         # The average of 500 |noise| of scale b varies by b / sqrt(500).
         assert noise.mean() == pytest.approx(moved * 500 / 50, rel=5 / 500**0.5)
-        assert noise.max() < query.error(mechanism, beta=1e-6)
+        assert noise.max() < query.error(mechanism, confidence=1 - 1e-6)
 
 
 @pytest.mark.parametrize(

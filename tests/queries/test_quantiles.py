@@ -122,7 +122,7 @@ def test_released_quantiles_are_within_the_stated_ranks():
     mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=2)
     found = scores(records)
     drawn = draws(mechanism, found, 5)
-    bound = scores.error(mechanism, beta=0.5)
+    bound = scores.error(mechanism, confidence=0.5)
     assert bound == pytest.approx(2 * 2 * np.log(2 * 300 / 0.5), rel=1e-3)
     missed = -np.asarray(found) / scores.denominator
     for row, indices in zip(missed, drawn.T, strict=True):
@@ -167,7 +167,7 @@ def test_a_large_grid_in_one_call():
     scores = quantile_scores((0.1, 0.5, 0.99), grid=np.linspace(0, 20, 10**5))
     mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=3)
     release = dpjax.privatize(scores, mechanism)(dpjax.random.seeded_key(7), records)
-    bound = scores.error(mechanism, beta=1e-6)
+    bound = scores.error(mechanism, confidence=1 - 1e-6)
     for number, p in zip(scores.numbers(release.value), (0.1, 0.5, 0.99), strict=True):
         # Neighbors on the grid are at most 200 records apart.
         assert -by_definition(records.tolist(), p, number) <= bound + 200
