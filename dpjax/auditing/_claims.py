@@ -1,43 +1,41 @@
-"""What a mechanism says about itself: its guarantee, its grid, what becomes of strange values."""
+"""A mechanism's own statements: its guarantee, its grid, and its treatment of strange values."""
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Guarantee
 from dpjax.auditing import _bits
 from dpjax.auditing import _features as features
 
 
-def claim_of(mechanism: Any) -> Guarantee | None:
-    """What a mechanism promises; None where that is nothing."""
+def claim_of(mechanism: object) -> Guarantee | None:
+    """The guarantee of a mechanism; None if it has none, or an infinite epsilon."""
     guarantee = getattr(mechanism, "guarantee", None)
     if not isinstance(guarantee, Guarantee):
         return None
     return guarantee if math.isfinite(float(guarantee.epsilon)) else None
 
 
-def as_clamped(mechanism: Any, value: Any) -> Any:
-    """A value as it gets noise, in the words of `mechanism.clamped`.
+def as_clamped(mechanism: object, value: Value) -> Value:
+    """The value that gets noise, by `mechanism.clamped`.
 
-    Where there is no such method: NaN as 0, and infinities as the largest floats.
+    Without that method, NaN becomes 0, and infinities the largest floats.
     """
     clamped = getattr(mechanism, "clamped", None)
-    if clamped is not None:
-        return clamped(value)
-    return jax.tree.map(lambda x: jnp.nan_to_num(x) if _is_float(x) else x, value)
+    return jax.tree.map(_finite, value) if clamped is None else clamped(value)
 
 
 @dataclasses.dataclass(frozen=True)
 class StatedGrid:
-    """The grid that a mechanism says its outputs lie on, for each array of an output.
+    """The grid that a mechanism states for each array of its outputs.
 
     Attributes:
-        exponents: the spacings are powers of two; None for an array without a grid.
+        exponents: of the spacings, which are powers of two; None for an array without a grid.
 
     Formal guarantees:
         None of its own.
@@ -46,14 +44,17 @@ class StatedGrid:
     exponents: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, mechanism: Any, value: Any) -> "StatedGrid":
-        """By `mechanism.grids`; without that method, nothing is stated."""
+    def of(cls, mechanism: object, value: Value) -> "StatedGrid":
+        """Reads `mechanism.grids`; without that method, no array has a grid."""
         grids = getattr(mechanism, "grids", None)
-        steps = () if grids is None else map(float, jax.tree.leaves(grids(value)))
-        return cls(tuple(math.frexp(step)[1] - 1 if step > 0 else None for step in steps))
+        spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
+        return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
-    def misses(self, outputs: Any) -> np.ndarray:
-        """Which outputs of a batch are not on it; a program may find half of the spacing."""
+    def misses(self, outputs: PyTree) -> np.ndarray:
+        """Whether each output of a batch is off the grid; half of the spacing still counts as on.
+
+        A compiled mechanism may round differently, and choose half of the spacing that it states.
+        """
         arrays = features.matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
         for array, exponent in zip(arrays, self.exponents, strict=False):
@@ -68,5 +69,6 @@ class StatedGrid:
         return "multiples of " + " or ".join(f"2^{power}" for power in powers) if powers else ""
 
 
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+def _finite(leaf: jax.Array) -> jax.Array:
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jnp.nan_to_num(leaf) if floating else leaf
