@@ -47,8 +47,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
         )
     # Narrow integers would wrap.
     real = jnp.issubdtype(database.dtype, jnp.floating)
-    counts: jax.Array = _counts(database if real else database.astype(int))
-    return counts
+    return _counts(database if real else database.astype(int))
 
 
 def subset_distortions(answers: jax.Array) -> jax.Array:
@@ -88,8 +87,7 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
             f"answers must have shape (2^n,) with n from 1 to {_MOST_RECORDS}, got"
             f" {list(answers.shape)}"
         )
-    distortions: jax.Array = _distortions(answers.astype(compute_dtype(answers.dtype)))
-    return distortions
+    return _distortions(answers.astype(compute_dtype(answers.dtype)))
 
 
 def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:

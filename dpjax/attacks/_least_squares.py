@@ -50,8 +50,7 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
             f" {list(matrix.shape)} and {list(noisy.shape)}"
         )
     dtype = np.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
-    solution: jax.Array = _solution(matrix.astype(dtype), noisy.astype(dtype))
-    return solution > 0.5
+    return _solution(matrix.astype(dtype), noisy.astype(dtype)) > 0.5
 
 
 @jax.jit

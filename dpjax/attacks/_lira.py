@@ -70,9 +70,7 @@ def lira(
     """
     _checks.choice("mode", mode, get_args(ShadowAttackMode))
     _checks.choice("variance", variance, get_args(LiraVariance))
-    values, inside = one_of_each_model("scores", scores, members)
-    found: jax.Array = _compiled(values, inside, mode=mode, variance=variance)
-    return found
+    return _compiled(*one_of_each_model("scores", scores, members), mode=mode, variance=variance)
 
 
 def one_of_each_model(

@@ -38,7 +38,7 @@ def many_runs(
         size = _checks.integer("chunk_size", chunk_size, least=1)
     chunks = -(-count // size)
     mapped = _compiled if program.is_concrete else _mapped
-    found: PyTree = mapped(arguments, program=program, chunks=chunks, size=min(size, count))
+    found = mapped(arguments, program=program, chunks=chunks, size=min(size, count))
 
     def without_padding(leaf: jax.Array) -> jax.Array:
         return leaf[:count]

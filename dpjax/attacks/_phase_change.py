@@ -48,8 +48,7 @@ def recovered_fraction(key: Key, c: ArrayLike, *, n: int) -> jax.Array:
     """
     n = _checks.integer("n", n, least=1)
     sizes = jnp.asarray(_checks.real_arrays("c", c), float)
-    fractions: jax.Array = _fractions(key, sizes.ravel(), n)
-    return fractions.reshape(sizes.shape)
+    return _fractions(key, sizes.ravel(), n).reshape(sizes.shape)
 
 
 def expected_recovered_fraction(c: ArrayLike) -> np.ndarray:

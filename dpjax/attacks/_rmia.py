@@ -80,8 +80,7 @@ def rmia(
             f" {of_population.shape}"
         )
     of_population = of_population.astype(of_records.dtype)
-    found: jax.Array = _compiled(of_records, inside, of_population, threshold, slope, mode=mode)
-    return found
+    return _compiled(of_records, inside, of_population, threshold, slope, mode=mode)
 
 
 @functools.partial(jax.jit, static_argnames="mode")

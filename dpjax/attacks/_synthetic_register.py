@@ -53,10 +53,10 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
     diagnoses = _checks.integer("diagnoses", diagnoses, least=2)
     # float32 has steps of 2^-24, finer than every marginal.
     place, age, day, sex, health = np.asarray(jax.random.uniform(key, (5, n)), np.float64)
-    band = np.searchsorted(np.cumsum(np.array(_AGES))[:-1], 100 * age)
-    people: dict[str, np.ndarray] = {
+    band = np.searchsorted(np.cumsum(_AGES)[:-1], 100 * age)
+    people = {
         "zip": zips * place,
-        "birth_day": _DAYS * (5 * band + np.array(_YEARS)[band] * day),
+        "birth_day": _DAYS * (5 * band + np.asarray(_YEARS)[band] * day),
         "female": sex < _FEMALE,
         "diagnosis": diagnoses * health,
     }

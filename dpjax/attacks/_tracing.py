@@ -61,8 +61,7 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         raise ValueError(
             f"records must have shape (..., {len(expected)}), got {list(people.shape)}"
         )
-    scores: jax.Array = _scores(people, published, expected)
-    return scores
+    return _scores(people, published, expected)
 
 
 @jax.jit

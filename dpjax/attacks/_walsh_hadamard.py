@@ -89,8 +89,7 @@ def _transformed(name: str, numbers: jax.Array) -> jax.Array:
             f"{name} must have shape (..., n) with n a power of two, at most {_MOST_RECORDS}, got"
             f" {list(array.shape)}"
         )
-    transformed: jax.Array = _transform(array.astype(compute_dtype(array.dtype)))
-    return transformed
+    return _transform(array.astype(compute_dtype(array.dtype)))
 
 
 @jax.jit
@@ -101,8 +100,7 @@ def _transform(x: jax.Array) -> jax.Array:
     rows = x.reshape(*x.shape[:-1], n // size, size)
     rows = jnp.matmul(rows, _signs(size, x.dtype), precision=jax.lax.Precision.HIGHEST)
     if n > size:
-        columns: jax.Array = _transform(jnp.swapaxes(rows, -1, -2))
-        rows = jnp.swapaxes(columns, -1, -2)
+        rows = jnp.swapaxes(_transform(jnp.swapaxes(rows, -1, -2)), -1, -2)
     return rows.reshape(x.shape)
 
 

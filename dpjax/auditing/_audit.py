@@ -200,12 +200,11 @@ def _question(mechanism: object, delta: float | None, at_epsilon: float | None) 
             raise TypeError("delta and at_epsilon must not both be given: the audit bounds one")
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
-    if delta is None:
-        delta = 0.0 if claim is None else float(claim.delta)
-    delta = _checks.non_negative("delta", delta)
-    if delta >= 1:
-        raise ValueError(f"delta must be below 1, got {delta:g}")
-    return Question("epsilon", delta)
+    by_default = 0.0 if claim is None else float(claim.delta)
+    at: float = _checks.non_negative("delta", by_default if delta is None else delta)
+    if at >= 1:
+        raise ValueError(f"delta must be below 1, got {at:g}")
+    return Question("epsilon", at)
 
 
 def _candidates(

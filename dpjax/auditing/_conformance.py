@@ -50,16 +50,13 @@ class _Case:
 
     @functools.cached_property
     def outputs(self) -> Value:
-        """Draws for the value, in batches of one size, so that all numbers of draws share a program."""
-        leaves, structure = jax.tree.flatten(self.value)
-        copies = [np.broadcast_to(leaf, (_BATCH, *np.shape(leaf))) for leaf in leaves]
-        values = jax.tree.unflatten(structure, copies)
-        return joined(
-            [
-                jax.device_get(_released_values(self.mechanism, keys, values))
-                for keys in jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
-            ]
-        )
+        """Draws for the value. Batches have one size, so any number of draws shares a program."""
+        values = jax.tree.map(_copies, self.value)
+        batches = [
+            jax.device_get(_released_values(self.mechanism, keys, values))
+            for keys in jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
+        ]
+        return joined(batches)
 
     def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:
         """Log probabilities of the outputs, or of their first batches, under a value."""
@@ -161,8 +158,7 @@ def check_conformance(
 
 def _releases(case: _Case) -> None:
     first = case.mechanism(case.key, case.value)
-    kind = type(first)
-    _require(issubclass(kind, Release), f"a release must be a dpjax.Release, got {kind}")
+    _require(isinstance(first, Release), f"a release must be a dpjax.Release, got {type(first)}")
     again = case.mechanism(case.key, case.value)
     _require(_same(first.value, again.value), "the same key must give the same release")
     key = jax.random.split(case.key, (math.ceil(case.draws / _BATCH), _BATCH))[0, 0]
@@ -181,7 +177,7 @@ def _depends_on_the_key(case: _Case) -> None:
 def _guarantees(case: _Case) -> None:
     mechanism = case.mechanism
     guarantee = mechanism.guarantee
-    _require(issubclass(type(guarantee), Guarantee), "guarantee must be a dpjax.Guarantee")
+    _require(isinstance(guarantee, Guarantee), "guarantee must be a dpjax.Guarantee")
     _require(guarantee.epsilon == case.epsilon, "guarantee.epsilon must be the requested one")
     _require(guarantee.gamma == 0, "guarantee.gamma must be 0 for a global bound")
     if case.sensitivity is None:
@@ -201,7 +197,7 @@ def _guarantees(case: _Case) -> None:
 
 
 def _works_over_grids(case: _Case) -> None:
-    """Works under vmap. A bad traced parameter gives NaN, or negative integers, and a NaN epsilon."""
+    """Works under vmap. A bad traced parameter gives NaN (a negative integer) and a NaN epsilon."""
     good = np.asarray([case.epsilon / 2, case.epsilon])
     bad = np.asarray([0.0, -1.0, np.nan, np.inf])
     epsilons = jnp.asarray(np.concatenate([good, bad, np.full(4, case.epsilon)]))
@@ -213,8 +209,7 @@ def _works_over_grids(case: _Case) -> None:
         mechanism = case.make(sensitivity, epsilon)
         return mechanism, mechanism(case.key, case.value)
 
-    batches: tuple[Mechanism, Release] = jax.jit(jax.vmap(release))(epsilons, scales)
-    made, batch = batches
+    made, batch = jax.jit(jax.vmap(release))(epsilons, scales)
     # Constants have no axis of lanes.
     returned = np.broadcast_to(made.guarantee.epsilon, epsilons.shape)
     promised = np.broadcast_to(batch.guarantee.epsilon, epsilons.shape)
@@ -248,8 +243,7 @@ def _sanitizes(case: _Case) -> None:
         drawn = jax.device_get(_released_values(case.mechanism, keys, values))
         finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(drawn))
         _require(finite, f"a value of {name} must become finite")
-        replaced: Value = _clamped(case.mechanism, values)
-        plain = jax.tree.map(_without_sign_of_zero, replaced, values)
+        plain = jax.tree.map(_without_sign_of_zero, _clamped(case.mechanism, values), values)
         _require(
             _same(drawn, _released_values(case.mechanism, keys, plain)),
             f"a value of {name}, alone or among others, must be released like its replacement (by"
@@ -323,6 +317,10 @@ _CHECKS: tuple[Callable[[_Case], None], ...] = (
 )
 
 
+def _copies(leaf: jax.Array) -> np.ndarray:
+    return np.broadcast_to(leaf, (_BATCH, *np.shape(leaf)))
+
+
 _TRACES: list[None] = []  # One entry for every trace of the program below.
 
 
@@ -365,7 +363,7 @@ def _close(tree: PyTree, other: PyTree) -> bool:
     return all(np.allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5) for x, y in pairs)
 
 
-def _require(holds: bool | np.bool_, message: str) -> None:
+def _require(holds: object, message: str) -> None:
     if not holds:  # `python -O` would remove an assert statement.
         raise AssertionError(message)
 

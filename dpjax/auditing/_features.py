@@ -231,8 +231,7 @@ def _fingerprints(outputs: Value) -> np.ndarray:
     """A 64-bit hash of every output; one to one if an output is a single number."""
     words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
     # Multiplication by an odd number loses no bit of a word.
-    half = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64)
-    odd = half * np.uint64(2) + np.uint64(1)
+    odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
 

@@ -43,7 +43,7 @@ def double_moves(norm: Norm, most: float, value: Value, neighbor: Value, seed: i
     pairs = list(itertools.combinations(_steps(norm, most, value, neighbor), 2))
     if len(pairs) > _MOST_PAIRS:
         chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
-        pairs = [pairs[i] for i in chosen]
+        pairs = [pairs[i] for i in chosen.tolist()]
     return [
         (
             f"{_name(value, one)} and {_name(value, other)} moved",

@@ -46,7 +46,7 @@ def depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
 
 
 def excess_loss(here: np.ndarray, there: np.ndarray, epsilon: float, delta: float) -> str | None:
-    """Describes how the privacy loss exceeds (epsilon, delta), on draws of p; None if it is within."""
+    """Describes how the privacy loss exceeds (epsilon, delta), on draws of p; else None."""
     excess = np.maximum(0.0, -np.expm1(epsilon + _ROUNDING - (here - there)))
     if excess.mean() <= delta + _SIGMAS * excess.std() / math.sqrt(len(excess)):
         return None
