@@ -1,4 +1,4 @@
-"""What published results give away: membership, reconstruction, tracing and linkage."""
+"""Attacks on published results: membership, reconstruction, tracing and linkage."""
 
 from dpjax.attacks._all_subsets import most_wrong as most_wrong
 from dpjax.attacks._all_subsets import reconstruct_from_all_subsets as reconstruct_from_all_subsets

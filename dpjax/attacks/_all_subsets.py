@@ -1,4 +1,4 @@
-"""Reconstruction from noisy counts over all subsets, by exhaustion."""
+"""Reconstruction from noisy counts over all subsets, by exhaustive search."""
 
 import math
 from fractions import Fraction
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# 2^20 subsets; every further record doubles them.
+# That makes 2^20 subsets; every further record doubles their number.
 _MOST_RECORDS = 20
 
 
 def subset_counts(database: jax.Array) -> jax.Array:
-    """The sum over every subset of the records: all 2^n counting queries about one bit.
+    """The sums over all subsets of the records: all 2^n counting queries about one bit.
 
     Args:
         database: n numbers, shape (n,), such as bits; n at most 20.
@@ -27,8 +27,8 @@ def subset_counts(database: jax.Array) -> jax.Array:
         ValueError: if it does not have shape (n,), or n is above 20.
 
     Formal guarantees:
-        Exact for integers. Under replace-one every record is in half of the subsets, so that with
-        records in [0, 1] the sensitivity is 2^(n-1) in the norm l1 and 2^((n-1)/2) in l2.
+        Exact for integers. Every record is in half of the subsets. So for records in [0, 1] the
+        sensitivity under replace-one is 2^(n-1) in the norm l1 and 2^((n-1)/2) in l2.
 
     Source:
         Dinur and Nissim (2003).
@@ -51,11 +51,11 @@ def subset_counts(database: jax.Array) -> jax.Array:
 
 
 def subset_distortions(answers: jax.Array) -> jax.Array:
-    """How far each of the 2^n candidate databases is from the answers, at most over all subsets.
+    """The largest distance of each of the 2^n candidate databases from the answers.
 
-    For candidate c that is max_S |a_S - sum of c over S|. Record by record: a maximum over subsets
-    is one over those with and without record i, so that all candidates together take n 2^n steps
-    instead of 4^n.
+    For candidate c that is max_S |a_S - sum of c over S|. A maximum over subsets splits into those
+    with and without record i. Record by record, all candidates together take n 2^n steps instead of
+    4^n.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`.
@@ -65,13 +65,13 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
 
     Raises:
         TypeError: if the answers are not real numbers.
-        ValueError: if they are not 2^n, n from 1 to 20.
+        ValueError: if their number is not 2^n with n from 1 to 20.
 
     Formal guarantees:
-        Exact where the floats hold the answers and their differences, as for half integers.
+        Exact if floats hold the answers and their differences exactly, as for half integers.
 
     Source:
-        Dinur and Nissim (2003), by exhaustion.
+        Dinur and Nissim (2003), by exhaustive search.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,10 +93,11 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
 def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
     """Guesses bits by the candidate that is nearest to all 2^n answers.
 
-    Where every answer is within E of the truth, so is the candidate's. On the records where the
-    truth is 1 and the candidate 0 the two differ by as many as there are, so these are at most 2 E;
-    so are those the other way around. 4 E wrong can happen, see `most_wrong`. Works inside `jit`,
-    and under `vmap`.
+    Let every answer be within E of the truth. Then the nearest candidate's answers are within E of
+    the given ones, and so within 2 E of the truth. Take the subset of records that are 1 in the
+    truth and 0 in the candidate. Its two sums differ by its size, so it has at most 2 E records.
+    The same holds the other way around. 4 E wrong records are possible, see `most_wrong`. Works
+    inside `jit` and under `vmap`.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`; n from 1 to 20.
@@ -106,12 +107,12 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 
     Raises:
         TypeError: if the answers are not real numbers.
-        ValueError: if they are not 2^n, n from 1 to 20.
+        ValueError: if their number is not 2^n with n from 1 to 20.
 
     Formal guarantees:
-        At most `most_wrong(n, error=E)` guesses are wrong if no answer is off by more than E; E
-        need not be known. Under differential privacy the answers of some subsets are off by so
-        much that this says nothing, and `guessing_bound` bounds what is right.
+        At most `most_wrong(n, error=E)` guesses are wrong if no answer is off by more than E. E
+        need not be known. Under differential privacy E is so large that this says nothing. Then
+        `guessing_bound` bounds the number of right guesses.
 
     Source:
         Dinur and Nissim (2003); Dwork and Roth (2014), Theorem 8.1; Theorem 1 of the lecture "A
@@ -130,19 +131,19 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 
 
 def most_wrong(n: int, *, error: float | Fraction) -> int:
-    """How many of n bits a candidate has wrong at most that agrees with all answers up to E.
+    """The most of n bits that a candidate can have wrong, if it agrees with all answers up to E.
 
-    min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. Attained: let
-    floor(2 E) records be 1 in the truth and 0 in the candidate, as many the other way around, and
-    every answer the middle of both.
+    That is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
+    attained. Let floor(2 E) records be 1 in the truth and 0 in the candidate, as many the other way
+    around, and every answer the middle of both.
 
-    With E = n/400 at most 1% is wrong, which the lecture calls blatantly non-private, though it
-    says that noise bounded by n/400 avoids that. n/401 is just a number with 4 E below n/100:
-    nothing happens between the two. The theorem says that less noise than n/400 is too little,
-    never that more is enough: half of the records are right for sure until E = n/8.
+    With E = n/400 at most 1% is wrong. The lecture calls that blatantly non-private, but also says
+    that noise bounded by n/400 avoids it. n/401 is just one number with 4 E below n/100, and
+    nothing changes between the two. The theorem says that less noise than n/400 is too little. It
+    never says that more is enough: half of the records are surely right until E = n/8.
 
     Args:
-        n: number of records, at least 1.
+        n: the number of records, at least 1.
         error: E, the largest error of an answer, 0 or above; a `fractions.Fraction` is exact.
 
     Returns:
@@ -153,8 +154,8 @@ def most_wrong(n: int, *, error: float | Fraction) -> int:
         ValueError: if n is below 1, or the error negative or not finite.
 
     Formal guarantees:
-        An attained bound, over all databases of n bits, all answers within E, and all candidates
-        within E of the answers.
+        An attained bound over all databases of n bits, all answers within E of the truth, and all
+        candidates within E of the answers.
 
     Source:
         Dwork and Roth (2014), Theorem 8.1, for 4 E.
@@ -189,7 +190,7 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Axis i turns from "is record i in the subset" into "is it 1 in the candidate"."""
-    without, within = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
-    ones = jnp.maximum(without, within + jnp.asarray(step, x.dtype))
-    return jnp.stack([jnp.maximum(without, within), ones], axis=1).reshape(-1)
+    """Changes axis i from "is record i in the subset" to "is record i 1 in the candidate"."""
+    without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
+    ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
+    return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)

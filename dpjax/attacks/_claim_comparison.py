@@ -1,10 +1,10 @@
-"""What a guarantee allows any attack, and whether an attack did better."""
+"""The best attack that a guarantee allows, and whether an attack was better."""
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
@@ -14,14 +14,14 @@ from dpjax.attacks._roc_curve import RocCurve
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClaimComparison:
-    """An attack beside the guarantee of what it attacked.
+    """An attack, compared with the guarantee of the releases that it attacked.
 
     Attributes:
         claimed: the guarantee.
-        epsilon: the least epsilon that allows what the attack did, at the claimed delta, gamma and
-            confidence; 0 where it shows nothing.
-        false_positive_rate: upper limit of it, at the threshold that shows the most.
-        true_positive_rate: lower limit of it, there.
+        epsilon: the least epsilon that allows the attack's rates, at the claimed delta, gamma and
+            confidence; 0 if the attack shows nothing.
+        false_positive_rate: its upper limit, at the threshold that shows the largest epsilon.
+        true_positive_rate: its lower limit, at that threshold.
         confidence: of all limits together.
 
     Formal guarantees:
@@ -36,7 +36,7 @@ class ClaimComparison:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the claim cannot be, but for the error of the limits."""
+        """Whether the claim must be wrong, if the limits hold."""
         return self.epsilon > float(self.claimed.epsilon)
 
     def __repr__(self) -> str:
@@ -48,26 +48,26 @@ class ClaimComparison:
         )
 
 
-def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Any) -> np.ndarray:
+def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: ArrayLike) -> np.ndarray:
     """The highest true positive rate that a guarantee allows any attack, over random pairs.
 
-    With slack s = delta + gamma + 1 - C, C the confidence (1 where gamma is marginal), it is the
-    smaller one of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
+    The slack is s = delta + gamma + 1 - C, where C is the confidence, or 1 if gamma is marginal.
+    The rate is the smaller of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
 
     Args:
-        guarantee: what a release promises, under replace-one.
+        guarantee: of a release, under replace-one.
         false_positive_rates: numbers in [0, 1].
 
     Returns:
         An array of the shape of the rates.
 
     Raises:
-        TypeError: if the guarantee is none, or traced.
-        ValueError: if it is a batch, NaN, about another relation, or about groups.
+        TypeError: if the guarantee is not a `Guarantee`, or is traced.
+        ValueError: if it is a batch, NaN, under another relation, or for groups.
 
     Formal guarantees:
         On pairs that the guarantee covers, both the positives and the negatives of an attack obey
-        (epsilon, delta)-DP; on the others, of probability gamma, nothing is known.
+        (epsilon, delta)-DP. On the other pairs, of probability gamma, the guarantee says nothing.
 
     Source:
         Kairouz, Oh and Viswanath (2015), Theorem 2.1, averaged over pairs.
@@ -89,26 +89,26 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Any) 
 
 
 def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison:
-    """Whether an attack over random pairs contradicts the guarantee of what it attacked.
+    """Tests whether an attack over random pairs contradicts the guarantee of the releases.
 
     Args:
         curve: of the independent scores of `membership_trials`.
-        guarantee: what the releases promised, under replace-one.
+        guarantee: of the attacked releases, under replace-one.
 
     Returns:
         A `ClaimComparison`.
 
     Raises:
-        TypeError: as `highest_true_positive_rate` does.
-        ValueError: if the curve has no limits, or as `highest_true_positive_rate` does.
+        TypeError: as `highest_true_positive_rate`.
+        ValueError: if the curve has no limits, or as `highest_true_positive_rate`.
 
     Formal guarantees:
-        A guarantee that holds, and was fixed before the trials, is contradicted with probability at
-        most 1 - `curve.confidence`, for all thresholds together; over the samples too, where every
-        trial sampled its sensitivity anew. Where one sampled sensitivity served all trials, at most
-        1 - C more: that is how often it covers fewer pairs than gamma says. Of a marginal gamma
-        (C is None) with one sensitivity for all trials nothing can be said. What is not
-        contradicted may still be wrong.
+        Let a guarantee hold, and be fixed before the trials. It is contradicted with probability at
+        most 1 - `curve.confidence`, for all thresholds together. That is also over the samples, if
+        every trial samples its own sensitivity. If one sampled sensitivity serves all trials, the
+        probability grows by at most 1 - C, since it may cover fewer pairs than gamma says. For a
+        marginal gamma (C is None) and one sensitivity for all trials, there is no statement. A
+        guarantee that is not contradicted may still be wrong.
 
     Source:
         As for `highest_true_positive_rate`.
@@ -132,12 +132,12 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
     with np.errstate(divide="ignore"):
         by_positives = np.log(np.maximum(true_positives - slack, 0.0) / false_positives)
         by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
-    shown = np.maximum(by_positives, by_negatives)
-    best = int(np.argmax(shown))
+    epsilons = np.maximum(by_positives, by_negatives)
+    best = int(np.argmax(epsilons))
     assert curve.confidence is not None  # Else it has no corners.
     return ClaimComparison(
         claimed,
-        max(0.0, float(shown[best])),
+        max(0.0, float(epsilons[best])),
         float(false_positives[best]),
         float(true_positives[best]),
         curve.confidence,
@@ -145,17 +145,17 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """The guarantee with numbers for leaves; refuses others than of one record that is replaced."""
+    """The guarantee with numbers as leaves; refuses one that is not about replacing one record."""
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
-            "guarantee must be about replacing one record, which is what the attack tells apart,"
-            f" got {claimed} under {claimed.relation}"
+            "guarantee must be about replacing one record, since the attack distinguishes such"
+            f" databases, got {claimed} under {claimed.relation}"
         )
     return claimed
 
 
 def _slack(claimed: Guarantee) -> float:
-    """What is allowed whatever epsilon is."""
+    """The true positive rate that is allowed at FPR 0, for any epsilon."""
     doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
     return float(claimed.delta) + float(claimed.gamma) + doubt

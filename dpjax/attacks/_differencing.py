@@ -1,22 +1,22 @@
-"""Differencing: answers about many people whose difference is one of them."""
+"""Differencing: combinations of answers about many people that reveal one of them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 
-# Of a projection in float64, and of singular values beside the largest one.
-_TOLERANCE = 1e-9
-_LEAST_SINGULAR = 1e-11
+_TOLERANCE = 1e-9  # For the rounding of a projection in float64.
+_LEAST_SINGULAR = 1e-11  # Singular values below this part of the largest one count as 0.
 
 
 class Differences(NamedTuple):
-    """What differences of answers say about every record.
+    """Estimates of every record by combinations of answers.
 
     Attributes:
-        values: the record's value by the combination of answers that comes nearest to it.
-        exposed: whether that combination is the value itself, nothing else being known.
+        values: the estimates, by the combination that comes nearest to the record.
+        exposed: whether that combination equals the record, without other knowledge.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 
     Formal guarantees:
@@ -28,12 +28,12 @@ class Differences(NamedTuple):
     gain: np.ndarray
 
 
-def differencing(queries: Any, answers: Any) -> Differences:
-    """Combines sums over subsets so that single records are left.
+def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
+    """Combines sums over subsets so that single records remain.
 
-    Two answers suffice where one subset has one person more than another; in general a record is
+    Two answers suffice if one subset has one person more than another. In general, a record is
     exposed if some combination of the queries counts it once and nobody else. Of all combinations
-    the one of least noise is taken.
+    this one has the least noise.
 
     Args:
         queries: shape (m, n), one row for each query: how often it counts each record, such as
@@ -48,9 +48,9 @@ def differencing(queries: Any, answers: Any) -> Differences:
         ValueError: if their shapes do not fit.
 
     Formal guarantees:
-        Exact answers give every exposed record away up to rounding in float64. Whether a record is
-        exposed depends on the queries alone. Answers under differential privacy are bound by
-        `guessing_bound` of their composed guarantee, for every combination is post-processing.
+        Exact answers reveal every exposed record, up to rounding in float64. The queries alone
+        decide which records are exposed. Under differential privacy, the `guessing_bound` of the
+        composed guarantee bounds every combination, since it is post-processing.
 
     Source:
         The lecture "Introduction to differential privacy" (Cho, 2017), "Differencing attack"; that
@@ -69,7 +69,7 @@ def differencing(queries: Any, answers: Any) -> Differences:
     return Differences(noisy @ combinations.T, exposed, np.linalg.norm(combinations, axis=1))
 
 
-def queries_and_answers(queries: Any, answers: Any) -> tuple[np.ndarray, np.ndarray]:
+def queries_and_answers(queries: ArrayLike, answers: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Linear queries of shape (m, n) and answers of shape (..., m), on the host in float64."""
     matrix, noisy = _host_array("queries", queries), _host_array("answers", answers)
     if matrix.ndim != 2 or 0 in matrix.shape or noisy.shape[-1:] != matrix.shape[:1]:
@@ -80,7 +80,7 @@ def queries_and_answers(queries: Any, answers: Any) -> tuple[np.ndarray, np.ndar
     return matrix, noisy
 
 
-def _host_array(name: str, values: Any) -> np.ndarray:
+def _host_array(name: str, values: ArrayLike) -> np.ndarray:
     _checks.host_only(name, values, "dpjax.attacks.reconstruct_by_least_squares")
     array = _checks.host_numbers(name, values)
     if not np.all(np.isfinite(array)):

@@ -11,10 +11,10 @@ from dpjax._exact._numerics import compute_dtype
 def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.Array:
     """Guesses bits from noisy answers to linear queries, such as counts over random subsets.
 
-    Solves queries @ x = answers in the least squares, of least norm where there are several
-    solutions, and rounds. Noise of standard deviation s in m = r n counts over random subsets
-    becomes about 2 s / sqrt((r - 1) n) in every record, r above 1, and is compared with 1/2: as
-    with the queries of `walsh_hadamard`, noise must be well below sqrt(n). Works inside `jit`.
+    Solves queries @ x = answers by least squares, and rounds. Of several solutions it takes the one
+    of least norm. Let m = r n counts over random subsets have noise of standard deviation s, with
+    r above 1. Every record then has noise of about 2 s / sqrt((r - 1) n), and a guess is wrong if
+    it exceeds 1/2. As for `walsh_hadamard`, noise must be well below sqrt(n). Works inside `jit`.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -28,8 +28,8 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
         ValueError: if their shapes do not fit.
 
     Formal guarantees:
-        If no answer is off by more than E, at most 4 m E^2 / s_n^2 guesses are wrong, s_n being the
-        least of n singular values of the queries; up to rounding in floats.
+        If no answer is off by more than E, at most 4 m E^2 / s_n^2 guesses are wrong, up to
+        rounding in floats. Here s_n is the least of n singular values of the queries.
 
     Source:
         Dinur and Nissim (2003); Kasiviswanathan, Rudelson, Smith and Ullman (2010), for least

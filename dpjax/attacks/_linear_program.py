@@ -1,28 +1,26 @@
 """Reconstruction from noisy answers to linear queries, by linear programming."""
 
-from typing import Any
-
 import numpy as np
 import scipy
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax.attacks._differencing import queries_and_answers
 
 
 def reconstruct_by_linear_program(
-    queries: Any, answers: Any, *, seconds: float = 600.0
+    queries: ArrayLike, answers: ArrayLike, *, seconds: float = 600.0
 ) -> np.ndarray:
-    """Guesses bits by the x in [0, 1]^n whose answers are nearest to those given, in the norm l1.
+    """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given ones, in norm l1.
 
-    Runs on the host, by the HiGHS solvers of SciPy. As by least squares, noise must be well below
-    sqrt(n). But where a part of the answers is arbitrarily wrong and the others are exact, all
-    bits are right, up to a part of .239 of the answers to many Gaussian queries: absolute
-    deviations forgive what squares do not.
+    Runs on the host, by the HiGHS solvers of SciPy. As for least squares, noise must be well below
+    sqrt(n). But if some answers are arbitrarily wrong and the others exact, all bits can still be
+    right. For many Gaussian queries that holds while the wrong part of the answers is below .239.
 
     Args:
         queries: shape (m, n), one row for each query.
         answers: shape (m,).
-        seconds: after which it gives up, above 0.
+        seconds: the time limit, above 0.
 
     Returns:
         The guesses, booleans of shape (n,).
@@ -30,10 +28,10 @@ def reconstruct_by_linear_program(
     Raises:
         TypeError: if queries or answers are not real numbers.
         ValueError: if their shapes do not fit, or they are not finite.
-        RuntimeError: if there is no solution yet when the time is over.
+        RuntimeError: if no solution is found in time.
 
     Formal guarantees:
-        The answers of the x that is found are off by no more in sum than those of the truth.
+        The distance in l1 of x's answers from the given ones is at most that of the truth.
 
     Source:
         Dinur and Nissim (2003); Dwork, McSherry and Talwar (2007), for the norm l1.
@@ -53,7 +51,7 @@ def reconstruct_by_linear_program(
         raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
     limit = _checks.positive("seconds", seconds)
     m, n = matrix.shape
-    # queries @ x + above - below = answers, at the least sum of above and below.
+    # Minimizes the sum of above and below, where queries @ x + above - below = answers.
     found = scipy.optimize.linprog(
         np.repeat([0.0, 1.0], [n, 2 * m]),
         A_eq=scipy.sparse.hstack([matrix, scipy.sparse.eye(m), -scipy.sparse.eye(m)], format="csr"),

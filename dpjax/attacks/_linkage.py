@@ -1,19 +1,25 @@
-"""Linkage: names back into an anonymized table, by what it shares with a public one."""
+"""Linkage: puts names into an anonymized table, by columns that it shares with a public one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dpjax._core import _checks
 
+if TYPE_CHECKING:
+    import pandas
+    from jax.typing import ArrayLike
+
+Table: TypeAlias = "Mapping[str, ArrayLike] | pandas.DataFrame"
+
 
 class Linkage(NamedTuple):
-    """Which row of a public register each row of an anonymized table belongs to.
+    """The rows of a public register that match each row of an anonymized table.
 
     Attributes:
-        row: of the register, where it is the only one alike and so is the anonymized row; else -1.
-        candidates: how many rows of the register are alike.
+        row: the matching row of the register, if both rows are unique in their tables; else -1.
+        candidates: the number of matching rows of the register.
 
     Formal guarantees:
         None: this is an attack.
@@ -23,15 +29,15 @@ class Linkage(NamedTuple):
     candidates: np.ndarray
 
 
-def linkage(table: Any, register: Any, *, on: Sequence[str]) -> Linkage:
+def linkage(table: Table, register: Table, *, on: Sequence[str]) -> Linkage:
     """Joins an anonymized table with a public register on their quasi-identifiers.
 
-    Where the register holds everyone, a row that is alike one row of it only is that person's.
+    If the register holds everyone, a row that matches only one of its rows belongs to that person.
 
     Args:
         table: columns by name, arrays of one length: a dict, or a DataFrame.
         register: the same, with other columns.
-        on: names of the columns that both have, at least one.
+        on: names of shared columns, at least one.
 
     Returns:
         `Linkage`: one entry for each row of the table.
@@ -67,10 +73,10 @@ def linkage(table: Any, register: Any, *, on: Sequence[str]) -> Linkage:
     return Linkage(np.where(only, row_of[alike], -1), candidates)
 
 
-def anonymity(table: Any, *, on: Sequence[str]) -> np.ndarray:
-    """How many rows of a table share each row's quasi-identifiers, itself included.
+def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
+    """The number of rows of a table with the same quasi-identifiers as each row, itself included.
 
-    A table is k-anonymous for the least of them.
+    The table is k-anonymous, where k is the least of these numbers.
 
     Args:
         table: columns by name, arrays of one length: a dict, or a DataFrame.
@@ -84,7 +90,7 @@ def anonymity(table: Any, *, on: Sequence[str]) -> np.ndarray:
         ValueError: if a column is missing, or columns have no common length.
 
     Formal guarantees:
-        None: k-anonymity says nothing of what other columns give away, nor of other tables.
+        None: k-anonymity does not limit what other columns or other tables give away.
 
     Source:
         Sweeney, "k-anonymity: a model for protecting privacy" (2002).
@@ -98,8 +104,9 @@ def anonymity(table: Any, *, on: Sequence[str]) -> np.ndarray:
     return np.bincount(codes)[codes]
 
 
-def _columns(name: str, table: Any, on: Sequence[str]) -> list[np.ndarray]:
-    if isinstance(on, str) or not all(isinstance(column, str) for column in on):
+def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
+    names = list(map(type, on))  # A string is a sequence of strings too.
+    if isinstance(on, str) or not all(issubclass(name, str) for name in names):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
     missing = [column for column in on if column not in present]
@@ -114,7 +121,7 @@ def _columns(name: str, table: Any, on: Sequence[str]) -> list[np.ndarray]:
 
 
 def _codes(columns: list[np.ndarray]) -> np.ndarray:
-    """A number for each row, equal for rows that are alike in all columns."""
+    """A number for each row, equal for rows that are equal in all columns."""
     codes = np.zeros(len(columns[0]), int)
     for column in columns:
         values, code = np.unique(column, return_inverse=True)

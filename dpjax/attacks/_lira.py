@@ -1,10 +1,12 @@
-"""The likelihood ratio attack: each model is attacked by means of all the others."""
+"""The likelihood ratio attack: all other models help to attack each model."""
 
 import functools
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 
@@ -13,7 +15,7 @@ LiraVariance = Literal["record", "pooled"]
 
 
 class _Fit(NamedTuple):
-    """Gaussians for every record, from all models but the attacked one: shape (models, records)."""
+    """Gaussians for every record, fitted without the attacked model: shape (models, records)."""
 
     mean: jax.Array
     variance: jax.Array
@@ -21,37 +23,37 @@ class _Fit(NamedTuple):
 
 
 def lira(
-    scores: Any,
-    members: Any,
+    scores: ArrayLike,
+    members: ArrayLike,
     *,
     mode: ShadowAttackMode = "online",
     variance: LiraVariance = "record",
 ) -> jax.Array:
     """The likelihood ratio attack (LiRA) on every model of a set of shadow models.
 
-    Online, the score of a record is the log ratio of two Gaussian densities of what the attacked
-    model says of it, fitted to the other models that were trained on the record and to those that
-    were not. Offline, models that were trained on it are not looked at: it is the number of
-    standard deviations that the attacked model is above the mean of the others.
+    Online, the result for a record is the log ratio of two Gaussian densities at the attacked
+    model's score. One is fitted to the other models that were trained on the record, one to those
+    that were not. Offline, the attack ignores models that were trained on the record. The result is
+    the number of standard deviations by which the score exceeds the mean of the others.
 
     Args:
         scores: of `ShadowModels`, shape (models, records), finite: higher for members.
         members: of `ShadowModels`, of the same shape.
         mode: "online" or "offline".
-        variance: "record" for one of each record, or "pooled" for one of all records, which is
-            better below some 64 models.
+        variance: "record" for a variance of each record, or "pooled" for one of all records, which
+            is better below about 64 models.
 
     Returns:
-        An array of that shape, higher where the attacked model was trained on the record; 0 where
-        the others are too few to tell.
+        An array of the same shape, higher where the attacked model was trained on the record; 0
+        where the other models are too few for a fit.
 
     Raises:
-        ValueError: if the shapes are not alike and of two axes, or a word is none of those.
+        ValueError: if scores and members do not share a shape of two axes, or a word is unknown.
 
     Formal guarantees:
-        What a model says, and whether it was trained on a record, is in no fit that it is attacked
-        by: its coins are as hard to guess as its release makes them. Scores of one model depend on
-        each other, and so do those of models, by the fits: pass confidence=None to `roc_curve`.
+        No fit that attacks a model uses its own scores or memberships. So its coins are as hard to
+        guess as its release makes them. Scores of one model depend on each other, and the fits
+        connect the scores of all models: pass confidence=None to `roc_curve`.
 
     Source:
         Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), Algorithm 1 and Section VI.
@@ -71,7 +73,9 @@ def lira(
     return _compiled(*one_of_each_model("scores", scores, members), mode=mode, variance=variance)
 
 
-def one_of_each_model(name: str, scores: Any, members: Any) -> tuple[jax.Array, jax.Array]:
+def one_of_each_model(
+    name: str, scores: ArrayLike, members: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
     """Scores as floats and members as booleans, each of shape (models, records)."""
     values = jnp.asarray(_checks.real_arrays(name, scores))
     inside = jnp.asarray(_checks.booleans("members", members))
@@ -87,7 +91,7 @@ def one_of_each_model(name: str, scores: Any, members: Any) -> tuple[jax.Array, 
 def _compiled(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # Sums from which one term is taken lose less about their center.
+    # Subtracting one term from a sum loses fewer digits when the sum is centered.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -111,13 +115,13 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         deviations = jnp.sum(deviations, axis=1, keepdims=True)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
-    limits = jnp.finfo(values.dtype)
-    # What rounding leaves of models that all say the same.
-    floor = limits.eps * jnp.mean(values**2) + limits.tiny
+    limits = np.finfo(values.dtype)
+    # If all models agree, the variance is rounding error. The floor keeps it from dividing by 0.
+    floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
 
 
 def _log_density(values: jax.Array, fit: _Fit) -> jax.Array:
-    """But for a constant."""
+    """Log density up to a constant."""
     return -((values - fit.mean) ** 2 / fit.variance + jnp.log(fit.variance)) / 2

@@ -1,8 +1,7 @@
-"""Many runs of one function as one program: `vmap` inside chunks, which bound its memory."""
+"""Many runs of one function as one program: `vmap` inside chunks, which bound the memory."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Release
 from dpjax._running._memory import fitting
 from dpjax._tracing._programs import Program
@@ -19,16 +19,16 @@ _MOST_RUNS = 2**32 - 1
 
 def many_runs(
     name: str,
-    run: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    run: Callable[..., PyTree],
+    arguments: tuple[PyTree, ...],
     *,
     count: int,
     chunk_size: int | None,
-) -> Any:
+) -> PyTree:
     """`run(index, *arguments)` for index = 0, ..., count - 1, stacked.
 
-    Every chunk is the same program, the last one too; a function that traces to a known program is
-    not compiled again. Works under `jit` and `vmap`.
+    All chunks run the same program, even the last. A function that traces to a known program is not
+    compiled again. Works under `jit` and `vmap`.
     """
     _checks.integer(name, count, least=1, most=_MOST_RUNS)
     specs = TreeSpec.of(arguments).tree()
@@ -39,22 +39,31 @@ def many_runs(
     chunks = -(-count // size)
     mapped = _compiled if program.is_concrete else _mapped
     found = mapped(arguments, program=program, chunks=chunks, size=min(size, count))
-    return jax.tree.map(lambda leaf: leaf[:count], found)
+
+    def without_padding(leaf: jax.Array) -> jax.Array:
+        return leaf[:count]
+
+    return jax.tree.map(without_padding, found)
 
 
-def _mapped(arguments: tuple[Any, ...], *, program: Program, chunks: int, size: int) -> Any:
-    def chunk(start: jax.Array) -> Any:
-        indices = start + jnp.arange(size, dtype=jnp.uint32)
-        return jax.vmap(lambda index: program(index, *arguments))(indices)
+def _mapped(arguments: tuple[PyTree, ...], *, program: Program, chunks: int, size: int) -> PyTree:
+    def one(index: jax.Array) -> PyTree:
+        return program(index, *arguments)
+
+    def chunk(start: jax.Array) -> PyTree:
+        return jax.vmap(one)(start + jnp.arange(size, dtype=jnp.uint32))
 
     starts = jnp.arange(chunks, dtype=jnp.uint32) * jnp.uint32(size)
-    found = lax.map(chunk, starts)
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), found)
+    return jax.tree.map(_joined, lax.map(chunk, starts))
+
+
+def _joined(leaf: jax.Array) -> jax.Array:
+    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 _compiled = functools.partial(jax.jit, static_argnames=("program", "chunks", "size"))(_mapped)
 
 
-def released_value(released: Any) -> Any:
-    """What an attacker sees of what a function returned: the value of a `Release`."""
+def released_value(released: Release | Value) -> Value:
+    """The part of a function's result that an attacker sees: the value of a `Release`."""
     return released.value if isinstance(released, Release) else released

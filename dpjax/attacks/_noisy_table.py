@@ -1,4 +1,4 @@
-"""The "noisy table": a published table with an entry for each record, from which anyone counts."""
+"""The "noisy table": a published table with an entry for each record, which anyone can sum."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
-    """How far the sum over some subset of a published table is from the truth, at most.
+    """The largest error of a sum over a subset of a published table.
 
-    The worst of all 2^n subsets holds just those entries that are too large, or just those that are
-    too small.
+    The worst of all 2^n subsets holds exactly the entries that are too large, or exactly those that
+    are too small.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.
@@ -26,10 +26,10 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
         ValueError: if their shapes differ.
 
     Formal guarantees:
-        Attained, up to rounding in floats.
+        Some subset has this error, up to rounding in floats.
 
     Source:
-        The two lines above.
+        Proved by the sentence above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,20 +45,20 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
             f" {list(published.shape)} and {list(truth.shape)}"
         )
     dtype = np.promote_types(compute_dtype(published.dtype), compute_dtype(truth.dtype))
-    off = published.astype(dtype) - truth.astype(dtype)
-    return jnp.maximum(jnp.sum(jnp.maximum(off, 0), -1), jnp.sum(jnp.maximum(-off, 0), -1))
+    errors = published.astype(dtype) - truth.astype(dtype)
+    return jnp.maximum(jnp.sum(jnp.maximum(errors, 0), -1), jnp.sum(jnp.maximum(-errors, 0), -1))
 
 
 def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
-    """Guesses bits from a table that gives accurate counts: rounds it.
+    """Guesses bits from a table that gives accurate counts, by rounding it.
 
-    Of a table whose sums over all subsets are within E of the truth, entries that are too large
-    add up to E too much at most, and those that are too small to E too little. An entry that
-    rounds to the wrong bit is off by 1/2 or more, so at most 4 E of them are wrong, and no search
-    is needed. Hence the lecture's dilemma: a table that gives accurate answers can be attacked, and
-    one that cannot gives inaccurate answers. That only an interactive mechanism escapes it, as the
-    lecture concludes, does not follow: no release that answers *all* subsets well does, of either
-    kind, and a static one may be accurate for the queries that it was made for.
+    Let the sums over all subsets be within E of the truth. Then entries that are too large exceed
+    the truth by at most E in total, and so do those that are too small. An entry that rounds to the
+    wrong bit is off by at least 1/2. So at most 4 E guesses are wrong, and no search is needed.
+    This is the lecture's dilemma: a table with accurate answers can be attacked, and a table that
+    cannot be attacked has inaccurate answers. The lecture concludes that only an interactive
+    mechanism escapes it. That does not follow. No release that answers *all* subsets well escapes,
+    interactive or not. A static release may be accurate for the queries that it was made for.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.
@@ -70,8 +70,8 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
         TypeError: if the table is not real numbers.
 
     Formal guarantees:
-        At most 4 `subset_error(table, database)` guesses are wrong; of a table of bits, 2 times as
-        many as that.
+        At most 4 `subset_error(table, database)` guesses are wrong. For a table of bits it is at
+        most 2 `subset_error(table, database)`.
 
     Source:
         The lecture "A firm foundation for private data analysis", "Noise and the noisy table",

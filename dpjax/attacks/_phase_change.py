@@ -1,28 +1,29 @@
-"""Where reconstruction stops to work: noise of order sqrt(n)."""
+"""The noise at which reconstruction stops working: of order sqrt(n)."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._types import Key
 from dpjax.attacks._walsh_hadamard import reconstruct_from_walsh_hadamard, walsh_hadamard
 
 
-def recovered_fraction(key: jax.Array, c: Any, *, n: int) -> jax.Array:
+def recovered_fraction(key: Key, c: ArrayLike, *, n: int) -> jax.Array:
     """The fraction of n bits that least squares recovers under noise of at most c sqrt(n).
 
     Draws a database of fair bits, answers its n Walsh-Hadamard queries with independent noise,
-    uniform on [-c sqrt(n), c sqrt(n)], and attacks. Nothing is private here; map over keys with
-    `vmap` for several databases.
+    uniform on [-c sqrt(n), c sqrt(n)], and attacks them. Nothing here is private. For several
+    databases, map over keys by `vmap`.
 
     Args:
         key: a typed key.
-        c: numbers of any shape, 0 or above; they share a database and the directions of its noise.
-        n: number of bits, a power of two, at most 2^24.
+        c: numbers of any shape, 0 or above. All share one database and one draw of noise, scaled.
+        n: the number of bits, a power of two, at most 2^24.
 
     Returns:
         The fractions, of the shape of c.
@@ -32,7 +33,7 @@ def recovered_fraction(key: jax.Array, c: Any, *, n: int) -> jax.Array:
         ValueError: if n is not such a power.
 
     Formal guarantees:
-        None: an experiment. `expected_recovered_fraction` is what it averages to.
+        None: an experiment. Its mean is near `expected_recovered_fraction`.
 
     Source:
         Dwork and Yekhanin (2008); Dinur and Nissim (2003) for the order of the noise.
@@ -50,24 +51,24 @@ def recovered_fraction(key: jax.Array, c: Any, *, n: int) -> jax.Array:
     return _fractions(key, sizes.ravel(), n).reshape(sizes.shape)
 
 
-def expected_recovered_fraction(c: Any) -> np.ndarray:
-    """What `recovered_fraction` averages to: Phi(sqrt(3) / (2 c)).
+def expected_recovered_fraction(c: ArrayLike) -> np.ndarray:
+    """The mean of `recovered_fraction` for many bits: Phi(sqrt(3) / (2 c)).
 
-    Uniform noise up to c sqrt(n) has variance c^2 n / 3; averaged over n answers it is normal with
-    variance c^2 / 3, and a bit is lost where that exceeds 1/2 in the wrong direction. No n is left:
-    at c = .34 .5% are wrong, at c = 1 19%.
+    Uniform noise up to c sqrt(n) has variance c^2 n / 3. Its average over n answers is nearly
+    normal, with variance c^2 / 3. A bit is wrong if that exceeds 1/2 in the wrong direction. The
+    result does not depend on n: at c = .34, .5% are wrong; at c = 1, 19%.
 
     Args:
         c: numbers of any shape, 0 or above.
 
     Returns:
-        The fractions, of the shape of c: from 1 at 0 down to 1/2.
+        The fractions, of the shape of c: 1 at c = 0, and near 1/2 for large c.
 
     Raises:
         TypeError: if c is not real numbers.
 
     Formal guarantees:
-        Exact in the limit of many records; off by less than 1/n for the noise is bounded.
+        Exact in the limit of many records. Since the noise is bounded, the error is below 1/n.
 
     Source:
         Dwork and Yekhanin (2008), and the central limit theorem.

@@ -1,19 +1,20 @@
 """The robust membership inference attack: a record against records of the population."""
 
 import functools
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax.attacks._lira import ShadowAttackMode, one_of_each_model
 
 
 def rmia(
-    likelihoods: Any,
-    members: Any,
-    population: Any,
+    likelihoods: ArrayLike,
+    members: ArrayLike,
+    population: ArrayLike,
     *,
     mode: ShadowAttackMode = "online",
     threshold: float = 1.0,
@@ -21,33 +22,33 @@ def rmia(
 ) -> jax.Array:
     """The robust membership inference attack (RMIA) on every model of a set of shadow models.
 
-    The score of a record x under a model is the part of the population z for which p(x | model) /
-    p(x) is at least `threshold` times p(z | model) / p(z). p(z) is the average of p(z | other) over
-    the other models. Online, p(x) is the average of its average over those trained on x and its
-    average over those that are not. Offline the former is not known, and taken to be slope p + 1 -
-    slope, p the latter.
+    The score of a record x under a model is a fraction of the population z. It counts those with
+    p(x | model) / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the
+    other models. Online, p(x) averages two averages: over other models trained on x, and over those
+    not trained on x. Offline, the former is unknown. With p the latter, it is assumed to be
+    slope p + 1 - slope.
 
     Args:
         likelihoods: p(x | model), shape (models, records), above 0: the probabilities of the true
-            labels, as `jax.nn.sigmoid` of scores that are logits.
+            labels, such as `jax.nn.sigmoid` of scores that are logits.
         members: of `ShadowModels`, of the same shape.
         population: p(z | model), shape (models, others), for records that no model was trained on.
         mode: "online" or "offline".
         threshold: of the ratio, above 0; the paper's gamma.
-        slope: how much the probability of a record that is trained on depends on the one that it
-            has otherwise, in [0, 1]; offline only; the paper's a.
+        slope: how strongly the probability of a record after training on it follows its probability
+            without, in [0, 1]; offline only; the paper's a.
 
     Returns:
         An array of the shape of likelihoods, in [0, 1], higher where the attacked model was trained
-        on the record. Its steps are 1 / others, and so are those of false positive rates that it
-        can tell apart.
+        on the record. Scores are multiples of 1 / others, which limits the false positive rates
+        that thresholds can reach.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if shapes do not fit, a parameter is out of range, or the mode is none of those.
+        ValueError: if shapes do not fit, a parameter is out of range, or the mode is unknown.
 
     Formal guarantees:
-        As for `lira`, what is attacked is in no average that it is compared with.
+        As for `lira`, no average that attacks a model includes that model.
 
     Source:
         Zarifzadeh, Liu and Shokri (2024), Algorithm 1.
@@ -92,19 +93,18 @@ def _compiled(
     *,
     mode: ShadowAttackMode,
 ) -> jax.Array:
-    everyone = jnp.ones(of_population.shape, bool)
-    p_z = _average_of_others(of_population, everyone)
+    p_z = _average_of_others(of_population, jnp.ones(of_population.shape, bool))
     outside = _average_of_others(of_records, ~inside)
     if mode == "online":
         p_x = (_average_of_others(of_records, inside) + outside) / 2
     else:
-        # The population is averaged as records are, whose probabilities this raises.
+        # The assumption of `slope` raises p(x). It must raise p(z) alike, to compare the two.
         p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Over the chosen models but one; of all others where none is chosen."""
+    """Averages over the chosen models without the attacked one; over all others if none is left."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)
@@ -114,6 +114,6 @@ def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 def _part_at_most(values: jax.Array, bounds: jax.Array) -> jax.Array:
-    """Of each row of values the part that is at most each of its bounds."""
-    find = jax.vmap(lambda row, at: jnp.searchsorted(row, at, side="right"))
+    """The fractions of each row of values that are at most each bound of the row."""
+    find = jax.vmap(functools.partial(jnp.searchsorted, side="right"))
     return find(jnp.sort(values, axis=1), bounds).astype(values.dtype) / values.shape[1]

@@ -4,32 +4,31 @@ import jax
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Key
 
-# Shares in percent of ages 0 to 4, 5 to 9, ..., 85 to 99 in the United States, census of 2010.
+# Percentages of ages 0 to 4, 5 to 9, ..., 85 to 99 in the United States, census of 2010.
 _AGES = (6.5, 6.6, 6.7, 7.1, 7.0, 6.8, 6.5, 6.5, 6.8, 7.4, 7.2, 6.4, 5.4, 4.0, 3.0, 2.4, 1.9, 1.8)
 _YEARS = (5,) * 17 + (15,)
 _FEMALE = 0.508
 _DAYS = 365
 
 
-def synthetic_register(
-    key: jax.Array, n: int, *, zips: int, diagnoses: int = 4
-) -> dict[str, np.ndarray]:
-    """Draws people who do not exist, for attacks that nobody is hurt by.
+def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> dict[str, np.ndarray]:
+    """Draws people who do not exist, for attacks that hurt nobody.
 
     ZIP codes are equally likely, ages come from the census of 2010 in bands of five years,
     birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
-    independent of the rest, so that no statistic about others says anything about anyone's: who
-    guesses better than 1 / diagnoses has learned it from that person's record.
+    independent of the rest. So statistics about others say nothing about a person's diagnosis: an
+    attacker who guesses better than 1 / diagnoses has learned from that person's record.
 
     Args:
         key: a typed key.
-        n: number of people, at least 1.
-        zips: number of ZIP codes, at least 1.
-        diagnoses: number of diagnoses, at least 2.
+        n: the number of people, at least 1.
+        zips: the number of ZIP codes, at least 1.
+        diagnoses: the number of diagnoses, at least 2.
 
     Returns:
-        Columns of n integers: "zip", "birth_day" (in days before the newest, years of 365),
+        Columns of n integers: "zip", "birth_day" (days before the latest one, in years of 365),
         "female", "diagnosis".
 
     Raises:
@@ -37,7 +36,7 @@ def synthetic_register(
         ValueError: if one is out of range.
 
     Formal guarantees:
-        Nobody's data is in it.
+        The register holds nobody's data.
 
     Source:
         Age and sex: U.S. Census Bureau, 2010 census, rounded to .1%.
@@ -52,7 +51,7 @@ def synthetic_register(
     n = _checks.integer("n", n, least=1)
     zips = _checks.integer("zips", zips, least=1)
     diagnoses = _checks.integer("diagnoses", diagnoses, least=2)
-    # In float32 to 2^-24, finer than any of the marginals.
+    # float32 has steps of 2^-24, finer than every marginal.
     place, age, day, sex, health = np.asarray(jax.random.uniform(key, (5, n)), np.float64)
     band = np.searchsorted(np.cumsum(_AGES)[:-1], 100 * age)
     people = {

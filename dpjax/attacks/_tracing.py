@@ -9,36 +9,36 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:
-    """How much closer people are to published means than strangers would be, in their deviations.
+    """How much closer records are to published means than a stranger's record would be.
 
-    sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)) for the record y, published means q and those of
-    the population p, divided by its standard deviation for a stranger. That of strangers is
-    standard normal in the limit, whatever was published, so that a threshold of z accuses a
-    stranger with probability P(Z > z). Exact means of n members put these at sqrt(d / n) on
-    average: many attributes of few people give each of them away. Works inside `jit`.
+    The score of a record y, for published means q and population means p, is
+    sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), over its standard deviation for a stranger. For
+    strangers it is standard normal in the limit, for any published means. So a threshold of z
+    accuses a stranger with probability P(Z > z). With exact means of n members, their average score
+    is sqrt(d / n): many attributes of few people give each of them away. Works inside `jit`.
 
     Args:
-        records: attributes in [0, 1] of those to be traced, shape (d,), or (..., d) for many.
+        records: attributes in [0, 1] of the people to trace, shape (d,), or (..., d) for many.
         means: the published means of the attributes, shape (d,).
-        population: their means in the population, strictly between 0 and 1, shape (d,); or of a
-            sample of others.
+        population: the means in the population, or in a sample of others, strictly between 0 and 1,
+            shape (d,).
 
     Returns:
-        The scores, shape (...): in standard deviations.
+        The scores in standard deviations, shape (...).
 
     Raises:
         TypeError: if an argument is not real numbers.
         ValueError: if the shapes do not fit.
 
     Formal guarantees:
-        For a stranger whose attributes are independent bits with the means of the population the
-        score has mean 0 and variance 1 exactly, given the means. Under (epsilon, delta)-DP the
-        rate of members beyond a threshold exceeds that of strangers by 2 b - 1 at most, with b of
-        `guessing_bound`, where strangers are drawn as members are.
+        Let a stranger's attributes be independent bits with the means of the population. Given the
+        published means, the score has mean 0 and variance 1 exactly. Let strangers be drawn as
+        members are. Under (epsilon, delta)-DP the rate of members beyond a threshold exceeds that
+        of strangers by at most 2 b - 1, where b is the `guessing_bound`.
 
     Source:
         Homer et al. (2008); Dwork, Smith, Steinke, Ullman and Vadhan (2015), for the inner product
-        and how many attributes are needed.
+        and the number of attributes that it needs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,7 +49,7 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         Array([ 1.41, -1.41], dtype=float32)
     """
     given = {"records": records, "means": means, "population": population}
-    arrays = [jnp.asarray(_checks.real_arrays(name, given[name])) for name in given]
+    arrays = [jnp.asarray(_checks.real_arrays(*item)) for item in given.items()]
     dtype = np.result_type(*(compute_dtype(x.dtype) for x in arrays))
     people, published, expected = (x.astype(dtype) for x in arrays)
     if expected.ndim != 1 or published.shape != expected.shape:
@@ -67,6 +67,6 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
 @jax.jit
 def _scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:
     variance = population * (1 - population)
-    pull = (means - population) / variance
-    scores = jnp.matmul(records, pull, precision=jax.lax.Precision.HIGHEST) - population @ pull
-    return scores / jnp.sqrt(jnp.sum(jnp.square(pull) * variance))
+    slope = (means - population) / variance
+    scores = jnp.matmul(records, slope, precision=jax.lax.Precision.HIGHEST) - population @ slope
+    return scores / jnp.sqrt(jnp.sum(jnp.square(slope) * variance))

@@ -1,4 +1,4 @@
-"""Walsh-Hadamard queries: n sums with signs, and the database back from their noisy answers."""
+"""Walsh-Hadamard queries: n sums with signs, and reconstruction from their noisy answers."""
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +6,15 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# The matrix of so many is multiplied densely: fast on every device, and few programs.
-_RADIX = 64
+_RADIX = 64  # A dense product with a matrix of this size is fast on every device.
 _MOST_RECORDS = 2**24
 
 
 def walsh_hadamard(database: jax.Array) -> jax.Array:
     """All n Walsh-Hadamard queries of a database: sums of its records with public signs.
 
-    Query j adds up (-1)^(bits that i and j share) x_i, so query 0 is the sum. In n log n steps.
+    Query j is sum_i (-1)^(number of bits that i and j share) x_i, so query 0 is the plain sum. It
+    takes n log n steps.
 
     Args:
         database: numbers of shape (n,), or (..., n) for many databases; n a power of two, at most
@@ -28,9 +28,9 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
         ValueError: if n is not such a power.
 
     Formal guarantees:
-        Exact for integers as long as all partial sums fit the significand: bits in float32 always
-        do. For records in [0, 1] the sensitivity under replace-one is n in the norm l1 and sqrt(n)
-        in l2, for every answer changes by at most 1.
+        Exact for integers if all partial sums fit the significand, as for bits in float32. For
+        records in [0, 1] the sensitivity under replace-one is n in the norm l1 and sqrt(n) in l2,
+        since every answer changes by at most 1.
 
     Source:
         Dwork and Yekhanin (2008).
@@ -47,10 +47,10 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
 def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
     """Guesses bits from noisy answers to all n Walsh-Hadamard queries, by least squares.
 
-    The queries are orthogonal, so the solution is the transform of the answers over n: record i is
-    its true value plus an average of the noise with signs. Noise of standard deviation s in every
-    answer becomes s / sqrt(n), and that is compared with 1/2: the attack works for noise well below
-    sqrt(n), and fails for more.
+    The queries are orthogonal, so the solution is the transform of the answers over n. Record i
+    becomes its true value plus an average of the noise with signs. Noise of standard deviation s in
+    every answer becomes s / sqrt(n), and a guess is wrong if it exceeds 1/2. So the attack works
+    for noise well below sqrt(n), and fails for more.
 
     Args:
         answers: shape (n,), or (..., n) for many releases; n a power of two, at most 2^24.
@@ -64,8 +64,8 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
 
     Formal guarantees:
         If no answer is off by more than E, at most 4 E^2 guesses are wrong. Under independent
-        Gaussian noise of standard deviation s, each is right with probability
-        Phi(sqrt(n) / (2 s)), and no attack on one record does better, even if it knows all others.
+        Gaussian noise of standard deviation s, each guess is right with probability
+        Phi(sqrt(n) / (2 s)). No attack on one record does better, even if it knows all others.
 
     Source:
         Dwork and Yekhanin (2008).
@@ -94,7 +94,7 @@ def _transformed(name: str, numbers: jax.Array) -> jax.Array:
 
 @jax.jit
 def _transform(x: jax.Array) -> jax.Array:
-    """H x along the last axis: the matrix of size r s is the Kronecker product of those two."""
+    """H x along the last axis: H of size r s is the Kronecker product of H of sizes r and s."""
     n = x.shape[-1]
     size = min(n, _RADIX)
     rows = x.reshape(*x.shape[:-1], n // size, size)
@@ -106,5 +106,5 @@ def _transform(x: jax.Array) -> jax.Array:
 
 def _signs(size: int, dtype: jax.typing.DTypeLike) -> jax.Array:
     index = jnp.arange(size, dtype=jnp.uint32)
-    odd = jax.lax.population_count(index[:, None] & index[None, :]) & 1
+    odd = jax.lax.population_count(index[:, None] & index[None, :]) & jnp.uint32(1)
     return 1 - 2 * odd.astype(dtype)

@@ -1,4 +1,4 @@
-"""Checks that a mechanism keeps its promise."""
+"""Checks that a mechanism keeps its guarantee."""
 
 from dpjax.auditing._audit import audit as audit
 from dpjax.auditing._audit import audit_curve as audit_curve

@@ -1,12 +1,13 @@
-"""Lower bounds on epsilon and delta from what a mechanism does."""
+"""Lower bounds on epsilon and delta from the outputs of a mechanism."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._types import Key, Value
+from dpjax._core._values import Release
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._batched_outputs import SamplePlan, Sampler
 from dpjax.auditing._claims import StatedGrid, claim_of
@@ -16,22 +17,22 @@ from dpjax.auditing._result import AuditResult
 from dpjax.auditing._scores import Evidence, propose
 from dpjax.random._facade import check_sampling_key
 
-Pair = tuple[Any, Any]
-Pairs = Iterable[Pair] | Callable[[jax.Array], Iterable[Pair]]
+Pair = tuple[Value, Value]
+Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 
 _LEAST_SAMPLES = 100
-# Samples of each value of a candidate pair, to see whether it is worth the audit.
+# Samples of each value of a candidate pair, for the pilot that chooses a pair.
 _PILOT = 2**14
-# The part of the error that goes to every event but the first one.
+# Each event after the first gets this part of the error.
 _LATER = 1 / 8
 
 
 def audit(
-    key: jax.Array,
-    mechanism: Callable[[jax.Array, Any], Any],
+    key: Key,
+    mechanism: Callable[[Key, Value], Release | Value],
     *,
-    value: Any = None,
-    neighbor: Any = None,
+    value: Value | None = None,
+    neighbor: Value | None = None,
     pairs: Pairs | None = None,
     delta: float | None = None,
     at_epsilon: float | None = None,
@@ -39,55 +40,58 @@ def audit(
     confidence: float = 0.95,
     jit: bool = True,
 ) -> AuditResult:
-    """Bounds from below what a mechanism gives away, by the distribution of its outputs.
+    """Bounds epsilon or delta of a mechanism from below, by the distribution of its outputs.
 
-    Half of the samples chooses up to three events, from a common one to one that is rare and shows
-    much; the other half bounds their probabilities under the two values by Clopper-Pearson limits,
-    which share the error. The events: high likelihood ratios where the mechanism has a
-    `log_prob`, thresholds, coarse and fine intervals of single numbers of an output and of
-    projections, exact outputs, the stored bits of numbers, by which noise in floating point gives
-    itself away, and numbers off the grid that nearly all of them lie on. Either value may be the
-    one that an event speaks for. Where the mechanism states the grid of its outputs
-    (`mechanism.grids`), those that are not on it are counted: one of them shows that what runs is
-    not what was proved.
+    Half of the samples chooses up to three events, from a common one to a rare one that shows much.
+    The other half bounds their probabilities under the two values by Clopper-Pearson limits, which
+    share the error. These are the candidates:
+
+    - high likelihood ratios, if the mechanism has a `log_prob`;
+    - thresholds, and coarse and fine intervals, of single numbers and of projections;
+    - exact outputs;
+    - stored bits of numbers, which reveal noise in floating point;
+    - numbers off the grid that holds nearly all of them.
+
+    An event may be likelier under either value. If the mechanism states the grid of its outputs
+    (`mechanism.grids`), the audit counts the outputs off that grid. A single one shows that the
+    running program is not the proved one.
 
     Args:
-        key: a typed key; the samples are fresh only if it was used for nothing else.
-        mechanism: `mechanism(key, value)` gives a release or any pytree of real arrays, as a pure
-            JAX function: it runs under `jit` and `vmap` over keys.
+        key: a typed key. Samples are fresh only if nothing else uses the key.
+        mechanism: a pure JAX function `mechanism(key, value)` that returns a release or any pytree
+            of real arrays. It runs under `jit` and `vmap` over keys.
         value: an input of the mechanism, a pytree of real arrays.
-        neighbor: another; the bound speaks of this pair, in both directions.
-        pairs: instead of `value` and `neighbor`, candidates among which the audit looks for the
-            worst: an iterable of pairs, or a function that makes one from a key. The pair is chosen
-            by a pilot on samples of its own.
-        delta: where to bound epsilon; by default the delta of `mechanism.guarantee`, or 0.
+        neighbor: another input; the bound is about this pair, in both directions.
+        pairs: candidates for the worst pair, instead of `value` and `neighbor`: an iterable of
+            pairs, or a function that makes one from a key. A pilot with its own samples chooses.
+        delta: at which to bound epsilon; by default the delta of `mechanism.guarantee`, or 0.
         at_epsilon: to bound delta at this epsilon instead.
-        samples: how many outputs to draw of each value, the pilot aside, at least 100.
+        samples: the number of outputs of each value, at least 100; the pilot uses more.
         confidence: of the bound, in (0, 1).
-        jit: whether to run the mechanism compiled, or operation by operation, as it runs outside
-            of `jit`. It tells in the last bits of noise in floating point.
+        jit: whether to compile the mechanism, or to run it operation by operation, as outside of
+            `jit`. The last bits of noise in floating point depend on that.
 
     Returns:
         An `AuditResult`.
 
     Raises:
         TypeError: if the key is not a typed key of a usable implementation, outputs are not real
-            arrays, or not exactly one of a pair and candidates, or both delta and at_epsilon, are
-            given.
-        ValueError: if a number is out of range, there is no candidate, or the mechanism's outputs
-            for the two values differ in shape or dtype.
+            arrays, neither a pair nor candidates are given, both are given, or both delta and
+            at_epsilon are given.
+        ValueError: if a number is out of range, `pairs` is empty, or the mechanism's outputs for
+            the two values differ in shape or dtype.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, the bound is below the truth for
-        the pair, whatever event was chosen: it is fixed before the samples that bound it. It says
-        that a mechanism is broken, never that it is private. For a mechanism calibrated by samples
-        (gamma above 0) a bound above its epsilon is no contradiction unless the pair is within
-        the sensitivity.
+        the pair. That holds for any chosen event, since the samples that bound it are drawn later.
+        An audit can show that a mechanism is broken, never that it is private. For a mechanism
+        calibrated by samples (gamma above 0), a bound above its epsilon is a contradiction only if
+        the pair is within the sensitivity.
 
-        At epsilon 1, the bound on Laplace noise or randomized response reaches .95 of it with
-        30,000 samples and .99 with 800,000. With Laplace noise at epsilon 1, 100,000 samples show
-        an interval of mass .0036 that is never drawn; noise in floating point in one of 2^10 draws
-        takes 400,000, or one draw where a grid is stated.
+        At epsilon 1, the bound on Laplace noise or randomized response reaches .95 with 30,000
+        samples, and .99 with 800,000. With Laplace noise at epsilon 1, 100,000 samples show an
+        interval of mass .0036 that is never drawn. If one of 2^10 draws has noise in floating
+        point, it takes 400,000 samples, or one such draw if the mechanism states a grid.
 
     Source:
         Clopper and Pearson (1934); Ding, Wang, Wang, Zhang and Kifer (2018), who split the samples;
@@ -116,11 +120,11 @@ def audit(
 
 
 def audit_curve(
-    key: jax.Array,
-    mechanism: Callable[[jax.Array, Any], Any],
+    key: Key,
+    mechanism: Callable[[Key, Value], Release | Value],
     *,
-    value: Any,
-    neighbor: Any,
+    value: Value,
+    neighbor: Value,
     delta: float | None = None,
     at_epsilon: float | None = None,
     samples: Sequence[int] = (1_000, 3_000, 10_000, 30_000, 100_000),
@@ -133,23 +137,23 @@ def audit_curve(
         key: a typed key.
         mechanism: as for `audit`.
         value: an input of the mechanism.
-        neighbor: another.
-        delta: where to bound epsilon, as for `audit`.
+        neighbor: another input.
+        delta: at which to bound epsilon, as for `audit`.
         at_epsilon: to bound delta at this epsilon instead.
-        samples: how many outputs to draw of each value, once for every audit.
-        confidence: of every bound by itself.
+        samples: the number of outputs of each value, for every audit.
+        confidence: of every single bound.
         jit: whether to run the mechanism compiled, as for `audit`.
 
     Returns:
         An `AuditResult` for every entry of `samples`.
 
     Raises:
-        TypeError: as `audit` does.
-        ValueError: as `audit` does, or if `samples` is empty.
+        TypeError: as for `audit`.
+        ValueError: as for `audit`, or if `samples` is empty.
 
     Formal guarantees:
-        Those of `audit`, for every result by itself: no samples are shared. Of many results, the
-        highest one holds with less confidence.
+        Those of `audit`, for every single result: they share no samples. The highest of many
+        results holds with less confidence.
 
     Source:
         None.
@@ -182,29 +186,30 @@ def audit_curve(
     )
 
 
-def check_effort(samples: Any, confidence: Any) -> tuple[int, float]:
-    """A number of samples and a confidence that an audit can work with."""
+def check_effort(samples: int, confidence: float) -> tuple[int, float]:
+    """Checks the number of samples and the confidence of an audit."""
     return (
         _checks.integer("samples", samples, least=_LEAST_SAMPLES),
         _checks.fraction("confidence", confidence),
     )
 
 
-def _question(mechanism: Any, delta: Any, at_epsilon: Any) -> Question:
+def _question(mechanism: object, delta: float | None, at_epsilon: float | None) -> Question:
     if at_epsilon is not None:
         if delta is not None:
-            raise TypeError("delta and at_epsilon must not both be given: one is to be bounded")
+            raise TypeError("delta and at_epsilon must not both be given: the audit bounds one")
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
-    if delta is None:
-        delta = 0.0 if claim is None else float(claim.delta)
-    delta = _checks.non_negative("delta", delta)
-    if delta >= 1:
-        raise ValueError(f"delta must be below 1, got {delta:g}")
-    return Question("epsilon", delta)
+    by_default = 0.0 if claim is None else float(claim.delta)
+    at: float = _checks.non_negative("delta", by_default if delta is None else delta)
+    if at >= 1:
+        raise ValueError(f"delta must be below 1, got {at:g}")
+    return Question("epsilon", at)
 
 
-def _candidates(key: jax.Array, value: Any, neighbor: Any, pairs: Pairs | None) -> list[Pair]:
+def _candidates(
+    key: Key, value: Value | None, neighbor: Value | None, pairs: Pairs | None
+) -> list[Pair]:
     if pairs is None:
         if value is None or neighbor is None:
             raise TypeError("value and neighbor must be given, or pairs")
@@ -223,12 +228,12 @@ def _checked_pair(pair: Pair) -> Pair:
 
 
 def _worst(
-    key: jax.Array, sampler: Sampler, candidates: list[Pair], question: Question, error: float
+    key: Key, sampler: Sampler, candidates: list[Pair], question: Question, error: float
 ) -> Pair:
     """The pair that shows the most in a small audit."""
     if len(candidates) == 1:
         return candidates[0]
-    promises = []
+    promises: list[tuple[float, float]] = []
     for pilot_key, pair in zip(jax.random.split(key, len(candidates)), candidates, strict=True):
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
@@ -238,9 +243,9 @@ def _worst(
 
 
 def _learn(
-    key: jax.Array, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
+    key: Key, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events to test: proposed by one sample, chosen by another."""
+    """The events to test. One sample proposes them, and another chooses."""
     keys = jax.random.split(key, 4)
     value, neighbor = pair
     here, there, here_again, there_again = (
@@ -252,14 +257,14 @@ def _learn(
 
 
 def _audit_pair(
-    key: jax.Array,
+    key: Key,
     sampler: Sampler,
     pair: Pair,
     question: Question,
     samples: int,
     confidence: float,
 ) -> AuditResult:
-    """Chooses events, then bounds their probabilities by samples that they have not seen."""
+    """Chooses events, then bounds their probabilities by fresh samples."""
     key_learn, *keys_bound = jax.random.split(key, 3)
     plan = sampler.plan(key, *pair, samples)
     error, trials = 1 - confidence, plan.bounding
@@ -298,7 +303,7 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """Of the error, for so many events; the first one is the likeliest to show the most."""
+    """The parts of the error for some events; the first event will likely show the most."""
     rest = count - 1
     return [1 - _LATER * rest, *[_LATER] * rest]
 
@@ -306,22 +311,22 @@ def _parts(count: int) -> list[float]:
 def _limits(
     choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
 ) -> tuple[float, float, float]:
-    """The bound that an event gives, and the limits of its probabilities."""
+    """The bound by an event, and the limits of its probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit fails with its share of the error, so both hold but for that error.
+    # Each limit fails with at most its share of the error, so one of them fails with at most all.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
 
 
-def _hits(predicates: list[Callable[[Any], np.ndarray]], batches: Iterable[Any]) -> np.ndarray:
-    """How many outputs are in every one of some events."""
+def _hits(predicates: list[Callable[[Value], np.ndarray]], batches: Iterable[Value]) -> np.ndarray:
+    """The number of outputs in each event."""
     found = [[np.sum(predicate(outputs)) for predicate in predicates] for outputs in batches]
     return np.sum(found, axis=0)
 
 
-def _claimed(mechanism: Any, question: Question) -> float | None:
-    """The promise that a bound contradicts if it is higher."""
+def _claimed(mechanism: object, question: Question) -> float | None:
+    """The claim that a higher bound contradicts; None if the mechanism has none."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

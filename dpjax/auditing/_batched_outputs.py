@@ -1,31 +1,31 @@
-"""Many outputs of a mechanism: one program per batch, the memory of a batch bounded."""
+"""Many outputs of a mechanism, in batches of bounded memory."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Release, is_mechanism
 
 # Few sizes, so that audits with different numbers of samples share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
-# Numbers in one batch, and in each of the parts that are kept in memory to learn from.
+# The most numbers in one batch, and in each sample that events are learned from.
 _MOST_NUMBERS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """How the samples of one value are spent.
+    """The uses of the samples of one value.
 
     Attributes:
         batch: outputs per compiled program.
-        learning: outputs that propose events, and as many others that choose among them.
-        bounding: outputs that bound the probabilities of the chosen one.
+        learning: the number of outputs that propose events; as many others choose among them.
+        bounding: the number of outputs that bound the probabilities of the chosen events.
 
     Formal guarantees:
         The parts are disjoint.
@@ -40,17 +40,17 @@ class Sampler:
     """Runs a mechanism under many keys.
 
     Attributes:
-        mechanism: `mechanism(key, value)`, a release or any pytree of real arrays.
+        mechanism: `mechanism(key, value)` returns a release or any pytree of real arrays.
 
     Formal guarantees:
-        Outputs of different keys are independent, as far as keys are.
+        Outputs of different keys are as independent as the keys.
     """
 
-    def __init__(self, mechanism: Callable[[jax.Array, Any], Any], jit: bool) -> None:
-        """Takes a mechanism, to be compiled or not; nothing is run yet."""
+    def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
+        """Takes a mechanism, and compiles it at its first use if `jit` is True."""
         self.mechanism = mechanism
-        # The mechanism is a constant of the program: with its parameters known, it draws as it
-        # does outside of `jit`.
+        # The mechanism is a constant of the program. So its parameters are known, and it draws as
+        # it does outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)
@@ -60,8 +60,8 @@ class Sampler:
         """Whether the mechanism states its distribution."""
         return is_mechanism(self.mechanism)
 
-    def plan(self, key: jax.Array, value: Any, neighbor: Any, samples: int) -> SamplePlan:
-        """Spends the samples; refuses outputs that cannot be compared."""
+    def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
+        """Divides the samples among their uses; refuses outputs that cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
@@ -76,44 +76,56 @@ class Sampler:
             max(fitting, default=min(_BATCHES[0], most)), learning, samples - 2 * learning
         )
 
-    def batches(self, key: jax.Array, value: Any, count: int, size: int) -> Iterator[Any]:
+    def batches(self, key: Key, value: Value, count: int, size: int) -> Iterator[Value]:
         """Outputs under independent keys, as NumPy arrays with a leading axis."""
         for i, batch_key in enumerate(jax.random.split(key, math.ceil(count / size))):
             outputs = jax.device_get(self._outputs(batch_key, value, size=size))
-            left = count - i * size
-            yield jax.tree.map(lambda leaf, left=left: leaf[:left], outputs)
+            yield rows_of(outputs, slice(count - i * size))
 
-    def draw(self, key: jax.Array, value: Any, count: int, size: int) -> Any:
-        """The batches in one."""
-        batches = list(self.batches(key, value, count, size))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+    def draw(self, key: Key, value: Value, count: int, size: int) -> Value:
+        """The same outputs as one batch."""
+        return joined(list(self.batches(key, value, count, size)))
 
-    def log_ratios(self, outputs: Any, value: Any, neighbor: Any, size: int) -> np.ndarray:
+    def log_ratios(self, outputs: Value, value: Value, neighbor: Value, size: int) -> np.ndarray:
         """Log likelihood of every output under value, minus that under neighbor."""
         count = len(jax.tree.leaves(outputs)[0])
-        found = []
+        found: list[np.ndarray] = []
         for start in range(0, count, size):
-            # The last batch is filled up, for the same program to serve.
+            # Repeated rows fill the last batch, so that it runs the same program.
             rows = np.minimum(np.arange(start, start + size), count - 1)
-            batch = jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], outputs)
+            batch = rows_of(outputs, rows)
             found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))
         return np.concatenate(found)[:count]
 
-    def _release(self, key: jax.Array, value: Any) -> Any:
+    def _release(self, key: Key, value: Value) -> Value:
         output = self.mechanism(key, value)
         output = output.value if isinstance(output, Release) else output
         return jax.tree.map(jnp.asarray, output)
 
-    def _trace_outputs(self, key: jax.Array, value: Any, size: int) -> Any:
+    def _trace_outputs(self, key: Key, value: Value, size: int) -> Value:
         return jax.vmap(self._release, in_axes=(0, None))(jax.random.split(key, size), value)
 
-    def _trace_log_ratios(self, outputs: Any, value: Any, neighbor: Any) -> jax.Array:
+    def _trace_log_ratios(self, outputs: Value, value: Value, neighbor: Value) -> jax.Array:
         assert is_mechanism(self.mechanism)
         log_prob = jax.vmap(self.mechanism.log_prob, in_axes=(0, None))
         return log_prob(outputs, value) - log_prob(outputs, neighbor)
 
 
-def _width(output: Any) -> int:
+def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
+    """Some rows of a batch of outputs, or one."""
+    leaves, structure = jax.tree.flatten(batch)
+    return jax.tree.unflatten(structure, [np.asarray(leaf)[rows] for leaf in leaves])
+
+
+def joined(batches: list[Value]) -> Value:
+    """Several batches as one."""
+    leaves = zip(*map(jax.tree.leaves, batches), strict=True)
+    structure = jax.tree.structure(batches[0])
+    return jax.tree.unflatten(structure, [np.concatenate(parts) for parts in leaves])
+
+
+def _width(output: Value) -> int:
+    """The number of numbers in an output."""
     leaves = jax.tree.leaves(output)
     for leaf in leaves:
         number = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)

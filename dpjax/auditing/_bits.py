@@ -1,20 +1,20 @@
-"""The bits that numbers are stored in: textbook proofs do not see them, an attacker does."""
+"""The stored bits of numbers: textbook proofs ignore them, but an attacker sees them."""
 
 import numpy as np
 
-# Stands for the lowest set bit of 0, which is a multiple of every power of two.
+# The lowest set bit of 0, which is a multiple of every power of two.
 NO_BIT = 4000
-# Stands for the lowest set bit of what is not a number, or of a difference that had to be rounded.
+# The lowest set bit of NaN, infinities, and differences that were rounded.
 NO_NUMBER = -4000
 # Stored bits of the significand, and the exponent of the least positive number.
 _LAYOUTS = {4: (np.uint32, 23, -149), 8: (np.uint64, 52, -1074)}
 
 
 def exact_numbers(column: np.ndarray) -> np.ndarray:
-    """The same numbers in a dtype that the functions below take: 32 or 64 bits wide."""
+    """The same numbers in a dtype of 32 or 64 bits, as the functions below need."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
-        return column.astype(np.int64)  # Of uint64, the bits stay.
-    # Also the eight- and sixteen-bit floats of machine learning, which NumPy knows by name only.
+        return column.astype(np.int64)  # This keeps the bits of uint64.
+    # Also the 8- and 16-bit floats of machine learning, which NumPy has as extension types.
     return column if column.dtype.itemsize in _LAYOUTS else column.astype(np.float32)
 
 
@@ -31,7 +31,7 @@ def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
 
 
 def binade(numbers: np.ndarray) -> np.ndarray:
-    """The j with 2^j <= |number| < 2^(j+1), up to a constant where the number is tiny."""
+    """The j with 2^j <= |number| < 2^(j+1); subnormal numbers share one j."""
     if numbers.dtype == np.int64:
         magnitude = np.abs(numbers.astype(float))
         return np.where(magnitude == 0, -1, np.frexp(magnitude)[1] - 1)
@@ -46,9 +46,9 @@ def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """That of number - value, or `NO_NUMBER` where the difference cannot be represented.
+    """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
 
-    A sum value + noise that needed no rounding leaves the noise, which can be.
+    If value + noise needed no rounding, the difference is the noise, which needs none either.
     """
     if numbers.dtype == np.int64:
         return lowest_set_bit(numbers - value)
@@ -71,5 +71,5 @@ def _fields(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _trailing_zeros(words: np.ndarray) -> np.ndarray:
     words = words.astype(np.uint64)
-    # A power of two is exact in a float; of 0, the caller does not use the answer.
+    # A power of two is exact in a float. Callers do not use the result for 0.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1

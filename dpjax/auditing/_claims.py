@@ -1,40 +1,40 @@
-"""What a mechanism says about itself: its guarantee, its grid, what becomes of strange values."""
+"""A mechanism's own statements: its guarantee, its grid, and its treatment of strange values."""
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
 from dpjax.auditing import _bits
 from dpjax.auditing import _features as features
 
 
 def claim_of(mechanism: object) -> Guarantee | None:
-    """The guarantee of a mechanism; None where it promises nothing."""
+    """The guarantee of a mechanism; None if it has none, or an infinite epsilon."""
     guarantee = guarantee_in(mechanism)
     return guarantee if guarantee and math.isfinite(float(guarantee.epsilon)) else None
 
 
-def as_clamped(mechanism: object, value: Any) -> Any:
-    """A value as a mechanism releases it.
+def as_clamped(mechanism: object, value: Value) -> Value:
+    """The value that gets noise, by `mechanism.clamped`.
 
-    Of a function that is no mechanism: NaN as 0, and infinities as the largest floats.
+    A function that is not a mechanism gets 0 for NaN, and the largest floats for infinities.
     """
     if is_mechanism(mechanism):
         return mechanism.clamped(value)
-    return jax.tree.map(lambda x: jnp.nan_to_num(x) if _is_float(x) else x, value)
+    return jax.tree.map(_finite, value)
 
 
 @dataclasses.dataclass(frozen=True)
 class StatedGrid:
-    """The grid that a mechanism says its outputs lie on, for each array of an output.
+    """The grid that a mechanism states for each array of its outputs.
 
     Attributes:
-        exponents: the spacings are powers of two; None for an array without a grid.
+        exponents: of the spacings, which are powers of two; None for an array without a grid.
 
     Formal guarantees:
         None of its own.
@@ -43,14 +43,17 @@ class StatedGrid:
     exponents: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, mechanism: object, value: Any) -> "StatedGrid":
-        """By `mechanism.grids`; a function that is no mechanism states nothing."""
+    def of(cls, mechanism: object, value: Value) -> "StatedGrid":
+        """Reads `mechanism.grids`; a function that is not a mechanism states no grid."""
         grids = mechanism.grids(value) if is_mechanism(mechanism) else ()
-        steps = map(float, jax.tree.leaves(grids))
-        return cls(tuple(math.frexp(step)[1] - 1 if step > 0 else None for step in steps))
+        spacings = map(float, jax.tree.leaves(grids))
+        return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
-    def misses(self, outputs: Any) -> np.ndarray:
-        """Which outputs of a batch are not on it; a program may find half of the spacing."""
+    def misses(self, outputs: PyTree) -> np.ndarray:
+        """Whether each output of a batch is off the grid; half of the spacing still counts as on.
+
+        A compiled mechanism may round differently, and choose half of the spacing that it states.
+        """
         arrays = features.matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
         for array, exponent in zip(arrays, self.exponents, strict=False):
@@ -65,5 +68,6 @@ class StatedGrid:
         return "multiples of " + " or ".join(f"2^{power}" for power in powers) if powers else ""
 
 
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
+def _finite(leaf: jax.Array) -> jax.Array:
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jnp.nan_to_num(leaf) if floating else leaf

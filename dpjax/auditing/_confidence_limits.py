@@ -1,29 +1,30 @@
-"""What confidence limits of probabilities say about epsilon or delta."""
+"""Bounds on epsilon or delta from confidence limits of probabilities."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is to be bounded: epsilon at a delta, or delta at an epsilon.
+    """The quantity to bound: epsilon at a delta, or delta at an epsilon.
 
     Attributes:
         bounded: "epsilon" or "delta".
-        at: the other one of the two.
+        at: the value of the other one.
 
     Formal guarantees:
         (epsilon, delta)-DP says p <= exp(epsilon) q + delta for the probabilities p and q of any
-        event, so whoever knows p from below and q from above knows epsilon and delta from below.
+        event. So a lower limit of p and an upper limit of q bound epsilon and delta from below.
     """
 
     bounded: str
     at: float
 
-    def answer(self, lower: Any, upper: Any) -> np.ndarray:
-        """The bound, from limits of p and q; below 0 where they show nothing."""
+    def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
+        """The bound by limits of p and q; below 0 if they show nothing."""
+        lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
             if self.bounded == "epsilon":
                 return np.log(np.maximum(lower - self.at, 0.0) / upper)

@@ -1,28 +1,29 @@
-"""What every mechanism must do, as checks that a mechanism of one's own can be put through."""
+"""The checks that every mechanism must pass, for dpjax's own and for users' mechanisms."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._types import PyTree
+from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
 from dpjax.auditing import _stated_density as stated
+from dpjax.auditing._batched_outputs import joined, rows_of
 from dpjax.auditing._claims import as_clamped
 from dpjax.auditing._moves import double_moves, single_moves
 from dpjax.auditing._strange_values import strange_values
 from dpjax.random._facade import check_key
 from dpjax.sensitivity._norms import distance
 
-# Releases of one program.
-_BATCH = 2**12
-# Batches of draws for all moves of single coordinates together; a move of two takes one batch.
+_BATCH = 2**12  # Releases of one program.
+# Batches of draws for all moves of single coordinates together. A move of two takes one batch.
 _BATCHES_OF_SINGLES = 64
 
 
@@ -36,14 +37,16 @@ class _BoundsItsError(Protocol):
 @dataclasses.dataclass(frozen=True)
 class _Case:
     factory: Callable[..., Mechanism]
-    value: Any
-    neighbor: Any
-    key: jax.Array
+    value: Value
+    neighbor: Value
+    key: Key
     sensitivity: float | None
     epsilon: float
     draws: int
 
-    def make(self, sensitivity: Any = None, epsilon: Any = None) -> Mechanism:
+    def make(
+        self, sensitivity: Sensitivity | Scalar | None = None, epsilon: Scalar | None = None
+    ) -> Mechanism:
         epsilon = self.epsilon if epsilon is None else epsilon
         if self.sensitivity is None:
             return self.factory(epsilon)
@@ -54,74 +57,78 @@ class _Case:
         return self.make()
 
     @functools.cached_property
-    def outputs(self) -> Any:
-        """Of the value, in batches of one size, so that all counts share a program."""
-        values = jax.tree.map(lambda x: np.broadcast_to(x, (_BATCH, *np.shape(x))), self.value)
+    def outputs(self) -> Value:
+        """Draws for the value. Batches have one size, so any number of draws shares a program."""
+        values = jax.tree.map(_copies, self.value)
         batches = [
             jax.device_get(_released_values(self.mechanism, keys, values))
             for keys in jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
         ]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
+        return joined(batches)
 
-    def log_probs(self, value: Any, batches: int | None = None) -> np.ndarray:
-        """Of the outputs, or of the first so many batches of them, were it another value's."""
+    def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:
+        """Log probabilities of the outputs, or of their first batches, under a value."""
         count = len(jax.tree.leaves(self.outputs)[0])
-        starts = range(0, count, _BATCH)[:batches]
-        found = [
-            _log_probs(self.mechanism, _rows(self.outputs, start, start + _BATCH), value)
-            for start in starts
-        ]
-        return np.concatenate([np.asarray(x, float) for x in found])
+        found: list[np.ndarray] = []
+        for start in range(0, count, _BATCH)[:batches]:
+            batch = rows_of(self.outputs, slice(start, start + _BATCH))
+            found.append(np.asarray(_log_probs(self.mechanism, batch, value), float))
+        return np.concatenate(found)
 
 
 def check_conformance(
-    key: jax.Array,
+    key: Key,
     factory: Callable[..., Mechanism],
     *,
-    value: Any,
-    neighbor: Any,
+    value: Value,
+    neighbor: Value,
     sensitivity: float | None = 1.0,
     epsilon: float = 1.0,
     draws: int = 100_000,
 ) -> None:
-    """Puts a mechanism through everything that dpjax expects of one; silent if it passes.
+    """Checks everything that dpjax expects of a mechanism; returns silently if it passes.
 
-    The checks: it is a function of the key; it works under `jit` and `vmap` over keys, epsilons and
-    sensitivities; a new epsilon does not trace it again; its guarantee says the epsilon that was
-    asked for and carries gamma, confidence and identity of a sampled sensitivity; bad parameters
-    raise, or become NaN where traced; NaN, infinities, what is out of range and -0.0, in all
-    coordinates and in each one alone, are released like what they become by `mechanism.clamped`
-    (without that method: NaN like 0, an infinity like the largest float); its draws have the
-    density that `log_prob` states, of total 1, and keep the guarantee: on the pair `value`,
-    `neighbor`, and where each coordinate of `value` moves alone, as far as the norm allows; and no
-    two coordinates share noise.
+    The checks are:
+
+    - A release is a function of the key. It works under `jit`, and under `vmap` over keys, epsilons
+      and sensitivities. A new epsilon does not trace the mechanism again.
+    - The guarantee has the requested epsilon. It carries gamma, confidence and identity of a
+      sampled sensitivity.
+    - Bad parameters raise, or become NaN if traced.
+    - `mechanism.clamped` replaces NaN, infinities, numbers out of range and -0.0. Without that
+      method, NaN becomes 0, and an infinity the largest float. A value with such numbers, in all
+      coordinates or in one, is released like its replacement.
+    - Draws have the density that `log_prob` states, of total 1, and keep the guarantee. That is
+      tested on the pair `value`, `neighbor`, and on moves of each coordinate of `value` alone, as
+      far as the norm allows.
+    - No two coordinates share noise.
 
     Args:
         key: a typed key.
-        factory: `factory(sensitivity, epsilon)` makes the mechanism; `factory(epsilon)` where
+        factory: `factory(sensitivity, epsilon)` makes the mechanism, or `factory(epsilon)` if
             `sensitivity` is None.
         value: a value of the target, a pytree of real arrays.
-        neighbor: another, within `sensitivity` of it in the mechanism's norm; at that distance,
-            the check of the guarantee is sharp.
-        sensitivity: a global bound, or None for a mechanism that takes none.
-        epsilon: of the mechanism under test.
-        draws: how many to test the distribution on.
+        neighbor: another value, within `sensitivity` of it in the mechanism's norm. At that
+            distance the check of the guarantee is sharp.
+        sensitivity: a global bound, or None for a mechanism without one.
+        epsilon: of the tested mechanism.
+        draws: the number of draws that test the distribution.
 
     Returns:
         None.
 
     Raises:
-        AssertionError: naming the check that failed.
+        AssertionError: with the name of the failed check.
         TypeError: if the key is not a typed key.
         ValueError: if `neighbor` is further from `value` than `sensitivity`.
 
     Formal guarantees:
-        A mechanism that fails is broken, but for a false alarm in one of a million runs, up to some
-        hundred coordinates. One that passes may still be broken elsewhere: only values around one
-        pair are tested (the pair in both directions, and stretched to twice the sensitivity), and
-        `log_prob` is trusted for the tails. Of more than 11 coordinates, 64 pairs are tested for
-        shared noise. The total of `log_prob` is tested for up to 32 floats that do not depend on
-        each other, and for integers that are drawn often. 100,000 draws at epsilon 1 tell a scale
+        A mechanism that fails is broken, up to a false alarm in one of a million runs, for up to a
+        hundred coordinates. A mechanism that passes may still be broken elsewhere. Only values
+        around one pair are tested: the pair in both directions, and stretched to twice the
+        sensitivity. `log_prob` is trusted for the tails. Of more than 11 coordinates, 64 pairs are
+        tested for shared noise. The total of `log_prob` is tested for up to 32 linearly independent
+        floats, and for integers that are drawn often. 100,000 draws at epsilon 1 detect a scale
         that is 10% too low.
 
     Source:
@@ -163,7 +170,7 @@ def _releases(case: _Case) -> None:
     again = case.mechanism(case.key, case.value)
     _require(_same(first.value, again.value), "the same key must give the same release")
     key = jax.random.split(case.key, (math.ceil(case.draws / _BATCH), _BATCH))[0, 0]
-    alone, batched = case.mechanism(key, case.value).value, _rows(case.outputs, 0)
+    alone, batched = case.mechanism(key, case.value).value, rows_of(case.outputs, 0)
     _require(_close(alone, batched), "jit must not change a release, nor vmap")
     before = len(_TRACES)
     _ = dataclasses.replace(case, epsilon=case.epsilon / 2, draws=1).outputs
@@ -179,7 +186,7 @@ def _guarantees(case: _Case) -> None:
     mechanism = case.mechanism
     guarantee = mechanism.guarantee
     _require(isinstance(guarantee, Guarantee), "guarantee must be a dpjax.Guarantee")
-    _require(guarantee.epsilon == case.epsilon, "guarantee.epsilon must be the one asked for")
+    _require(guarantee.epsilon == case.epsilon, "guarantee.epsilon must be the requested one")
     _require(guarantee.gamma == 0, "guarantee.gamma must be 0 for a global bound")
     if case.sensitivity is None:
         return
@@ -198,7 +205,7 @@ def _guarantees(case: _Case) -> None:
 
 
 def _works_over_grids(case: _Case) -> None:
-    """Under vmap; and a bad traced parameter gives NaN (a negative integer), and says so."""
+    """Works under vmap. A bad traced parameter gives NaN (a negative integer) and a NaN epsilon."""
     good = np.asarray([case.epsilon / 2, case.epsilon])
     bad = np.asarray([0.0, -1.0, np.nan, np.inf])
     epsilons = jnp.asarray(np.concatenate([good, bad, np.full(4, case.epsilon)]))
@@ -211,10 +218,9 @@ def _works_over_grids(case: _Case) -> None:
         return mechanism, mechanism(case.key, case.value)
 
     made, batch = jax.jit(jax.vmap(release))(epsilons, scales)
-    # A constant has no axis of lanes.
-    promised, returned = (
-        np.broadcast_to(x.guarantee.epsilon, epsilons.shape) for x in (batch, made)
-    )
+    # Constants have no axis of lanes.
+    returned = np.broadcast_to(made.guarantee.epsilon, epsilons.shape)
+    promised = np.broadcast_to(batch.guarantee.epsilon, epsilons.shape)
     _require(np.allclose(promised[:2], good), "vmap must keep the guarantees apart")
     _require(np.allclose(returned[:2], good), "vmap must be able to return mechanisms")
     _require(np.all(np.isnan(promised[2:])), "a bad epsilon must show as NaN")
@@ -236,9 +242,9 @@ def _refuses(case: _Case) -> None:
 
 
 def _sanitizes(case: _Case) -> None:
-    """What a private value holds never decides whether or how a release happens.
+    """Checks that no number in a private value decides whether or how a release happens.
 
-    Under every key the release of a strange value is that of what it is said to become.
+    Under every key a strange value has the release of its replacement.
     """
     keys = jax.random.split(case.key, _BATCH)
     for name, values in strange_values(case.value, _BATCH):
@@ -248,9 +254,8 @@ def _sanitizes(case: _Case) -> None:
         plain = jax.tree.map(_without_sign_of_zero, _clamped(case.mechanism, values), values)
         _require(
             _same(drawn, _released_values(case.mechanism, keys, plain)),
-            f"a value of {name}, alone or among others, must be released like what it becomes (by"
-            " `clamped`, or else 0 for NaN and the largest float): something else tells that it was"
-            " there",
+            f"a value of {name}, alone or among others, must be released like its replacement (by"
+            " `clamped`, or else 0 for NaN and the largest float); otherwise a release reveals it",
         )
 
 
@@ -269,21 +274,21 @@ def _keeps_its_guarantee(case: _Case) -> None:
 def _matches_its_log_prob(case: _Case) -> None:
     """Draws have the stated density, and the loss on the neighbor keeps (epsilon, delta)."""
     here = case.log_probs(case.value)
-    _require(np.all(np.isfinite(here)), "log_prob must be finite on what was drawn")
+    _require(np.all(np.isfinite(here)), "log_prob must be finite on draws")
     _fits_density(case, "the neighbor", here, case.log_probs(case.neighbor))
 
 
 def _moves_with_each_coordinate(case: _Case) -> None:
-    """Noise may miss in a coordinate that the neighbor leaves alone, or be shared by two."""
+    """Finds coordinates without noise where the neighbor does not differ, and shared noise."""
     here = case.log_probs(case.value)
-    norm, reach = case.mechanism.norm, float(case.mechanism.sensitivity.value)
-    singles = single_moves(norm, reach, case.value, case.neighbor)
+    norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
+    singles = single_moves(norm, most, case.value, case.neighbor)
     batches = math.ceil(_BATCHES_OF_SINGLES / max(1, len(singles)))
     for name, moved in singles:
         there = case.log_probs(moved, batches)
         _fits_density(case, name, here[: len(there)], there)
     seed = int(jax.random.bits(case.key))
-    for name, moved in double_moves(norm, reach, case.value, case.neighbor, seed):
+    for name, moved in double_moves(norm, most, case.value, case.neighbor, seed):
         there = case.log_probs(moved, 1)
         if not stated.depends_on_rare_draws(here[: len(there)], there):
             wrong = stated.wrong_ratio(here[: len(there)], there)
@@ -321,34 +326,31 @@ _CHECKS: tuple[Callable[[_Case], None], ...] = (
 )
 
 
-# One entry for every time that the program below is traced.
-_TRACES: list[None] = []
+def _copies(leaf: jax.Array) -> np.ndarray:
+    return np.broadcast_to(leaf, (_BATCH, *np.shape(leaf)))
+
+
+_TRACES: list[None] = []  # One entry for every trace of the program below.
 
 
 @jax.jit
-def _released_values(mechanism: Mechanism, keys: jax.Array, values: Any) -> Any:
+def _released_values(mechanism: Mechanism, keys: Key, values: Value) -> Value:
     _TRACES.append(None)
-    return jax.vmap(lambda key, value: mechanism(key, value).value)(keys, values)
+    return jax.vmap(mechanism)(keys, values).value
 
 
 @jax.jit
-def _clamped(mechanism: Mechanism, values: Any) -> Any:
+def _clamped(mechanism: Mechanism, values: Value) -> Value:
     return jax.vmap(as_clamped, in_axes=(None, 0))(mechanism, values)
 
 
 @jax.jit
-def _log_probs(mechanism: Mechanism, outputs: Any, value: Any) -> jax.Array:
+def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
     return jax.vmap(mechanism.log_prob, in_axes=(0, None))(outputs, value)
 
 
-def _rows(batch: Any, start: int, stop: int | None = None) -> Any:
-    """Some rows of a batch, or one."""
-    chosen = start if stop is None else slice(start, stop)
-    return jax.tree.map(lambda leaf: leaf[chosen], batch)
-
-
-def _without_sign_of_zero(clamped: Any, value: Any) -> np.ndarray:
-    """A clamped array, in the dtype of the value where that holds it: one program for both."""
+def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
+    """A clamped array without -0.0, in the dtype of the value if possible, to share a program."""
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)
     with np.errstate(all="ignore"):
@@ -356,26 +358,26 @@ def _without_sign_of_zero(clamped: Any, value: Any) -> np.ndarray:
     return same if np.array_equal(same, clamped) else clamped
 
 
-def _another_norm(difference: Any) -> jax.Array:
+def _another_norm(difference: Value) -> jax.Array:
     return jnp.sum(jnp.stack([jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(difference)]))
 
 
-def _same(tree: Any, other: Any) -> bool:
+def _same(tree: PyTree, other: PyTree) -> bool:
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-def _close(tree: Any, other: Any) -> bool:
+def _close(tree: PyTree, other: PyTree) -> bool:
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
     return all(np.allclose(np.asarray(x, float), np.asarray(y, float), rtol=1e-5) for x, y in pairs)
 
 
-def _require(holds: Any, message: str) -> None:
-    if not holds:  # Not an assert statement: those vanish under `python -O`.
+def _require(holds: object, message: str) -> None:
+    if not holds:  # `python -O` would remove an assert statement.
         raise AssertionError(message)
 
 
-def _assert_raises(what: str, call: Callable[[], Any]) -> None:
+def _assert_raises(what: str, call: Callable[[], object]) -> None:
     try:
         call()
     except (TypeError, ValueError):

@@ -1,26 +1,27 @@
-"""Events of outputs, and the choice of the one that shows the most."""
+"""Events of outputs, and the choice of the events that show the most."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
+from dpjax._core._types import Value
 from dpjax._core._values import Release
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._confidence_limits import Question
 from dpjax.auditing._scores import Score
 
-# Thresholds tried per score: evenly over the sample, and geometrically towards both ends.
+# Thresholds per score: evenly over the sample, and geometrically towards both ends.
 _EVEN, _TAIL = 256, 48
-# While choosing, the error is divided by the first of these, so that no event wins by chance: the
-# limits then move by three standard errors of the sample that chooses. For rare events, and where
-# nothing is left, with small epsilons or few samples, by the next ones.
+# The choice of an event divides the error by one of these, so that no event wins by chance. The
+# first moves the limits by three standard errors of the sample. The next ones serve rare events,
+# small epsilons and few samples, where the first leaves no event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# An event further down the list must promise this much more, so that simple events win.
+# A later score must show this much more to be preferred, so that simple events win.
 _MARGIN = 0.01
-# Shares of the error that may go to the lower one of the two limits.
+# The lower limit of the two may have one of these shares of the error.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -29,27 +30,27 @@ class Event:
     """A set of outputs, learned or given.
 
     Attributes:
-        description: which outputs are in it.
-        predicate: a batch of outputs, a tree of arrays with a leading axis, to booleans.
+        description: of the set, in words.
+        predicate: maps a batch of outputs, a tree of arrays with a leading axis, to booleans.
 
     Formal guarantees:
-        A function of the output alone, so that every claim of privacy speaks of it.
+        A function of the output alone, so every privacy guarantee bounds its probability.
     """
 
     description: str
-    predicate: Callable[[Any], np.ndarray]
+    predicate: Callable[[Value], np.ndarray]
 
-    def contains(self, output: Any) -> bool:
+    def contains(self, output: Release | Value) -> bool:
         """Whether one output, or one release, is in the event.
 
         Args:
-            output: what the mechanism gives for one key.
+            output: the mechanism's output for one key.
 
         Returns:
             A boolean.
         """
         output = output.value if isinstance(output, Release) else output
-        return bool(self.predicate(jax.tree.map(lambda leaf: np.asarray(leaf)[None], output))[0])
+        return bool(self.predicate(jax.tree.map(_batch_of_one, output))[0])
 
     def __repr__(self) -> str:
         return f"Event({self.description})"
@@ -57,14 +58,14 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChosenEvent:
-    """An event and how to test it, fixed before the outputs that it is tested on are drawn.
+    """An event and its test, fixed before the outputs of the test are drawn.
 
     Attributes:
         event: the set of outputs.
-        swapped: whether it is the likelier one under neighbor.
+        swapped: whether the event is likelier under neighbor.
         share: of the error, for the lower limit.
-        caution: how much stricter it was chosen than it will be tested.
-        promise: the bound to expect at that caution, below 0 where there is none.
+        caution: the divisor of the error during the choice.
+        promise: the expected bound at that caution; below 0 if the event shows nothing.
 
     Formal guarantees:
         None of its own.
@@ -79,12 +80,12 @@ class ChosenEvent:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """How a chosen event will be tested.
+    """The test of a chosen event.
 
     Attributes:
-        question: what is to be bounded.
+        question: the quantity to bound.
         error: 1 - confidence.
-        trials: outputs of each value.
+        trials: the number of outputs of each value.
 
     Formal guarantees:
         None of its own.
@@ -94,25 +95,27 @@ class Experiment:
     error: float
     trials: int
 
-    def answer(self, likelier: Any, other: Any, share: Any = 0.5, caution: float = 1.0) -> Any:
-        """The bound that counts of an event under the two values would give."""
+    def answer(
+        self, likelier: ArrayLike, other: ArrayLike, share: float = 0.5, caution: float = 1.0
+    ) -> np.ndarray:
+        """The bound that follows from counts of an event under the two values."""
         lower = clopper_pearson_lower(likelier, self.trials, share * self.error / caution)
         upper = clopper_pearson_upper(other, self.trials, (1 - share) * self.error / caution)
         return self.question.answer(lower, upper)
 
 
 def choose(
-    scores: Iterable[Score], here: Any, there: Any, experiment: Experiment
+    scores: Iterable[Score], here: Value, there: Value, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events, among all thresholds of all scores, that should show the most.
+    """The events that should show the most, among all thresholds of all scores.
 
-    One for every caution, the strictest first: the less caution, the rarer an event may be. Scores
-    come in the order of preference.
+    There is one for every caution, the strictest first. With less caution, an event may be rarer.
+    Scores come in the order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
     promising = [choice for choice in best if choice.promise > 0] or best[-1:]
-    distinct: dict[Any, ChosenEvent] = {}
+    distinct: dict[tuple[object, bool], ChosenEvent] = {}
     for choice in promising:
         distinct.setdefault((choice.event.predicate, choice.swapped), choice)
     return list(distinct.values())
@@ -120,12 +123,12 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """How often a score is at least, and at most, some thresholds.
+    """The counts of outputs whose score is at least, or at most, some thresholds.
 
     Attributes:
         score: the score.
         thresholds: numbers.
-        counts: shape (2, 2, thresholds): here and there; at least and at most.
+        counts: shape (2, 2, thresholds): of value and neighbor; at least and at most.
 
     Formal guarantees:
         None of its own.
@@ -136,11 +139,15 @@ class _Tally:
     counts: np.ndarray
 
 
-def _tally(score: Score, here: Any, there: Any, experiment: Experiment) -> _Tally:
+def _batch_of_one(leaf: ArrayLike) -> np.ndarray:
+    return np.asarray(leaf)[None]
+
+
+def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _Tally:
     samples = [_sorted_numbers(score.evaluate(outputs)) for outputs in (here, there)]
     thresholds = _thresholds(np.concatenate(samples))
     counts = np.stack([_counts(sample, thresholds) for sample in samples])
-    # Frequencies are carried over to the number of outputs of the experiment.
+    # We scale the counts to the number of outputs of the experiment.
     size = len(jax.tree.leaves(here)[0])
     return _Tally(score, thresholds, counts * (experiment.trials / size))
 
@@ -182,7 +189,7 @@ class _Threshold:
     at_least: bool
     threshold: float
 
-    def __call__(self, outputs: Any) -> np.ndarray:
+    def __call__(self, outputs: Value) -> np.ndarray:
         numbers = self.score.evaluate(outputs)
         return numbers >= self.threshold if self.at_least else numbers <= self.threshold
 
@@ -192,7 +199,7 @@ def _sorted_numbers(numbers: np.ndarray) -> np.ndarray:
 
 
 def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """How many are at least, and how many are at most, every threshold."""
+    """The numbers of entries that are at least, and at most, every threshold."""
     at_least = len(sample) - np.searchsorted(sample, thresholds, "left")
     return np.stack([at_least, np.searchsorted(sample, thresholds, "right")])
 
@@ -200,7 +207,7 @@ def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 def _thresholds(sample: np.ndarray) -> np.ndarray:
     distinct = np.unique(sample)
     if len(distinct) <= _EVEN + 2 * _TAIL:
-        # 0 stands in where there is nothing but NaN.
+        # If all scores are NaN, any threshold will do.
         return distinct if len(distinct) else np.zeros(1)
     ends = np.geomspace(1, len(sample), _TAIL) - 1
     ranks = np.concatenate([np.linspace(0, len(sample) - 1, _EVEN), ends, len(sample) - 1 - ends])

@@ -1,37 +1,37 @@
-"""What is looked at in an output: single numbers of it, and codes that name a kind of output."""
+"""Features of outputs: single numbers, and codes that name a kind of output."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
+from dpjax._core._types import Value
 from dpjax.auditing import _bits
 
-# So many bins for a number that takes many values; one with fewer values is taken as it is.
+# The numbers of bins for a number with many values. Up to `_FEW` values need no bins.
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# Off a grid that all but so many numbers lie on, they are strays.
+# If at most this part of the numbers is off a grid, those numbers are strays.
 _STRAYS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Code:
-    """An integer for every output of a batch, and what the integer means.
+    """An integer for every output of a batch, and the meaning of each integer.
 
     Attributes:
-        name: of what is coded, for descriptions.
-        encode: a batch of outputs to integers.
-        label: what an integer stands for.
+        name: of the coded feature, for descriptions.
+        encode: maps a batch of outputs to integers.
+        label: maps an integer to its meaning in words.
 
     Formal guarantees:
         None of its own.
     """
 
     name: str
-    encode: Callable[[Any], np.ndarray]
+    encode: Callable[[Value], np.ndarray]
     label: Callable[[int], str]
 
 
@@ -52,19 +52,19 @@ class Coordinate:
     index: int
     name: str
 
-    def __call__(self, outputs: Any) -> np.ndarray:
+    def __call__(self, outputs: Value) -> np.ndarray:
         """The number in every output of a batch."""
         return matrices(outputs)[self.leaf][:, self.index]
 
 
-def matrices(outputs: Any) -> list[np.ndarray]:
+def matrices(outputs: Value) -> list[np.ndarray]:
     """The arrays of a batch of outputs, each of shape (outputs, numbers)."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
     return [leaf.reshape(len(leaf), -1) for leaf in leaves]
 
 
-def value_like(outputs: Any, value: Any) -> list[np.ndarray] | None:
-    """The value's arrays, flattened, where outputs have the same form; None where they do not."""
+def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
+    """The value's arrays, flattened; None if outputs have another form."""
     if jax.tree.structure(outputs) != jax.tree.structure(value):
         return None
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
@@ -74,11 +74,11 @@ def value_like(outputs: Any, value: Any) -> list[np.ndarray] | None:
     return [leaf.reshape(-1) for leaf in leaves]
 
 
-def coordinates(here: Any, scores: list[np.ndarray], count: int) -> list[Coordinate]:
+def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
     """The numbers of an output with the highest scores."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
     ends = np.cumsum([len(score) for score in scores])
-    chosen = []
+    chosen: list[Coordinate] = []
     for position in np.argsort(-np.concatenate(scores), kind="stable")[:count]:
         leaf = int(np.searchsorted(ends, position, side="right"))
         index = int(position - (ends[leaf - 1] if leaf else 0))
@@ -88,14 +88,14 @@ def coordinates(here: Any, scores: list[np.ndarray], count: int) -> list[Coordin
     return chosen
 
 
-def whole_output(here: Any, there: Any) -> Code:
-    """Which output it is, to the last bit."""
+def whole_output(here: Value, there: Value) -> Code:
+    """The whole output, to the last bit."""
     seen: dict[int, str] = {}
     for outputs in (here, there):
         codes, rows = np.unique(_fingerprints(outputs), return_index=True)
         if len(codes) <= _FEW:
             seen |= {
-                int(code): _show(jax.tree.map(lambda leaf, row=row: leaf[row], outputs))
+                int(code): _show([leaf[row] for leaf in jax.tree.leaves(outputs)])
                 for code, row in zip(codes, rows, strict=True)
             }
     return Code(
@@ -103,27 +103,27 @@ def whole_output(here: Any, there: Any) -> Code:
     )
 
 
-def exact_value(coordinate: Coordinate, here: Any, there: Any) -> Code:
-    """Which number it is, to the last bit."""
+def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
+    """The number, to the last bit."""
     seen: dict[int, str] = {}
     for outputs in (here, there):
         numbers = coordinate(outputs)
         codes, rows = np.unique(_bits_of(numbers), return_index=True)
         seen |= {int(c): f"{numbers[row]}" for c, row in zip(codes, rows, strict=True)}
 
-    def encode(outputs: Any) -> np.ndarray:
+    def encode(outputs: Value) -> np.ndarray:
         return _bits_of(coordinate(outputs))
 
     return Code(coordinate.name, encode, seen.__getitem__)
 
 
-def bins(coordinate: Coordinate, here: Any, there: Any, count: int) -> Code:
-    """Which of some intervals it is in, equally likely ones on the whole."""
+def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
+    """The number's interval, among some that are about equally likely."""
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
 
-    def encode(outputs: Any) -> np.ndarray:
+    def encode(outputs: Value) -> np.ndarray:
         return np.searchsorted(edges, coordinate(outputs).astype(float), side="right")
 
     def label(code: int) -> str:
@@ -133,9 +133,9 @@ def bins(coordinate: Coordinate, here: Any, there: Any, count: int) -> Code:
 
 
 def grain_and_binade(coordinate: Coordinate) -> Code:
-    """How fine the number is, and how large."""
+    """The lowest set bit of the number, and its magnitude."""
 
-    def encode(outputs: Any) -> np.ndarray:
+    def encode(outputs: Value) -> np.ndarray:
         numbers = _bits.exact_numbers(coordinate(outputs))
         return _packed(_bits.lowest_set_bit(numbers), _bits.binade(numbers))
 
@@ -147,9 +147,9 @@ def grain_and_binade(coordinate: Coordinate) -> Code:
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
-    """The bits that arithmetic leaves behind, with the sign and the magnitude."""
+    """The lowest bits, which arithmetic leaves traces in, with the sign and the magnitude."""
 
-    def encode(outputs: Any) -> np.ndarray:
+    def encode(outputs: Value) -> np.ndarray:
         numbers = _bits.exact_numbers(coordinate(outputs))
         signed = 2 * _bits.low_bits(numbers, _LOW_BITS) + np.signbit(numbers)
         return _packed(signed, _bits.binade(numbers))
@@ -161,8 +161,8 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
     return Code(f"(sign, low bits, magnitude) of {coordinate.name}", encode, label)
 
 
-def grains_of_differences(coordinate: Coordinate, value: Any, neighbor: Any) -> Code:
-    """What noise it would take to get there from either value, and whether any can."""
+def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
+    """The lowest set bits of the noise that leads from each value to the number, if any does."""
     name = coordinate.name
     return Code(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
@@ -171,12 +171,14 @@ def grains_of_differences(coordinate: Coordinate, value: Any, neighbor: Any) -> 
     )
 
 
-def off_the_grid(coordinate: Coordinate, here: Any, there: Any, ends: Any) -> Code:
-    """Whether it lies off the grid that nearly all do, and from which values it can be reached."""
+def off_the_grid(
+    coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
+) -> Code:
+    """Whether the number is off the grid of nearly all numbers, and which values can lead to it."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
-    def encode(outputs: Any) -> np.ndarray:
+    def encode(outputs: Value) -> np.ndarray:
         off = grain(coordinate)(outputs) < exponent
         if ends is None:
             return off.astype(np.int64)
@@ -191,26 +193,26 @@ def off_the_grid(coordinate: Coordinate, here: Any, there: Any, ends: Any) -> Co
     return Code(f"{coordinate.name} and the grid of 2^{exponent:.0f}", encode, label)
 
 
-def _grains_from(coordinate: Coordinate, outputs: Any, *ends: Any) -> list[np.ndarray]:
+def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
     """The lowest set bits of the differences to some values."""
     numbers = _bits.exact_numbers(coordinate(outputs))
-    with np.errstate(over="ignore", invalid="ignore"):  # Of NaN, an integer shows nothing.
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN becomes some integer.
         values = [_bits.exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
     return [_bits.lowest_set_bit_of_difference(numbers, x) for x in values]
 
 
-def grain(coordinate: Coordinate) -> Callable[[Any], np.ndarray]:
-    """The lowest set bit as a number; NaN where there is none to speak of."""
+def grain(coordinate: Coordinate) -> Callable[[Value], np.ndarray]:
+    """The lowest set bit as a float; NaN for NaN and infinities."""
 
-    def evaluate(outputs: Any) -> np.ndarray:
+    def evaluate(outputs: Value) -> np.ndarray:
         lowest = _bits.lowest_set_bit(_bits.exact_numbers(coordinate(outputs)))
         return np.where(lowest == _bits.NO_NUMBER, np.nan, lowest)
 
     return evaluate
 
 
-def takes_few_values(coordinate: Coordinate, here: Any, there: Any) -> bool:
-    """Whether a number can be taken as it is."""
+def takes_few_values(coordinate: Coordinate, here: Value, there: Value) -> bool:
+    """Whether a number takes so few values that it needs no bins."""
     both = np.concatenate([coordinate(here), coordinate(there)])
     return len(np.unique(_bits_of(both))) <= _FEW
 
@@ -225,16 +227,16 @@ def _words(matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(matrix).view(unsigned).astype(np.uint64)
 
 
-def _fingerprints(outputs: Any) -> np.ndarray:
-    """A 64-bit hash of every output; one to one where an output is a single number."""
+def _fingerprints(outputs: Value) -> np.ndarray:
+    """A 64-bit hash of every output; one to one if an output is a single number."""
     words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
-    # Odd multipliers, so that no bit of a word is lost.
+    # Multiplication by an odd number loses no bit of a word.
     odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
 
-def _show(output: Any) -> str:
-    leaves = [np.array2string(leaf, precision=6, threshold=6) for leaf in jax.tree.leaves(output)]
+def _show(output: list[np.ndarray]) -> str:
+    leaves = [np.array2string(leaf, precision=6, threshold=6) for leaf in output]
     return leaves[0] if len(leaves) == 1 else f"({', '.join(leaves)})"
 
 

@@ -1,4 +1,4 @@
-"""Auditing in one run: how well all coins of many canaries can be guessed from one output."""
+"""Auditing in one run: one output guesses the coins of many canaries."""
 
 import math
 
@@ -7,9 +7,8 @@ import scipy
 
 from dpjax._core import _checks
 
-# Relative error of SciPy's binomial probabilities, given away to stay on the safe side.
-_ROUNDING = 1e-9
-# Beyond it no number of guesses that a machine can count refutes anything.
+_ROUNDING = 1e-9  # Bounds the relative error of SciPy's binomial probabilities.
+# No number of guesses that a machine can count refutes a larger epsilon.
 _MOST_EPSILON = 64.0
 
 
@@ -18,11 +17,11 @@ def one_run_epsilon(
 ) -> float:
     """A lower bound on epsilon, from one run on a database with many canaries.
 
-    A fair coin is tossed for each of m canaries. It decides whether the canary is in the database
-    or, where databases keep their size, which of two records z and z' is. From the one output r of
-    the coins are guessed (others may be left out, once the output is seen), v of them right. Under
-    (epsilon, delta)-DP the number of right guesses is dominated by a binomial with probability
-    e^epsilon / (1 + e^epsilon), but for mass of order m delta:
+    A fair coin for each of m canaries decides whether the canary is in the database. If databases
+    keep their size, it decides which of two records z and z' is in. The output serves to guess r of
+    the coins, and v guesses are right. Which coins to guess may depend on the output. Under
+    (epsilon, delta)-DP a binomial B of r trials, with probability e^epsilon / (1 + e^epsilon),
+    dominates the number of right guesses up to mass of order m delta:
     P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
 
     Args:
@@ -33,7 +32,7 @@ def one_run_epsilon(
         p: the probability that the bound is above the truth, in (0, 1/2).
 
     Returns:
-        The largest epsilon that the guesses refute, rounded down; 0 where they refute none. At most
+        The largest epsilon that the guesses refute, rounded down; 0 if they refute none. At most
         64.
 
     Raises:
@@ -41,11 +40,11 @@ def one_run_epsilon(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        The bound exceeds the true epsilon at delta with probability at most p, over coins and
-        mechanism, if canaries, delta and p were fixed before, the coins are fair and independent,
-        and the guesses depend on the output alone. Under add-or-remove-one for canaries that are in
-        or out, under replace-one for pairs z and z'. One output shows less than many runs would:
-        with r guesses, all of them right, at most log(r / log(1 / p)), roughly.
+        Let canaries, delta and p be fixed in advance, let coins be fair and independent, and let
+        guesses depend on the output alone. Then the bound exceeds the true epsilon at delta with
+        probability at most p, over coins and mechanism. The relation is add-or-remove-one for
+        canaries that are in or out, and replace-one for pairs z and z'. One output shows less than
+        many runs: r right guesses of r show at most about log(r / log(1 / p)).
 
     Source:
         Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Appendix D.
@@ -77,7 +76,7 @@ def one_run_epsilon(
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """How likely v right guesses are at most, under (epsilon, delta)-DP; grows with epsilon."""
+    """Bounds P(v or more right guesses) under (epsilon, delta)-DP; grows with epsilon."""
     if v == 0:
         return 1.0
     binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))

@@ -1,33 +1,33 @@
-"""What an audit found."""
+"""The result of an audit."""
 
 import dataclasses
-from typing import Any
 
+from dpjax._core._types import Value
 from dpjax.auditing._events import Event
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditResult:
-    """A statistical lower bound on what a mechanism gives away, and the event that shows it.
+    """A statistical lower bound on epsilon or delta, and the event that shows it.
 
     Attributes:
         epsilon: the lower bound, or the epsilon at which delta was bounded.
         delta: the lower bound, or the delta at which epsilon was bounded.
-        bounded: which one of the two is the bound: "epsilon" or "delta".
-        claimed: what the mechanism promises for it; None where it promises nothing there.
-        confidence: the probability over the samples, at least, that the bound holds.
-        samples: outputs that were drawn of each of the two values.
+        bounded: the one of the two that is the bound: "epsilon" or "delta".
+        claimed: the mechanism's own claim for the bounded one; None if it has no claim there.
+        confidence: a lower bound on the probability, over the samples, that the bound holds.
+        samples: the number of outputs of each of the two values.
         event: the event whose probabilities were bounded.
-        swapped: whether `event` is the likelier one under `neighbor`, not under `value`.
-        probability: a lower limit of the event's probability where it is likelier.
+        swapped: whether `event` is likelier under `neighbor`, not under `value`.
+        probability: a lower limit of the event's probability under the value where it is likelier.
         other_probability: an upper limit of its probability under the other value.
         value: the first input of the mechanism.
-        neighbor: the second one.
-        off_grid: how many outputs, of either value, are not on the grid that the mechanism states.
-        grid: that grid, in words; empty where none is stated.
+        neighbor: the second input.
+        off_grid: the number of outputs, of either value, off the grid that the mechanism states.
+        grid: that grid, in words; empty if none is stated.
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, no (epsilon', delta')-DP promise
+        With probability at least `confidence` over the samples, no (epsilon', delta')-DP claim
         below the bound holds for the pair `value`, `neighbor`. A bound of 0 shows nothing: a
         mechanism may give away more on another pair, or by an event that was not tried.
     """
@@ -42,21 +42,21 @@ class AuditResult:
     swapped: bool
     probability: float
     other_probability: float
-    value: Any
-    neighbor: Any
+    value: Value
+    neighbor: Value
     off_grid: int = 0
     grid: str = ""
 
     @property
     def bound(self) -> float:
-        """The lower bound: `epsilon` or `delta`, whichever it is."""
+        """The lower bound: `epsilon` or `delta`, as `bounded` says."""
         return self.epsilon if self.bounded == "epsilon" else self.delta
 
     def __str__(self) -> str:
         at = ("delta", self.delta) if self.bounded == "epsilon" else ("epsilon", self.epsilon)
         likelier, other = ("neighbor", "value") if self.swapped else ("value", "neighbor")
         claimed = "" if self.claimed is None else f", claimed {self.claimed:.6g}"
-        strayed = f"; {self.off_grid:,} outputs are no {self.grid}" if self.off_grid else ""
+        strayed = f"; {self.off_grid:,} outputs are not {self.grid}" if self.off_grid else ""
         return (
             f"{self.bounded} is at least {self.bound:.4g} at {at[0]} {at[1]:.6g}{claimed}"
             f" (confidence {self.confidence:.8g}, {self.samples:,} samples of each value):"

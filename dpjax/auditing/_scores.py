@@ -1,47 +1,45 @@
-"""Scores of outputs: high where an output speaks for value, low where it speaks for neighbor."""
+"""Scores of outputs: high if an output is likelier under value, low if under neighbor."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
+from dpjax._core._types import Value
 from dpjax.auditing import _features as features
 from dpjax.auditing._batched_outputs import Sampler
 from dpjax.auditing._features import Code, Coordinate
 
-# Numbers of an output that are looked at one by one.
-_COORDINATES = 8
-# Log likelihood ratios are rounded to this part of the largest one, for equal ones to be equal.
+_COORDINATES = 8  # The most numbers of an output that get scores of their own.
+# Log likelihood ratios are rounded to this part of the largest, so that equal ones compare equal.
 _RESOLUTION = 2.0**-10
-# Kinds of output that a description names.
-_NAMED = 3
+_NAMED = 3  # The most kinds of output that a description names.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A number for every output of a batch, in which events are thresholds.
+    """A number for every output of a batch; its thresholds make events.
 
     Attributes:
-        evaluate: a batch of outputs to numbers; a NaN is in no event.
-        describe: the event that the score is at least (True) or at most (False) a threshold.
+        evaluate: maps a batch of outputs to numbers; a NaN is in no event.
+        describe: names the event that the score is at least (True) or at most (False) a threshold.
 
     Formal guarantees:
-        None: whatever a score is, the events that it makes are events.
+        None. Any score makes valid events.
     """
 
-    evaluate: Callable[[Any], np.ndarray]
+    evaluate: Callable[[Value], np.ndarray]
     describe: Callable[[bool, float], str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """What scores are learned from.
+    """The outputs that scores are learned from.
 
     Attributes:
         sampler: draws from the mechanism.
         value: the first input.
-        neighbor: the second one.
+        neighbor: the second input.
         here: outputs of value.
         there: outputs of neighbor.
         batch: outputs per compiled program.
@@ -51,15 +49,15 @@ class Evidence:
     """
 
     sampler: Sampler
-    value: Any
-    neighbor: Any
-    here: Any
-    there: Any
+    value: Value
+    neighbor: Value
+    here: Value
+    there: Value
     batch: int
 
 
 def propose(evidence: Evidence) -> Iterator[Score]:
-    """Every score worth a try, those that are easy to read first."""
+    """All scores, those that are easy to read first."""
     if evidence.sampler.has_log_prob:
         yield _likelihood_ratio(evidence)
     chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
@@ -77,12 +75,12 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield from _bit_scores(coordinate, evidence)
 
 
-def _number(name: str, evaluate: Callable[[Any], np.ndarray]) -> Score:
+def _number(name: str, evaluate: Callable[[Value], np.ndarray]) -> Score:
     return Score(evaluate, lambda least, t: f"{name} {'>=' if least else '<='} {t:.6g}")
 
 
 def _likelihood_ratio(evidence: Evidence) -> Score:
-    def ratios(outputs: Any) -> np.ndarray:
+    def ratios(outputs: Value) -> np.ndarray:
         pair = evidence.value, evidence.neighbor
         return evidence.sampler.log_ratios(outputs, *pair, evidence.batch)
 
@@ -95,13 +93,13 @@ def _likelihood_ratio(evidence: Evidence) -> Score:
     )
 
 
-def _count_nan(outputs: Any) -> np.ndarray:
+def _count_nan(outputs: Value) -> np.ndarray:
     found = [np.isnan(matrix.astype(float)) for matrix in features.matrices(outputs)]
     return np.sum([np.sum(nan, axis=1) for nan in found], axis=0, dtype=float)
 
 
 def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
-    """A number's value where it takes few, else the intervals that it is in, coarse and fine."""
+    """The value of a number that takes few values; else its interval, coarse and fine."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
         yield features.exact_value(coordinate, evidence.here, evidence.there)
         return
@@ -110,7 +108,7 @@ def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
 
 
 def _bit_scores(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
-    """What the stored bits give away, where the value alone does not decide them."""
+    """Scores of the stored bits of a number that takes many values."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
         return
     yield _grain(coordinate)
@@ -128,21 +126,21 @@ def _grain(coordinate: Coordinate) -> Score:
     def describe(least: bool, threshold: float) -> str:
         if least:
             return f"{coordinate.name} is a multiple of 2^{threshold:.0f}"
-        return f"{coordinate.name} is no multiple of 2^{threshold + 1:.0f}"
+        return f"{coordinate.name} is not a multiple of 2^{threshold + 1:.0f}"
 
     return Score(features.grain(coordinate), describe)
 
 
 def _frequencies(code: Code, evidence: Evidence) -> Score:
-    """The log ratio of the frequencies of a kind of output; 0 for kinds that were not seen."""
+    """The log ratio of the frequencies of each kind of output; 0 for new kinds."""
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
-    # Of a kind seen once, nothing is known.
+    # A kind seen once shows nothing.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
-    # One more of each, so that rare kinds do not look certain.
+    # Adding one to each count keeps rare kinds from looking certain.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
 
-    def evaluate(outputs: Any) -> np.ndarray:
+    def evaluate(outputs: Value) -> np.ndarray:
         if not len(kinds):
             return np.zeros(len(features.matrices(outputs)[0]))
         codes = code.encode(outputs)
@@ -151,7 +149,7 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # Kinds that were not seen have the ratio 0; the side without them can be listed.
+        # New kinds have the ratio 0. We list the kinds on the other side of the threshold.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
@@ -169,25 +167,25 @@ def _occurrences(kinds: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _sum_of(tables: list[Score]) -> Score:
-    """The log likelihood ratio, were the numbers independent."""
+    """The log likelihood ratio of all numbers, if they were independent."""
 
-    def evaluate(outputs: Any) -> np.ndarray:
+    def evaluate(outputs: Value) -> np.ndarray:
         return np.sum([table.evaluate(outputs) for table in tables], axis=0)
 
     return _number("sum of the log ratios of frequencies of every number", evaluate)
 
 
 def _directions(evidence: Evidence) -> Iterator[Score]:
-    """Projections: where the values differ, and where the outputs do."""
+    """Projections onto the difference of the values, and of the mean outputs."""
     gaps = _gaps(evidence)
     if gaps is not None:
         yield _number("output . (value - neighbor)", _projection(gaps))
     yield _number("output . (difference of the mean outputs)", _projection(_shifts(evidence)))
 
 
-def _projection(directions: list[np.ndarray]) -> Callable[[Any], np.ndarray]:
-    def evaluate(outputs: Any) -> np.ndarray:
-        with np.errstate(all="ignore"):  # What becomes NaN is in no event.
+def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
+    def evaluate(outputs: Value) -> np.ndarray:
+        with np.errstate(all="ignore"):  # NaN is in no event.
             terms = [
                 matrix.astype(np.result_type(matrix, np.float32)) @ direction
                 for matrix, direction in zip(features.matrices(outputs), directions, strict=True)
@@ -198,22 +196,20 @@ def _projection(directions: list[np.ndarray]) -> Callable[[Any], np.ndarray]:
 
 
 def _importance(evidence: Evidence) -> list[np.ndarray]:
-    """How much every number of an output may tell the two values apart."""
-    directions = _gaps(evidence)
-    if directions is None:
-        directions = _shifts(evidence)
-    return [np.abs(direction) for direction in directions]
+    """An estimate of how well each number of an output distinguishes the two values."""
+    gaps = _gaps(evidence)
+    return [np.abs(direction) for direction in (_shifts(evidence) if gaps is None else gaps)]
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """The two values, where outputs have their form."""
+    """The two values, if outputs have their form."""
     value = features.value_like(evidence.here, evidence.value)
     neighbor = features.value_like(evidence.here, evidence.neighbor)
     return None if value is None or neighbor is None else (value, neighbor)
 
 
 def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
-    """The difference of the values, where outputs have their form and they differ."""
+    """The difference of the values, if outputs have their form and the values differ."""
     ends = _ends(evidence)
     if ends is None:
         return None
@@ -224,9 +220,9 @@ def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
 
 
 def _shifts(evidence: Evidence) -> list[np.ndarray]:
-    """Difference of the means of every number of an output, over its variance."""
+    """The difference of the means of every number of an output, over its variance."""
     matrices = (features.matrices(outputs) for outputs in (evidence.here, evidence.there))
-    shifts = []
+    shifts: list[np.ndarray] = []
     for here, there in zip(*matrices, strict=True):
         with np.errstate(all="ignore"):
             shift = here.mean(axis=0, dtype=float) - there.mean(axis=0, dtype=float)

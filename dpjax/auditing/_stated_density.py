@@ -1,36 +1,36 @@
-"""Whether draws have the density that a mechanism states, and lose no more than it promises."""
+"""Tests of a mechanism's draws against the density and the guarantee that it states."""
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from dpjax._core._types import Value
 from dpjax.auditing import _features as features
 
-# Standard errors that a mean may be off: a false alarm once in 500 million means.
+# The allowed error of a mean, in standard errors: a false alarm once in 500 million means.
 _SIGMAS = 6.0
 # Relative rounding error of a log probability in float32, summed over some coordinates.
 _ROUNDING = 1e-4
-# A mean of ratios up to e^6 and more depends on draws that are too rare.
+# If ratios exceed e^6, their mean depends on draws that are too rare.
 _LARGEST_LOG_RATIO = 6.0
-# A fitted density covers so many outputs, each seen so often, and follows so many floats.
+# Bounds for a fitted density: on its outputs, the draws of each, and the number of floats.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density has lighter tails than any noise, and stays within these quantiles.
+# The fitted density has lighter tails than any noise, and is cut off at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
 def wrong_ratio(here: np.ndarray, there: np.ndarray, rounding: float = _ROUNDING) -> str | None:
-    """Says how the mean of p' / p differs from 1, on draws of p.
+    """Describes how the mean of p' / p differs from 1, on draws of p.
 
     Args:
         here: log p of every draw.
         there: log p', for any density p'.
-        rounding: what the mean may be off besides.
+        rounding: an additional error that is allowed.
 
     Returns:
-        A text, or None where the mean is 1 up to chance.
+        A description, or None if the mean is 1 up to chance.
     """
     ratio = np.exp(there - here)
     margin = _SIGMAS * ratio.std() / math.sqrt(len(ratio)) + rounding
@@ -40,21 +40,21 @@ def wrong_ratio(here: np.ndarray, there: np.ndarray, rounding: float = _ROUNDING
 
 
 def depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
-    """Whether the mean of p' / p is too uncertain to tell anything."""
+    """Whether the mean of p' / p is too uncertain for a test."""
     log_ratio = (there - here)[np.isfinite(there)]
     return bool(log_ratio.max(initial=-math.inf) > np.median(log_ratio) + _LARGEST_LOG_RATIO)
 
 
 def excess_loss(here: np.ndarray, there: np.ndarray, epsilon: float, delta: float) -> str | None:
-    """Says how the privacy loss exceeds (epsilon, delta), on draws of p; None where it does not."""
+    """Describes how the privacy loss exceeds (epsilon, delta), on draws of p; else None."""
     excess = np.maximum(0.0, -np.expm1(epsilon + _ROUNDING - (here - there)))
     if excess.mean() <= delta + _SIGMAS * excess.std() / math.sqrt(len(excess)):
         return None
     return f"the privacy loss exceeds epsilon by delta {excess.mean():.3g}, promised {delta:g}"
 
 
-def wrong_total(outputs: Any, log_probs: np.ndarray) -> str | None:
-    """Says how the total of a stated density differs from 1.
+def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
+    """Describes how the total of a stated density differs from 1.
 
     A density q is fitted to half of the draws. On the other half, q / p must average 1. q covers
     the integers that are drawn most often, each with its own normal density of the floats.
@@ -64,8 +64,8 @@ def wrong_total(outputs: Any, log_probs: np.ndarray) -> str | None:
         log_probs: log p of each.
 
     Returns:
-        A text; None where the total is 1 up to chance, or no q is close to p: because no integers
-        are drawn often, or because the floats are many or depend on each other.
+        A description. None if the total is 1 up to chance, or if no q is close to p: no integers
+        are drawn often, or the floats are too many or linearly dependent.
     """
     integers, floats, precision = _columns(outputs)
     half = len(log_probs) // 2
@@ -83,12 +83,12 @@ def wrong_total(outputs: Any, log_probs: np.ndarray) -> str | None:
         log_q = np.where(codes[half:] == code, share + fitted, log_q)
     if not np.isfinite(log_q).any() or depends_on_rare_draws(log_probs[half:], log_q):
         return None
-    # Outputs of few bits stand for unequal intervals.
+    # A float of few bits stands for an interval, whose width depends on the float.
     wrong = wrong_ratio(log_probs[half:], log_q, _ROUNDING + 8 * precision)
     return wrong and f"of a density fitted to the draws, {wrong}"
 
 
-def _columns(outputs: Any) -> tuple[np.ndarray, np.ndarray, float]:
+def _columns(outputs: Value) -> tuple[np.ndarray, np.ndarray, float]:
     """The integers, the floats, and the precision of the floats."""
     arrays = features.matrices(outputs)
     floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -102,7 +102,7 @@ def _columns(outputs: Any) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _log_normal(known: np.ndarray, floats: np.ndarray) -> np.ndarray | None:
-    """Log density of a truncated normal fitted to known rows; None where there is none."""
+    """Log density of a truncated normal fitted to known rows; None if no fit is possible."""
     varied = np.ptp(known, axis=0) > 0
     same = np.all(floats[:, ~varied] == known[0, ~varied], axis=1)
     known, floats = known[:, varied], floats[:, varied]

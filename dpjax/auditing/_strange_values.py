@@ -1,15 +1,18 @@
-"""Values with numbers that no target should give, and that private data may make it give."""
+"""Values with strange numbers, which private data may make a target return."""
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Integers become the ends of their dtype.
-_STRANGE = {
+from dpjax._core._types import Value
+
+_Strange = float | Literal["max", "min"]
+# For integers, every entry stands for an end of their dtype.
+_STRANGE: dict[str, tuple[_Strange, ...]] = {
     "nan": (math.nan,),
     "inf": (math.inf,),
     "-inf": (-math.inf,),
@@ -21,18 +24,18 @@ _STRANGE = {
 _STRANGE_INTEGERS = ("inf", "-inf")
 
 
-def strange_values(value: Any, count: int) -> Iterator[tuple[str, Any]]:
-    """Batches of values like one, by kind of strange numbers.
+def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
+    """Batches of values with strange numbers, one batch for each kind.
 
-    The first of each batch holds nothing else, and then each coordinate is the only strange one, in
-    turns: all of them, where there are fewer than `count`.
+    The first value of a batch holds strange numbers only. In each of the others one coordinate is
+    strange, in turns. A batch covers all coordinates if there are fewer than `count`.
 
     Args:
         value: a pytree of arrays.
         count: the size of a batch.
 
     Yields:
-        What is strange, and a pytree with a leading axis.
+        The name of the kind, and a pytree with a leading axis.
     """
     leaves, structure = jax.tree.flatten(value)
     floating = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -40,11 +43,14 @@ def strange_values(value: Any, count: int) -> Iterator[tuple[str, Any]]:
         yield name, jax.tree.unflatten(structure, _batches(leaves, _STRANGE[name], count))
 
 
-def _batches(leaves: list[Any], strange: tuple[Any, ...], count: int) -> list[np.ndarray]:
+def _batches(
+    leaves: list[jax.Array], strange: tuple[_Strange, ...], count: int
+) -> list[np.ndarray]:
     sizes = [np.size(leaf) for leaf in leaves]
-    # -1 where all coordinates are strange.
+    # At -1 all coordinates are strange.
     places = np.resize(np.arange(-1, sum(sizes)), count)
-    batches, start = [], 0
+    batches: list[np.ndarray] = []
+    start = 0
     for leaf, size in zip(leaves, sizes, strict=True):
         numbers = np.array([_as_number(x, np.dtype(leaf.dtype)) for x in strange], leaf.dtype)
         indices = np.arange(start, start + size)
@@ -55,10 +61,10 @@ def _batches(leaves: list[Any], strange: tuple[Any, ...], count: int) -> list[np
     return batches
 
 
-def _as_number(strange: Any, dtype: np.dtype) -> Any:
+def _as_number(strange: _Strange, dtype: np.dtype) -> float:
     if jnp.issubdtype(dtype, jnp.floating):
-        limits = {"max": jnp.finfo(dtype).max, "min": jnp.finfo(dtype).min}
-        return limits.get(strange, strange)
+        largest = float(jnp.finfo(dtype).max)
+        return {"max": largest, "min": -largest}[strange] if isinstance(strange, str) else strange
     if strange == 0:
         return 0
     limits = jnp.iinfo("uint1" if dtype.kind == "b" else dtype)

@@ -1,12 +1,10 @@
-"""A claim of privacy as an assertion, for the tests of whoever makes it."""
+"""A claim of privacy as an assertion, for test suites."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import jax
 
 from dpjax._core import _checks
-from dpjax._core._values import is_mechanism
+from dpjax._core._types import Key, Value
+from dpjax._core._values import Release, is_mechanism
 from dpjax.auditing._audit import Pair, Pairs, audit
 from dpjax.auditing._claims import as_clamped, claim_of
 from dpjax.auditing._result import AuditResult
@@ -17,11 +15,11 @@ _ROUNDING = 1e-6
 
 
 def verify(
-    key: jax.Array,
-    mechanism: Callable[[jax.Array, Any], Any],
+    key: Key,
+    mechanism: Callable[[Key, Value], Release | Value],
     *,
-    value: Any = None,
-    neighbor: Any = None,
+    value: Value | None = None,
+    neighbor: Value | None = None,
     pairs: Pairs | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -31,39 +29,40 @@ def verify(
 ) -> AuditResult:
     """Asserts that an audit does not refute a claim of (epsilon, delta)-differential privacy.
 
-    Made for test suites, with a fixed key or a fresh one: a mechanism that keeps its claim fails
-    once in a million runs.
+    Made for test suites, with a fixed key or a fresh one. If a claim holds, the test fails once in
+    a million runs.
 
     Args:
         key: a typed key.
         mechanism: `mechanism(key, value)`, as for `audit`.
         value: an input of the mechanism, a pytree of real arrays.
-        neighbor: another, as far from it as one record of a database can move it.
-        pairs: instead of the two, candidates among which to look for the worst, as for `audit`.
-        epsilon: what is claimed; by default what `mechanism.guarantee` says.
-        delta: what is claimed; by default 0 along with an epsilon, else as the guarantee says.
-        samples: how many outputs to draw of each value, at least 100.
-        confidence: the probability, at least, that a claim that holds is not refuted.
+        neighbor: another input, as far away as one record of a database can move it.
+        pairs: candidates for the worst pair instead of these two, as for `audit`.
+        epsilon: the claim; by default that of `mechanism.guarantee`.
+        delta: the claim; by default 0 if epsilon is given, else that of the guarantee.
+        samples: the number of outputs of each value, at least 100.
+        confidence: a lower bound on the probability that a true claim is not refuted.
         jit: whether to run the mechanism compiled, as for `audit`.
 
     Returns:
-        The `AuditResult` that does not refute the claim.
+        The `AuditResult`, which does not refute the claim.
 
     Raises:
-        AssertionError: if it does; the message names the claim, the bound and the event. Also if an
-            output is not on the grid that the mechanism states.
-        TypeError: as `audit` does, or if nothing is claimed.
-        ValueError: as `audit` does, or if the claim is the mechanism's own and a pair is further
-            apart than its sensitivity, of which it promises nothing. NaN and what is out of range
-            count as what they become, by `mechanism.clamped` or else 0 and the largest float.
+        AssertionError: if the audit refutes the claim; the message names the claim, the bound and
+            the event. Also if an output is not on the grid that the mechanism states.
+        TypeError: as for `audit`, or if the mechanism has no guarantee and none is given.
+        ValueError: as for `audit`. Also if the claim is the mechanism's own and a pair is further
+            apart than its sensitivity, since the claim does not cover such pairs. Before that,
+            `mechanism.clamped` replaces NaN and numbers out of range. Without that method, NaN
+            counts as 0, and an infinity as the largest float.
 
     Formal guarantees:
         A claim that holds for all the pairs is refuted with probability at most 1 - confidence over
-        the samples. One that passes may still be broken. At epsilon 1, 100,000 samples refute a
+        the samples. A claim that passes may still be wrong. At epsilon 1, 100,000 samples refute a
         noise scale that is 10% too low, and noise in floating point.
 
     Source:
-        That of `audit`.
+        See `audit`.
 
     Example:
         >>> import jax
@@ -109,20 +108,22 @@ def verify(
         )
     if result.off_grid:
         raise AssertionError(
-            f"this mechanism states that its outputs are {result.grid}, and what it claims is"
-            f" about such outputs; of those drawn, {result.off_grid:,} are not: {result}"
+            f"this mechanism states that its outputs are {result.grid}, and its claim is about"
+            f" such outputs; {result.off_grid:,} outputs are not: {result}"
         )
     return result
 
 
-def _within_claim(mechanism: Any, value: Any, neighbor: Any, pairs: Pairs | None) -> Any:
-    """The same pairs, refused where the mechanism's promise does not reach."""
+def _within_claim(
+    mechanism: object, value: Value | None, neighbor: Value | None, pairs: Pairs | None
+) -> tuple[Value | None, Value | None, Pairs | None]:
+    """The same pairs, or an error where the mechanism's guarantee does not cover one."""
     if value is not None and neighbor is not None:
         _check_distance(mechanism, (value, neighbor))
     if pairs is None:
         return value, neighbor, None
 
-    def checked(key: jax.Array) -> Iterable[Pair]:
+    def checked(key: Key) -> Iterable[Pair]:
         for pair in pairs(key) if callable(pairs) else pairs:
             _check_distance(mechanism, pair)
             yield pair
@@ -132,12 +133,12 @@ def _within_claim(mechanism: Any, value: Any, neighbor: Any, pairs: Pairs | None
 
 def _check_distance(mechanism: object, pair: Pair) -> None:
     if not is_mechanism(mechanism):
-        return  # Nothing says how far its promise reaches.
+        return  # A mere function does not say which pairs its guarantee covers.
     value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
     length = float(distance(mechanism.norm, value, neighbor))
     most = float(mechanism.sensitivity.value)
     if length > most * (1 + _ROUNDING):
         raise ValueError(
             f"neighbor must be within the sensitivity {most:g} of value, got distance {length:g}:"
-            " of such a pair the mechanism promises nothing"
+            " the mechanism's guarantee does not cover such a pair"
         )
