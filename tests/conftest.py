@@ -125,3 +125,30 @@ def run_python(environment):
         return done.stdout.strip()
 
     return run
+
+
+SEVERAL = """
+import json, traceback
+failed = dict()
+for name, program in PROGRAMS.items():
+    try:
+        exec(compile(program, name, "exec"), dict(__name__="__main__"))
+    except Exception:
+        failed[name] = traceback.format_exc()
+print()
+print(json.dumps(failed))
+"""
+
+
+@pytest.fixture(scope="session")
+def failures_of(run_python):
+    """Runs programs in one fresh process, which takes seconds to start: `failures_of(programs)`.
+
+    Each has a namespace of its own. Returns what those raised that failed, by name.
+    """
+
+    def run(programs, **variables):
+        printed = run_python(f"PROGRAMS = {programs!r}\n{SEVERAL}", **variables)
+        return json.loads(printed.splitlines()[-1])
+
+    return run
