@@ -23,9 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = str(ROOT / ".pytest_cache" / "xla")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-# So do the processes that they start.
+# Where a program was written down is noted for every operation: a tenth of the time of tracing.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+# The processes that tests start do the same.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 
 def pytest_collection_finish():
