@@ -5,12 +5,14 @@ BIN := .venv/bin
 .PHONY: tools demo notebooks test test-slow test-mutants bench bench-table docs lint package clean
 
 # Most of the time of tests is compilation; test-slow, and test with XLA_FLAGS= , compile as users do.
-# Level 0 would fuse no product into a sum, which tests are to see. The older emitters compile in two
-# thirds of the time, but for minutes what is made of a constant in many steps; jaxlib 0.11.1 and
-# later have none, and end at a flag that they do not know.
-OLDER_EMITTERS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_info__ as version; \
-	print("--xla_cpu_use_fusion_emitters=false" * (version < (0, 11, 1)))' 2>/dev/null)
-QUICKLY = --xla_backend_optimization_level=1 $(OLDER_EMITTERS)
+# Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
+# to divide it takes a tenth of the time. The older emitters compile in two thirds of the time, but
+# for minutes what is made of a constant in many steps; jaxlib 0.11.1 and later have none, and end at
+# a flag that they do not know.
+OLDER_FLAGS = --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+KNOWN_FLAGS = $(shell $(BIN)/python -c 'from jaxlib.version import __version_info__ as version; \
+	print("$(OLDER_FLAGS)" * (version < (0, 11, 1)))' 2>/dev/null)
+QUICKLY = --xla_backend_optimization_level=1 $(KNOWN_FLAGS)
 
 # A second run finds its programs compiled.
 demo: export JAX_COMPILATION_CACHE_DIR ?= build/xla

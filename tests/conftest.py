@@ -24,9 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = str(ROOT / ".pytest_cache" / "xla")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-# So do the processes that they start.
+# Where a program was written down is noted for every operation: a tenth of the time of tracing.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+# The processes that tests start do the same.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 
 def pytest_collection_finish():
@@ -150,3 +153,30 @@ def fork_python():
         return process, answered
 
     return start
+
+
+SEVERAL = """
+import json, traceback
+failed = dict()
+for name, program in PROGRAMS.items():
+    try:
+        exec(compile(program, name, "exec"), dict(__name__="__main__"))
+    except Exception:
+        failed[name] = traceback.format_exc()
+print()
+print(json.dumps(failed))
+"""
+
+
+@pytest.fixture(scope="session")
+def failures_of(run_python):
+    """Runs programs in one fresh process, which takes seconds to start: `failures_of(programs)`.
+
+    Each has a namespace of its own. Returns what those raised that failed, by name.
+    """
+
+    def run(programs, **variables):
+        printed = run_python(f"PROGRAMS = {programs!r}\n{SEVERAL}", **variables)
+        return json.loads(printed.splitlines()[-1])
+
+    return run

@@ -135,11 +135,9 @@ FAST = {
     "laplace",
     "gaussian",
     "exponential",
-    "permute-and-flip",
     "bernstein",
     "randomized response",
     "unary encoding",
-    "top-k",
     "above threshold",
     "smooth quantile",
 }

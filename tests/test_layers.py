@@ -1,6 +1,7 @@
 """The layer table of the design: a level imports lower levels only, and nothing undeclared."""
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import re
@@ -61,9 +62,15 @@ def distributions(requirements):
     return {re.match(r"[\w-]+", text).group().replace("-", "_") for text in requirements}
 
 
+@functools.cache
+def nodes(module):
+    """All of the code of a file, also inside functions."""
+    return tuple(ast.walk(ast.parse(FILES[module].read_text())))
+
+
 def imported(module):
-    """The modules that a file imports anywhere, also inside functions."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    """The modules that a file imports anywhere."""
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -75,14 +82,17 @@ def imported(module):
 
 def imported_names(module):
     """The names that a file imports from modules, and which ones."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in nodes(module):
         if isinstance(node, ast.ImportFrom):
             yield from ((alias.name, node.module) for alias in node.names)
 
 
-INTERNAL = {
-    module: {name for name in imported(module) if name.split(".")[0] == "dpjax"} for module in FILES
-}
+@functools.cache
+def internal(module):
+    """What a file imports of the package."""
+    return {name for name in imported(module) if name.split(".")[0] == "dpjax"}
+
+
 SAMPLER = {f"dpjax.sensitivity.{name}" for name in ("_sampler", "_samples", "_pairs", "_loop")}
 modules = pytest.mark.parametrize("module", [module for module in FILES if "." in module])
 
@@ -94,7 +104,7 @@ def test_every_module_has_a_row():
 
 @modules
 def test_levels_import_lower_levels_only(module):
-    for name in INTERNAL[module]:
+    for name in internal(module):
         assert "." in name, f"{module} imports the whole package"
         if topic(name) != topic(module):
             level, above = LEVELS[topic(name)], LEVELS[topic(module)]
@@ -103,7 +113,7 @@ def test_levels_import_lower_levels_only(module):
 
 @modules
 def test_a_room_with_a_facade_is_entered_by_it(module):
-    for name in INTERNAL[module]:
+    for name in internal(module):
         facade = FACADES.get(topic(name))
         if facade and topic(name) != topic(module):
             assert name in (facade, f"dpjax.{topic(name)}"), f"{module} imports {name}"
@@ -124,14 +134,14 @@ def test_facades_hold_what_is_used():
 def test_mechanisms_never_import_the_sampler():
     for module in FILES:
         if module.startswith("dpjax.mechanisms"):
-            assert not SAMPLER & INTERNAL[module]
+            assert not SAMPLER & internal(module)
         if module.startswith("dpjax.sensitivity"):
-            assert not {name for name in INTERNAL[module] if topic(name) == "mechanisms"}
+            assert not {name for name in internal(module) if topic(name) == "mechanisms"}
 
 
 def test_there_are_no_import_cycles():
     # A topic's __init__ only re-exports, so files import the file that holds the code.
-    tuple(graphlib.TopologicalSorter(INTERNAL).static_order())
+    tuple(graphlib.TopologicalSorter({module: internal(module) for module in FILES}).static_order())
 
 
 @modules

@@ -7,7 +7,7 @@ from dpjax.auditing._result import AuditResult
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
 
 
-def audit_curve(results: Iterable[AuditResult], ax: Any = None) -> Any:
+def audit_curve(results: Iterable[AuditResult], *, ax: Any = None) -> Any:
     """Plots audited lower bounds against the number of samples, and what the mechanism claims.
 
     A bound above the line of the claim refutes it. Below, the bounds rise towards the truth as

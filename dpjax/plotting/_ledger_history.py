@@ -6,7 +6,7 @@ from dpjax.accounting._ledger import Ledger
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
 
 
-def ledger_history(ledger: Ledger, ax: Any = None) -> Any:
+def ledger_history(ledger: Ledger, *, ax: Any = None) -> Any:
     """Plots what releases have spent of a ledger's epsilon, release by release, and its budget.
 
     Args:

@@ -14,7 +14,7 @@ _POINTS = 400
 
 
 def roc_curve(
-    curves: Mapping[str, RocCurve], guarantee: Guarantee | None = None, ax: Any = None
+    curves: Mapping[str, RocCurve], guarantee: Guarantee | None = None, *, ax: Any = None
 ) -> Any:
     """Plots true against false positive rates on logarithmic axes, with what a guarantee allows.
 

@@ -65,44 +65,11 @@ adaptive = learning.adaptive_noise(
 """
 
 
-def test_a_step_on_many_devices_is_that_on_one(run_python):
-    """Bit for bit, for the sums are exact: in `jit` and in `shard_map`.
-
-    One draw of noise, one sum, one bound.
-    """
-    run_python(
-        SETUP + STEP + "check(MESHES[1:2], gaussian, microbatch_size=256)",
-        devices=8,
-    )
-
-
-@pytest.mark.slow
-def test_a_step_on_any_mesh_is_that_on_one_device(run_python):
-    """Also adaptive ones, on two axes of devices, and in microbatches smaller than a shard.
-
-    The noise does not know how the sum was cut, so each size meets one noise.
-    """
-    run_python(
-        SETUP
-        + STEP
-        + """
-for size, noise in ((4, adaptive), (256, gaussian)):
-    check(MESHES, noise, microbatch_size=size)
-""",
-        devices=8,
-    )
-
-
-def test_records_move_sums_no_further_on_any_shard(run_python):
-    """Neighbors in every slot of 4 and 8 shards, for layers of every kind.
-
-    Inside of `shard_map`, JAX adds up gradients of what all shards share before they are clipped:
-    what is in the same slot of other shards would go into each. So would an empty slot. One
-    record is far beyond the clip norm, and the others below it, of another sign.
-    """
-    run_python(
-        SETUP
-        + """
+# What fast tests run, in one process.
+PROGRAMS = {
+    "step": SETUP + STEP + "check(MESHES[1:2], gaussian, microbatch_size=256)",
+    "records": SETUP
+    + """
 def formed(w, x):
     return jnp.sum(jnp.tanh(x * w["in"] @ w["in"]) + x @ w["in"] * w["bias"])
 def dense(w, x):
@@ -145,15 +112,8 @@ for shards, losses in ((4, (formed, rows)), (8, (dense, loop))):
             clipped.norms, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i")))(w, x)
         np.testing.assert_allclose(norms, clipped.norms(w, x), rtol=1e-5)
 """,
-        devices=8,
-    )
-
-
-def test_microbatches_of_a_sharded_batch_stay_on_their_devices(run_python):
-    """Each device takes its part of every microbatch, and only sums travel."""
-    run_python(
-        SETUP
-        + """
+    "microbatches": SETUP
+    + """
 w = {"a": jnp.zeros(64), "b": jnp.zeros(2)}
 clipped = learning.clipped_gradients(loss, clip_norm=1.0, microbatch_size=64)
 step = jax.jit(lambda w, x: clipped(w, x, True).value)
@@ -162,8 +122,71 @@ text = step.lower(*given).compile().as_text()
 moved = set(re.findall(r" (all-gather|all-to-all|collective-permute|all-reduce)[.(-]", text))
 assert moved == {"all-reduce"}, moved
 """,
+    "keys": SETUP
+    + """
+from dpjax.random._key_for_each import key_for_each
+mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4], axis_types=(auto, auto))
+both = ("a", "b")
+words = lambda key: [int(x) for x in np.asarray(key).reshape(-1, 8)[:, 0]]
+drawn_from = lambda key, x: jax.random.key_data(key_for_each(key, x))[None]
+def on(function, *specs):
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(both)))
+key, x = dpjax.random.seeded_key(1), jnp.zeros(4)
+pcast = on(lambda key, x: drawn_from(lax.pcast(key, both, to="varying"), x), P(), P(both))
+found = words(pcast(key, x))
+assert len(set(found)) == 4 and found[:1] == words(jax.random.key_data(key))
+own = on(lambda keys, x: drawn_from(keys[0], x), P(both), P(both))
+keys = jax.random.split(dpjax.random.seeded_key(2), 3)
+found = words(own(keys[jnp.array([0, 1, 0, 2])], x))
+assert len(set(found)) == 4
+assert [found[i] for i in (0, 1, 3)] == words(jax.random.key_data(keys))
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def failures(failures_of):
+    return failures_of(PROGRAMS, devices=8)
+
+
+def test_a_step_on_many_devices_is_that_on_one(failures):
+    """Bit for bit, for the sums are exact: in `jit` and in `shard_map`.
+
+    One draw of noise, one sum, one bound.
+    """
+    assert not failures.get("step"), failures["step"]
+
+
+@pytest.mark.slow
+def test_a_step_on_any_mesh_is_that_on_one_device(run_python):
+    """Also adaptive ones, on two axes of devices, and in microbatches smaller than a shard.
+
+    The noise does not know how the sum was cut, so each size meets one noise.
+    """
+    run_python(
+        SETUP
+        + STEP
+        + """
+for size, noise in ((4, adaptive), (256, gaussian)):
+    check(MESHES, noise, microbatch_size=size)
+""",
         devices=8,
     )
+
+
+def test_records_move_sums_no_further_on_any_shard(failures):
+    """Neighbors in every slot of 4 and 8 shards, for layers of every kind.
+
+    Inside of `shard_map`, JAX adds up gradients of what all shards share before they are clipped:
+    what is in the same slot of other shards would go into each. So would an empty slot. One
+    record is far beyond the clip norm, and the others below it, of another sign.
+    """
+    assert not failures.get("records"), failures["records"]
+
+
+def test_microbatches_of_a_sharded_batch_stay_on_their_devices(failures):
+    """Each device takes its part of every microbatch, and only sums travel."""
+    assert not failures.get("microbatches"), failures["microbatches"]
 
 
 @pytest.mark.slow
@@ -208,33 +231,12 @@ with jax.set_mesh(mesh):
     )
 
 
-def test_shards_whose_keys_are_copies_draw_other_noise(run_python):
+def test_shards_whose_keys_are_copies_draw_other_noise(failures):
     """Of any mechanism: `pcast` makes a key vary in type alone; or an array of keys has one twice.
 
     A key that no other shard has draws what it draws alone, and so does the first of its copies.
     """
-    run_python(
-        SETUP
-        + """
-from dpjax.random._key_for_each import key_for_each
-mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4], axis_types=(auto, auto))
-both = ("a", "b")
-words = lambda key: [int(x) for x in np.asarray(key).reshape(-1, 8)[:, 0]]
-drawn_from = lambda key, x: jax.random.key_data(key_for_each(key, x))[None]
-def on(function, *specs):
-    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P(both)))
-key, x = dpjax.random.seeded_key(1), jnp.zeros(4)
-pcast = on(lambda key, x: drawn_from(lax.pcast(key, both, to="varying"), x), P(), P(both))
-found = words(pcast(key, x))
-assert len(set(found)) == 4 and found[:1] == words(jax.random.key_data(key))
-own = on(lambda keys, x: drawn_from(keys[0], x), P(both), P(both))
-keys = jax.random.split(dpjax.random.seeded_key(2), 3)
-found = words(own(keys[jnp.array([0, 1, 0, 2])], x))
-assert len(set(found)) == 4
-assert [found[i] for i in (0, 1, 3)] == words(jax.random.key_data(keys))
-""",
-        devices=8,
-    )
+    assert not failures.get("keys"), failures["keys"]
 
 
 # Refusals: one device is enough, for JAX keeps account of the axes all the same.

@@ -287,7 +287,9 @@ def test_rounding_is_that_of_the_narrowest_parameter(promotion, x64):
     assert found.norm_bound >= alone.norm_bound > 1 + 1e-6
 
 
-@pytest.mark.parametrize("features", ["float32", "float64", "bool"])
+@pytest.mark.parametrize(
+    "features", ["float64", *(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "bool"))]
+)
 def test_microbatches_of_float32_under_x64(features, promotion, x64):
     def loss(p, x):
         return jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) ** 2).astype(jnp.float32)

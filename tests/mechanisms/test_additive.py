@@ -30,6 +30,15 @@ MECHANISMS = {
 each_mechanism = pytest.mark.parametrize(
     ("mechanism", "distribution"), MECHANISMS.values(), ids=MECHANISMS
 )
+# Where it is compiled anew; its noise is that of Laplace's mechanism.
+slow = pytest.mark.slow
+each_noise = pytest.mark.parametrize(
+    ("mechanism", "distribution"),
+    [
+        pytest.param(*row, id=name, marks=[slow] * (name == "own"))
+        for name, row in MECHANISMS.items()
+    ],
+)
 
 
 # One's own mechanism.
@@ -75,7 +84,7 @@ def test_overflowing_scale_is_refused():
 # The noise.
 
 
-@each_mechanism
+@each_noise
 def test_noise_has_the_stated_distribution_and_scale(mechanism, distribution, draws):
     noise = (draws(mechanism, jnp.asarray(7.0), DRAWS) - 7.0) / mechanism.scale
 
@@ -88,7 +97,7 @@ def test_noise_has_the_stated_distribution_and_scale(mechanism, distribution, dr
     assert p_value(0.9) < FALSE_ALARM
 
 
-@each_mechanism
+@each_noise
 def test_noise_is_proportional_to_the_sensitivity_and_never_zero(mechanism, distribution, key):
     value = jnp.zeros(1000)
     doubled = dataclasses.replace(mechanism, scale=2 * mechanism.scale)
@@ -122,14 +131,18 @@ def test_keys_decide_the_noise_and_nothing_else(keys):
 # Dtypes.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(x, marks=slow) for x in ("float32", "float16"))]
+)
 def test_float_dtype_is_kept(dtype, key):
     released = dpjax.laplace(1.0, 1.0)(key, jnp.zeros(3, dtype)).value
     assert released.dtype == dtype
     assert np.all(np.isfinite(released.astype("float32")))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32"])
+@pytest.mark.parametrize(
+    "dtype", ["uint32", *(pytest.param(x, marks=slow) for x in ("bool", "int8"))]
+)
 def test_integers_are_released_as_int32(dtype, key):
     assert dpjax.gaussian(1.0, 1.0, 1e-5)(key, jnp.ones(3, dtype)).value.dtype == "int32"
 
@@ -222,7 +235,7 @@ def test_integer_draws_follow_their_probabilities(draws, log_probs):
     assert p_value(np.diff(stats.laplace(scale=1 / 0.9).cdf(edges))) < FALSE_ALARM
 
 
-@each_mechanism
+@each_noise
 def test_log_prob_sums_over_coordinates_and_leaves(mechanism, distribution, key):
     value = {"a": jnp.asarray([1.0, -2.0]), "b": jnp.asarray(0.5)}
     output = mechanism(key, value).value

@@ -7,6 +7,7 @@ follow the counterexamples of their section 3. A claim that holds is refuted onc
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import dpjax
@@ -70,7 +71,7 @@ def one_noise_for_all(positives):
 
 
 def ends(*numbers):
-    return jnp.concatenate([jnp.full(count, number) for number, count in numbers])
+    return np.concatenate([np.full(count, number, np.float32) for number, count in numbers])
 
 
 PRIVATE = {

@@ -6,6 +6,7 @@ its own, for a program that does not run would fail any test.
 """
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -36,6 +37,12 @@ def function_of(test):
     return test.split("[")[0]
 
 
+@functools.cache
+def functions_in(file):
+    body = ast.parse((ROOT / file).read_text()).body
+    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
 def killers(mutants):
     """The tests that must fail on some of these mutants, without their parameters."""
     return {function_of(test) for mutant in mutants for test in mutant["killers"]}
@@ -56,8 +63,7 @@ def test_no_two_mutants_share_a_name():
 @pytest.mark.parametrize("test", sorted(set.union(*promises().values()) | killers(TABLE)))
 def test_what_is_named_exists(test):
     file, _, name = test.partition("::")
-    body = ast.parse((ROOT / file).read_text()).body
-    assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    assert name in functions_in(file)
 
 
 @pytest.mark.parametrize("promise", promises())

@@ -28,7 +28,7 @@ def results(key):
 
 
 def test_bounds_are_drawn_in_order(results, ax):
-    assert plotting.audit_curve(results, ax) is ax
+    assert plotting.audit_curve(results, ax=ax) is ax
     (line,) = ax.get_lines()
     assert line.get_xdata().tolist() == [300, 1_000, 3_000]
     assert line.get_ydata().tolist() == [results[i].epsilon for i in (1, 2, 0)]
@@ -38,13 +38,13 @@ def test_bounds_are_drawn_in_order(results, ax):
 
 def test_a_claim_is_a_line(results, ax):
     claimed = [dataclasses.replace(result, claimed=1.0) for result in results]
-    lines = plotting.audit_curve(claimed, ax).get_lines()
+    lines = plotting.audit_curve(claimed, ax=ax).get_lines()
     assert [list(line.get_ydata()) for line in lines[1:]] == [[1.0, 1.0]]
 
 
 def test_bounds_on_delta(key, ax):
     result = audit(key, flip, samples=300, at_epsilon=0.5, **BIT)
-    plotting.audit_curve([result], ax)
+    plotting.audit_curve([result], ax=ax)
     assert ax.get_ylabel() == "delta at epsilon = 0.5"
 
 
@@ -52,4 +52,4 @@ def test_results_that_bound_different_things_are_refused(key, results, ax):
     other = audit(key, flip, samples=300, delta=0.1, **BIT)
     for bad in ([], [*results, other]):
         with pytest.raises(ValueError, match="results"):
-            plotting.audit_curve(bad, ax)
+            plotting.audit_curve(bad, ax=ax)

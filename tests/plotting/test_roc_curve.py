@@ -16,7 +16,7 @@ def attack():
 
 def test_a_curve_its_band_the_claim_and_guessing(attack, ax):
     curve, guarantee = roc_curve(*attack), Guarantee(1.0, gamma=0.05)
-    plotting.roc_curve({"attack": curve}, guarantee, ax)
+    plotting.roc_curve({"attack": curve}, guarantee, ax=ax)
     found, allowed, guessing = ax.get_lines()
     rates = found.get_xdata()
     for rate, drawn in zip(rates[::40], found.get_ydata()[::40], strict=True):

@@ -30,10 +30,10 @@ def distances(mesh=None):
 """
 
 
-def test_the_same_bits_on_any_mesh_with_a_key_on_any_device(run_python):
-    run_python(
-        SETUP
-        + """
+# What fast tests run, in one process.
+PROGRAMS = {
+    "mesh": SETUP
+    + """
 auto, explicit = AxisType.Auto, AxisType.Explicit
 meshes = [
     jax.make_mesh((8,), ("devices",)),
@@ -60,14 +60,8 @@ for mesh in (meshes[3], every):
         assert sample(mesh) == value
 np.testing.assert_array_equal(distances(meshes[3]), expected)
 """,
-        devices=8,
-    )
-
-
-def test_selection_never_gathers_the_distances(run_python):
-    run_python(
-        SETUP
-        + """
+    "selection": SETUP
+    + """
 import functools, re
 from dpjax.sensitivity._blocks import _compiled_selection, empty_block
 from dpjax._running._layout import Layout
@@ -78,8 +72,20 @@ moved = re.findall(r"= (.*) (all-gather|all-to-all|collective-permute|all-reduce
 assert {kind for _, kind in moved} == {"all-reduce"}, moved
 assert all(shape.split("{")[0] in ("u32[]", "f32[]") for shape, _ in moved), moved
 """,
-        devices=8,
-    )
+}
+
+
+@pytest.fixture(scope="module")
+def failures(failures_of):
+    return failures_of(PROGRAMS, devices=8)
+
+
+def test_the_same_bits_on_any_mesh_with_a_key_on_any_device(failures):
+    assert not failures.get("mesh"), failures["mesh"]
+
+
+def test_selection_never_gathers_the_distances(failures):
+    assert not failures.get("selection"), failures["selection"]
 
 
 @pytest.mark.slow

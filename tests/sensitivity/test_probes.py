@@ -75,7 +75,7 @@ def test_a_rule_that_agrees_is_accepted(key, uniform):
     np.testing.assert_allclose(own.value, plain.value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_what_is_not_finite_alone_and_in_a_batch_agrees(key, uniform, bad, monkeypatch):
     """NaN agrees with NaN: whether it is private is for the distances to say.
 
@@ -235,7 +235,11 @@ def test_what_rotations_do_not_change_treats_all_positions_alike(key, uniform, t
         assert np.mean(moved > found.value) <= 2 * gamma
 
 
-@pytest.mark.parametrize("target", [parity, lambda d: jnp.sum(d * jnp.arange(1.0, len(d) + 1))])
+def ranked(database):
+    return jnp.sum(database * jnp.arange(1.0, len(database) + 1))
+
+
+@pytest.mark.parametrize("target", [parity, pytest.param(ranked, marks=pytest.mark.slow)])
 def test_what_a_rotation_changes_is_refused(key, uniform, target):
     """Rotations of an even number of records may be odd permutations."""
     with pytest.raises(ValueError, match="target depends on the order of the records"):

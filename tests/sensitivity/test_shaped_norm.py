@@ -79,7 +79,7 @@ def test_mapped_keeps_float64(x64):
     assert shape.shaped(found)["a"].dtype == np.float64
 
 
-@pytest.mark.parametrize("size", [1, 64, 65, 2048])
+@pytest.mark.parametrize("size", [1, 65, 2048])
 def test_products_never_wrap(size):
     """At the largest entries that a matrix of this size gets, on the largest values."""
     entry = int(shape_of(np.eye(size), like(jnp.zeros(size)), 1.0, None).inverse.max())
