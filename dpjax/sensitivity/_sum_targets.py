@@ -10,6 +10,14 @@ from dpjax._core._types import Database, PyTree, Value
 from dpjax._exact._fixed_point import average
 from dpjax._tracing._one_by_one import vmapped
 
+_WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+
+
+def sum_of_rows(x: jax.Array) -> jax.Array:
+    """The sum over the leading axis, also of integers too narrow for `jnp.sum`."""
+    wider = _WIDER.get(x.dtype.name)
+    return jnp.sum(x if wider is None else x.astype(wider), axis=0)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summable:
@@ -37,7 +45,7 @@ class Summable:
         statistics = vmapped(self.statistic, database)
         if self.largest is not None:
             return self.finish(jax.tree.map(lambda x: average(x, self.largest), statistics))
-        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
+        total = jax.tree.map(sum_of_rows, statistics)
         return self.finish_sum(total, len(jax.tree.leaves(database)[0]))
 
     def finish_sum(self, total: PyTree, n: int) -> Value:

@@ -10,7 +10,7 @@ from dpjax._core._values import Norm
 from dpjax._tracing._affine import is_affine, linear_part
 from dpjax._tracing._programs import Program
 from dpjax.sensitivity._norms import difference, distance, is_float, length, resolution
-from dpjax.sensitivity._sum_targets import Summable
+from dpjax.sensitivity._sum_targets import Summable, sum_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SumOfRecords:
 
         def common(x: jax.Array) -> jax.Array:
             kept = jnp.expand_dims(shared, tuple(range(1, x.ndim)))
-            return jnp.sum(jnp.where(kept, x, jnp.zeros_like(x)), axis=0)
+            return sum_of_rows(jnp.where(kept, x, jnp.zeros_like(x)))
 
         def value_with(last: jax.Array | int) -> Value:
             return self.finish(
@@ -87,4 +87,4 @@ class SumOfRecords:
 
 
 def _total(statistics: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.sum(x, axis=0), statistics)
+    return jax.tree.map(sum_of_rows, statistics)

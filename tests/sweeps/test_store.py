@@ -307,13 +307,11 @@ RUN = """
 import hashlib
 import jax, jax.numpy as jnp, dpjax
 def function(key, x, n):
-    values = jax.random.normal(key, (200,))
-    value = jax.lax.fori_loop(0, 400, lambda i, y: jnp.sin(y) + values.mean(), values * x)
+    value = jnp.sin(jax.random.normal(key, (200,)) * x)
     return {"sum": value.sum(), "first": value[:n]}
-answer("ready")
 found = dpjax.sweep(
     jax.random.key(0), function, traced={"x": [0.5, 1.0, 2.0]}, static={"n": {"a": 1, "b": 1}},
-    repeats=2000, chunk_size=50, path=path,
+    repeats=500, chunk_size=50, path=path,
 )
 bits = hashlib.sha256(found["sum"].values.tobytes() + found["first"].values.tobytes())
 answer((bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_found"]))
@@ -321,18 +319,24 @@ answer((bits.hexdigest(), found.attrs["cells_computed"], found.attrs["cells_foun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [1, 100])
+@pytest.mark.parametrize("kills", [1, 50])
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fork_python):
+    """Not before the first chunk: the cells take no time, so that most kills meet a file."""
     random = np.random.default_rng(0)
 
     def start(folder):
+        """Until there is a new chunk, or all are done."""
+        before = set(folder.glob("*.chunk*"))
         process, answered = fork_python(RUN, path=str(folder))
-        assert answered() == "ready"
-        return process, answered
+        answer = None
+        while answer is None and before == set(folder.glob("*.chunk*")):
+            answer = answered(0.002)
+        return process, lambda seconds=600: answer or answered(seconds)
 
+    _, answered = start(tmp_path / "whole")
     begun = time.monotonic()
-    expected, computed, found = start(tmp_path / "whole")[1]()
-    assert (computed, found) == (12_000, 0)
+    expected, computed, found = answered()
+    assert (computed, found) == (3000, 0)
     duration = time.monotonic() - begun
     killed, went_on, folder = 0, 0, tmp_path / "0"
     while killed < kills:
@@ -341,12 +345,12 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fo
         process.kill()
         process.join()
         killed += not ended
-        # The first run had to compile, and the machine may be busier by now.
+        # The machine may be busier by now, or have less to do.
         duration *= 0.8 if ended else 1.05
         if ended or killed == kills or random.uniform() < 0.2:
             bits, computed, found = start(folder)[1]()
             assert bits == expected
-            assert computed + found == 12_000
-            went_on += 0 < found < 12_000
+            assert computed + found == 3000
+            went_on += 0 < found < 3000
             folder = tmp_path / f"{killed} {time.monotonic()}"
     assert went_on or kills < 10

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax import targets
 
 N = 24
@@ -105,3 +106,21 @@ def test_dtypes(name, x64):
         assert wide.dtype == ("int64" if wide.dtype.kind == "i" else "float64")
         assert narrow.dtype == value.dtype
         np.testing.assert_allclose(wide, value, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_integers_that_jax_does_not_sum(dtype, key):
+    """As wider ones: the sum, and what replacing one of them changes."""
+    total = targets.summable(lambda x: x)
+
+    def oracle(key, n, dtype=dtype):
+        return (jax.random.key_data(key)[0] % 8 + jnp.arange(n, dtype="uint32") % 8).astype(dtype)
+
+    assert int(total(jnp.asarray([1, 0, 7, 3, 7], dtype))) == 18
+    settings = {"n": 4, "norm": "l1", "m": 5}
+    np.testing.assert_array_equal(
+        dpjax.sensitivity_samples(key, total, oracle, **settings),
+        dpjax.sensitivity_samples(
+            key, total, lambda *given: oracle(*given).astype("int32"), **settings
+        ),
+    )
