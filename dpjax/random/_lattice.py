@@ -242,7 +242,7 @@ def exponential_masses() -> list[list[int]]:
 
 def gaussian_masses() -> list[list[int]]:
     """The exact relative masses of the Gaussian's tables, over the outcomes from -2048 to 2047."""
-    masses = []
+    masses = list[list[int]]()
     for parameter in (_TOP, _LOW):
         half = [_exp_minus(Fraction(j * j, 2 * parameter**2)) for j in range(_CENTER + 1)]
         masses.append([half[abs(outcome - _CENTER)] for outcome in range(SLOTS)])

@@ -64,7 +64,7 @@ def _add_exactly(
     """
     if any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
         return _add_one_draw(key, leaves, calibration, lattice)
-    padded = [_padded(x, size=_padded_size(x.size)) for x in leaves]
+    padded: list[jax.Array] = [_padded(x, size=_padded_size(x.size)) for x in leaves]
     starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
     released = _add_to_padded(key, padded, starts, calibration, lattice=lattice)
     return [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
@@ -130,7 +130,7 @@ def _add_one_draw(
         return [_add_to_array(lattice.sample(key, x.shape), x, calibration, lattice)]
     ends = np.cumsum([x.size for x in leaves])
     drawn = lattice.sample(key, (int(ends[-1]),))
-    released = []
+    released = list[jax.Array]()
     for x, end in zip(leaves, ends, strict=True):
         piece = (limb[end - x.size : end].reshape(x.shape) for limb in drawn)
         released.append(_add_to_array(Limbs(*piece), x, calibration, lattice))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from dpjax._files._chunks import check_run, read_chunks, write_chunks
+from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
 
 _KIND = "checkpoint"

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from dpjax._files._chunks import ChunkFile, check_run, read_chunks, write_chunks
+from dpjax._files._chunk_files import ChunkFile, check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, alone, check_folder, sync_folder
 from dpjax.sweeps._cell_keys import WORDS
 
