@@ -23,8 +23,8 @@ from dpjax.sensitivity._norms import grid_dtype
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
-    What `effective_scale`, `grid_for`, `range` and `error` say of a shape, whatever it is,
-    holds where the value is one lattice. With `like` they know how many there are.
+    `effective_scale`, `grid_for`, `range` and `error` ignore a shape: they speak of one lattice.
+    With `like` they know how many there are.
 
     Attributes:
         sensitivity: of the lattice values, norm "linf".
@@ -176,8 +176,8 @@ def bernstein(
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
         the sensitivity is a global bound. The polynomial may be evaluated anywhere, any number of
-        times. Holds for what is really drawn, given uniform bits: the scale covers rounding to the
-        grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
+        times. Holds for the noise that is drawn, given uniform bits: the scale covers rounding to
+        the grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
         promised.
 
     Source:
