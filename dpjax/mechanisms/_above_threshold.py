@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -85,7 +85,10 @@ class AboveThreshold(LatticeMechanism):
     positives: int = static()
     monotone: bool = static()
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     _scale_name = "scale of the noise of a query"
 

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import PyTree, Value
-from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
@@ -45,7 +45,10 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     order: int = static()
     noise: Noise = static(default=LAPLACE)
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:

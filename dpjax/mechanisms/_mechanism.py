@@ -49,7 +49,6 @@ class SensitivityMechanism(abc.ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
-    norm: Norm
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:

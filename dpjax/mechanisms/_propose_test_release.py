@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -88,7 +88,10 @@ class ProposeTestRelease(SensitivityMechanism):
     upper: float
     probabilities: tuple[float, ...] = static()
 
-    norm = "hamming"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "hamming"
 
     def _delta(self) -> Scalar:
         return self.delta

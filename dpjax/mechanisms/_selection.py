@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._lattice_mechanism import (
     ArrayOrShape,
@@ -73,7 +73,10 @@ class SelectionMechanism(LatticeMechanism):
     rule: SelectionRule = static()
     exact: bool = static(default=True)
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     _scale_name = "2 sensitivity / epsilon"
 

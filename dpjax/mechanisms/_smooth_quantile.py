@@ -13,7 +13,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import down, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, outward
@@ -74,7 +74,10 @@ class SmoothQuantile(SensitivityMechanism):
     upper: float
     probability: float = static()
 
-    norm = "hamming"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "hamming"
 
     def _delta(self) -> Scalar:
         return self.delta
