@@ -20,6 +20,28 @@ def largest(difference: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(difference))
 
 
+def mechanisms(sensitivity: dpjax.Sensitivity) -> list[dpjax.Mechanism]:
+    """Each kind of mechanism keeps the contract, with all that other parts use of it."""
+    workload = dpjax.queries.linear_workload([[1, 1, 0], [0, 1, 1]])
+    return [
+        dpjax.laplace(1.0, 1.0),
+        dpjax.gaussian(1.0, 1.0, 1e-5),
+        dpjax.shaped_gaussian(sensitivity, 1.0, 1e-5),
+        dpjax.bernstein(1.0, 1.0, degree=2, dims=2),
+        dpjax.exponential(1.0, 1.0),
+        dpjax.queries.select_each(1.0, 1.0, count=2),
+        dpjax.queries.top_k(1.0, 1.0, k=2),
+        dpjax.above_threshold(1.0, 1.0, threshold=0.0),
+        dpjax.randomized_response(1.0),
+        dpjax.unary_encoding(1.0, 3),
+        dpjax.smooth_quantile(1.0, 1e-6, lower=0.0, upper=1.0),
+        dpjax.propose_test_release(1.0, 1e-6, bound=0.1, lower=0.0, upper=1.0),
+        dpjax.queries.mwem(workload, 1.0, rounds=2, records=10),
+        dpjax.queries.name_search(1.0, width=2, threshold=1),
+        dpjax.learning.private_weighted_majority(1.0, 1e-6, steps=3),
+    ]
+
+
 def right() -> dpjax.Release:
     dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm=largest, positions="each")
     sensitivity = dpjax.sample_sensitivity(KEY, jnp.mean, oracle, n=3, norm="l2", gamma=0.1)

@@ -137,7 +137,7 @@ def is_staging() -> bool:
 
 
 def host_only(name: str, value: Value, instead: str) -> None:
-    """Refuses to run on the host what is being traced."""
+    """Refuses a traced value where the code runs on the host."""
     if is_traced(value):
         raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
 
@@ -223,7 +223,7 @@ def refuse_foreign_dtype(name: str, leaf: object) -> None:
     """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
 
     Converted, missing values would decide on the dtype, and they may be private. A mask would be
-    dropped, and what it hides be used.
+    dropped, and the hidden values would be used.
     """
     # By its attributes: so are masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
@@ -251,7 +251,7 @@ def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
     A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
-    at. NaN stays: what it becomes is for the release to say.
+    at. NaN stays: the release decides what to make of it.
     """
     dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
     if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:

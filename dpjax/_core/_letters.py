@@ -19,6 +19,6 @@ def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
 
 
 def letters_of(text: object) -> list[int]:
-    """The codes of all letters of a text; of what is no text, none."""
+    """The codes of all letters of a text; none for anything else."""
     folded = text.casefold() if isinstance(text, str) else ""
     return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

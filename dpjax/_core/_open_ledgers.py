@@ -1,4 +1,4 @@
-"""What is open to be told of every release: ledgers of keys, and one of a budget."""
+"""The open ledgers, which every release tells: ledgers of keys, and one of a budget."""
 
 import abc
 import contextlib
@@ -18,18 +18,18 @@ from dpjax._core._values import Guarantee, Release
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
-# What closes the blocks of `with` around here, innermost last: threads that share a ledger leave
-# their own.
+# How to close the blocks of `with` around this code, innermost last. Threads may share a ledger, so
+# each leaves its own blocks.
 _BLOCKS: contextvars.ContextVar[tuple[contextlib.ExitStack, ...]] = contextvars.ContextVar(
     "open blocks", default=()
 )
-# Programs that were compiled while no ledger was open release without telling one: under this
-# context JAX traces them anew, and the release refuses.
+# A program that was compiled while no ledger was open would release without telling one. Under this
+# context JAX traces such a program again, and the release in it refuses to be traced.
 _TELLING = jax.make_user_context(False)
 
 
 class Request(NamedTuple):
-    """What is asked for, in public terms.
+    """A request for a release, in public terms.
 
     Attributes:
         name: that the user gave to the records it is about.
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class OpenLedger(abc.ABC):
-    """What `with ledger:` opens: it is told of every release inside, before noise is drawn."""
+    """A ledger for `with ledger:`. Each release inside tells it before noise is drawn."""
 
     def __enter__(self) -> Self:
         block = contextlib.ExitStack()
@@ -62,11 +62,11 @@ class OpenLedger(abc.ABC):
 
 
 class Account(OpenLedger):
-    """A ledger that also remembers what was released."""
+    """A ledger that also remembers releases."""
 
     @abc.abstractmethod
     def released(self, request: Request) -> Release | None:
-        """What was released under a request, if anything was."""
+        """The release under a request, if there was one."""
 
     @abc.abstractmethod
     def keep(self, request: Request, release: Release) -> Release:
@@ -74,12 +74,12 @@ class Account(OpenLedger):
 
 
 def fingerprint_of_key(key: Key) -> str:
-    """Names a key and tells nothing of it, if it has 256 random bits."""
+    """Names a key. It says nothing about a key of 256 random bits."""
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
 
 def refuse_traced(used: PyTree) -> None:
-    """Refuses what is known only when a compiled program runs, or that such a program would do."""
+    """Refuses tracers, and a release that a compiled program would repeat."""
     if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
         raise TypeError(
             "a ledger claims keys on the host, not inside jit or vmap, where one key may serve many"

@@ -64,7 +64,7 @@ def _register_rounded(cls: type[T]) -> type[T]:
         return list(zip(keys, leaves, strict=True)), metadata
 
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
-        # Without __init__, whose checks would refuse the axes of vmap, or what tree.map makes.
+        # Without __init__: its checks would refuse the axes of vmap and the results of tree.map.
         value = object.__new__(cls)
         vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
         return value

@@ -13,8 +13,8 @@ class PaddedRecords:
     """Records in a public number of slots; an empty slot counts as no record in any query.
 
     Attributes:
-        records: a pytree of arrays, whose leading axis is the slots; what an empty one holds does
-            not matter.
+        records: a pytree of arrays, whose leading axis is the slots. The contents of an empty slot
+            do not matter.
         present: booleans of shape (slots,), which of them hold a record.
 
     Formal guarantees:

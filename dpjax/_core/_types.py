@@ -14,7 +14,7 @@ Database: TypeAlias = PyTree
 """Arrays with a common leading axis of n records, in a pytree."""
 
 Value: TypeAlias = PyTree
-"""Arrays in a pytree: what a target returns, and what a mechanism releases."""
+"""Arrays in a pytree: the value of a target, or of a release."""
 
 TreeDef: TypeAlias = Any
 """A `jax.tree_util.PyTreeDef`, which JAX exports as a variable."""

@@ -86,7 +86,7 @@ class NeighboringRelation(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class OperatingPoint:
-    """How many pairs to sample, which order statistic to take, and what is then promised.
+    """The number of pairs to sample, the order statistic to take, and the promise that follows.
 
     Attributes:
         m: number of random pairs of neighboring databases.
@@ -160,7 +160,7 @@ class Guarantee:
             gamma is over the samples and the pair together ("marginal", the weaker statement).
         events: the samplings that gamma stands for; empty without samples.
         relation: which databases are neighbors.
-        notes: what else the reader must know, such as "no noise".
+        notes: other facts that a reader must know, such as "no noise".
         group_size: in how many records neighboring databases differ.
 
     Raises:
@@ -277,8 +277,8 @@ class Release:
     """A published value and the guarantee that it was published under; nothing else.
 
     Attributes:
-        value: what the mechanism drew.
-        guarantee: what publishing it promises.
+        value: the noisy value.
+        guarantee: of publishing it.
 
     Formal guarantees:
         Holds neither the database nor the target's exact value, so it may be stored and sent.

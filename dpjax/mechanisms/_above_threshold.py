@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -52,8 +52,8 @@ class SparseVectorState:
         remaining: how many positive answers are left.
 
     Formal guarantees:
-        None of its own: it is a secret. Whoever asks two queries of one state, or shows it, has
-        left the promise.
+        None of its own: it is a secret. The promise fails for two queries to one state, and for a
+        state that is shown.
     """
 
     key: Key
@@ -85,7 +85,10 @@ class AboveThreshold(LatticeMechanism):
     positives: int = static()
     monotone: bool = static()
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     _scale_name = "scale of the noise of a query"
 
@@ -106,7 +109,7 @@ class AboveThreshold(LatticeMechanism):
 
     @property
     def _charged(self) -> int:
-        """How many scales of a query's noise the sensitivity is charged for positive answers."""
+        """The scales of a query's noise that the sensitivity is charged for positive answers."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -195,7 +198,7 @@ class AboveThreshold(LatticeMechanism):
             return _step(self, state, answer)
 
     def clamped(self, value: Value) -> Value:
-        """Answers as they are compared: NaN as 0, and what is out of `range` as its nearer end.
+        """Answers as they are compared: NaN as 0, and numbers out of `range` as its nearer end.
 
         Args:
             value: an array of queries' answers.
@@ -223,7 +226,7 @@ class AboveThreshold(LatticeMechanism):
         places, count = jnp.asarray(output), answers.size
         gaps = (answers.astype(dtype) - jnp.asarray(self.threshold, dtype)) / noise.numbers.scale
         above = jnp.any(jnp.arange(count)[:, None] == places[None, :], axis=1)
-        # What comes after the last positive answer is not compared.
+        # Nothing after the last positive answer is compared.
         last = jnp.where(places[-1] < count, places[-1], count)
         asked = jnp.arange(count) <= last
         nodes, log_weights = _threshold_rule(dtype)
@@ -315,7 +318,7 @@ def above_threshold(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for what is really drawn, in integers. On a grid of
+        the sensitivity is a global bound. Holds for the integers that are drawn. On a grid of
         step g a query moves by at most d = ceil(Delta / g) steps, and integer noise M of scale b
         steps has P(M = k) <= e^(|s| / b) P(M = k + s). Fix an output, and let rho be d steps higher
         on the neighbor, for e^(d / b_1). Each negative answer is then at least as likely as it was,

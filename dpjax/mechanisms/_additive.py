@@ -26,7 +26,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     """Adds noise to every coordinate of a pytree; made by `additive`, `laplace` or `gaussian`.
 
     Attributes:
-        sensitivity: what the noise is calibrated to.
+        sensitivity: that the noise is calibrated to.
         epsilon: of the guarantee.
         delta: of the guarantee.
         scale: of the noise, in the units of the value.
@@ -172,7 +172,7 @@ def additive(
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """Which of epsilon and delta to change, where delta does not cover what the tables miss."""
+    """Says whether to change epsilon or delta, where delta does not cover the tables' error."""
     missed = (
         f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
         f" {calibration.coordinates} coordinates"

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import PyTree, Value
-from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
@@ -23,8 +23,8 @@ from dpjax.sensitivity._norms import grid_dtype
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
-    What `effective_scale`, `grid_for`, `range` and `error` say of a shape, whatever it is,
-    holds where the value is one lattice. With `like` they know how many there are.
+    `effective_scale`, `grid_for`, `range` and `error` ignore a shape: they speak of one lattice.
+    With `like` they know how many there are.
 
     Attributes:
         sensitivity: of the lattice values, norm "linf".
@@ -45,7 +45,10 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     order: int = static()
     noise: Noise = static(default=LAPLACE)
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:
@@ -176,8 +179,8 @@ def bernstein(
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
         the sensitivity is a global bound. The polynomial may be evaluated anywhere, any number of
-        times. Holds for what is really drawn, given uniform bits: the scale covers rounding to the
-        grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
+        times. Holds for the noise that is drawn, given uniform bits: the scale covers rounding to
+        the grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
         promised.
 
     Source:

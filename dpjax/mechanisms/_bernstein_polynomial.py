@@ -161,7 +161,7 @@ def approximate_bernstein(
 ) -> PyTree:
     """The iterated Bernstein approximation of a function, without any privacy.
 
-    For comparison with a release: what the Bernstein mechanism would publish without noise.
+    For comparison with a release: the Bernstein mechanism would publish it without noise.
 
     Args:
         function: takes points of shape (dims,) in [0, 1]^dims to scalars.
@@ -207,7 +207,7 @@ def sup_norm_growth(degree: int, dims: int, order: int) -> float:
     """A bound on sup |polynomial| over max |lattice values|.
 
     In one dimension the norm of the operator itself: its largest value on n Chebyshev nodes, over
-    cos(pi degree / (2 n)) for what a polynomial can reach between them (Ehlich and Zeller 1964).
+    cos(pi degree / (2 n)) for the values of a polynomial between them (Ehlich and Zeller 1964).
     """
     if order == 1:
         return 1.0  # A convex combination.

@@ -31,12 +31,12 @@ from dpjax.sensitivity._norms import is_float
 
 # Covers the tables of the noise, and scales that are known in float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
-# Of an interval, in scales: narrower ones have the density times the width for a probability.
+# An interval narrower than this, in scales, has the density times the width for a probability.
 _NARROW = 2.0**-12
 
 
 class CoordinatewiseMechanism(LatticeMechanism):
-    """Adds noise to arrays that are made of the value, and releases what is made of the noisy ones.
+    """Adds noise to arrays made of the value. The release is made of the noisy arrays.
 
     A subclass gives its `_calibration`. A linear map before the noise is `_before_noise`, its
     inverse `_after_noise`, and `_noisy` maps an output again. Sensitivity, norm, grid, scale, range
@@ -92,10 +92,10 @@ class CoordinatewiseMechanism(LatticeMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """Between which values nothing is clamped; what lies outside is released as the nearer end.
+        """The interval in which nothing is clamped; a value outside is released as the nearer end.
 
         For floats 2^93 steps of the grid: more than 10^15 sensitivities for a vector of 10^9 at
-        epsilon 1, where float64 no longer resolves one. For integers what their release can hold.
+        epsilon 1, where float64 no longer resolves one. For integers the range of their release.
 
         Args:
             shape: of the value; () unless told.
@@ -114,7 +114,7 @@ class CoordinatewiseMechanism(LatticeMechanism):
         return jax.tree.map(operator.neg, high), high
 
     def clamped(self, value: Value) -> Value:
-        """The arrays that get noise: NaN becomes 0, what is out of `range` its nearer end.
+        """The arrays that get noise: NaN becomes 0, and a number out of `range` its nearer end.
 
         Args:
             value: a pytree of real arrays.
@@ -195,10 +195,10 @@ def _log_prob(
 
     Args:
         output: the array.
-        center: what the noise was added to, of the dtype of the computation.
+        center: that the noise was added to, of the dtype of the computation.
         scale: of the noise.
         noise: the distribution at scale 1.
-        end: what releases are clamped to, in magnitude.
+        end: the largest magnitude of a release.
 
     Returns:
         A scalar.

@@ -43,9 +43,9 @@ def exponential(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for what is really drawn, given uniform bits: in
-        integers, with the rounding of float scores covered, see `effective_scale`. With
-        noise="float" nothing is promised.
+        the sensitivity is a global bound. Holds for the integers that are drawn, given uniform
+        bits, with the rounding of float scores covered, see `effective_scale`. With noise="float"
+        nothing is promised.
 
     Source:
         McSherry and Talwar (2007); Rubinstein and Aldà (2017), Corollary 13.

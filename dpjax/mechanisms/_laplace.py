@@ -28,8 +28,8 @@ def laplace(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound (gamma 0). Holds for what is really drawn, given uniform
-        bits: the scale covers rounding to the grid and the tables of the noise, see
+        the sensitivity is a global bound (gamma 0). Holds for the noise that is drawn, given
+        uniform bits: the scale covers rounding to the grid and the tables of the noise, see
         `effective_scale`. With noise="float" nothing is promised.
 
         `dp_event` is that of the scalar mechanism, also for vectors: shifts a >= b of two

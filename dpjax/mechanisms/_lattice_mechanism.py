@@ -27,25 +27,25 @@ class LatticeMechanism(SensitivityMechanism):
     value, unless `_before_noise` makes others of them.
 
     Attributes:
-        sensitivity: what the noise is calibrated to.
+        sensitivity: that the noise is calibrated to.
         epsilon: of the guarantee.
         norm: in which the sensitivity is measured.
 
     Formal guarantees:
         None of its own. The scale that a `Calibration` fits covers rounding to the grid and the
-        tables of the noise; that its numbers are those of `_draw` is for the subclass to see to.
+        tables of the noise. The subclass must calibrate with the numbers that its `_draw` uses.
     """
 
-    _scale_name = "scale of the noise"  # What messages call it.
+    _scale_name = "scale of the noise"  # For messages.
 
     @property
     @abc.abstractmethod
     def _lattice(self) -> Lattice | None:
-        """What the noise is drawn from; None for noise in floats."""
+        """The lattice of the noise; None for noise in floats."""
 
     @abc.abstractmethod
     def _calibration(self, arrays: PyTree) -> Calibration:
-        """What the noise must cover: a function of the arrays' shapes and dtypes alone."""
+        """The numbers that the noise must cover, by the arrays' shapes and dtypes alone."""
 
     def _before_noise(self, value: Value) -> PyTree:
         """The arrays that are rounded and get noise."""
@@ -66,7 +66,7 @@ class LatticeMechanism(SensitivityMechanism):
 
     def _check_value(self, value: Value) -> None:
         self._check_structure(value)
-        # Of shapes and dtypes alone: nothing that a value holds may decide what is refused.
+        # Shapes and dtypes alone decide. The contents of a value may not.
         arrays = jax.eval_shape(self._before_noise, value)
         calibration = self._calibration(arrays)
         check_scale(self._scale_name, calibration, arrays)
@@ -89,7 +89,7 @@ class LatticeMechanism(SensitivityMechanism):
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[PyTree, Calibration]:
-        """What a caller asks about: shapes and dtypes of the arrays, and their calibration."""
+        """The shapes and dtypes that a caller asks about, and their calibration."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
             shape = () if shape is None else shape
@@ -106,11 +106,11 @@ class LatticeMechanism(SensitivityMechanism):
 
     @property
     def grid(self) -> Scalar:
-        """What a scalar float is rounded to; integers are not rounded."""
+        """The grid that a scalar float is rounded to; integers are not rounded."""
         return self.grid_for()
 
     def grid_for(self, shape: tuple[int, ...] | None = None, *, like: PyTree = None) -> PyTree:
-        """What arrays are rounded to before they get noise: a power of two, 1 for integers.
+        """The grid that arrays are rounded to before noise: a power of two, 1 for integers.
 
         Args:
             shape: of the value, of JAX's default float; () unless told.
@@ -118,7 +118,7 @@ class LatticeMechanism(SensitivityMechanism):
 
         Returns:
             A scalar in the units of the value, one for every array of `like`; 0 where nothing is
-            rounded, for noise in floats and where there is none.
+            rounded: for noise in floats, and without noise.
         """
         arrays, calibration = self._asked(shape, like)
 
@@ -145,7 +145,7 @@ class LatticeMechanism(SensitivityMechanism):
 
         Args:
             shape: of the value, of JAX's default float; () unless told.
-            like: instead of a shape, what is to be released: a pytree of arrays or
+            like: instead of a shape, the value: a pytree of arrays or
                 `jax.ShapeDtypeStruct`s.
 
         Returns:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._mechanism import SensitivityMechanism, count
 from dpjax.random._facade import in_range
 
@@ -28,12 +28,15 @@ class LocalMechanism(SensitivityMechanism):
     epsilon: Scalar
     categories: int
 
-    norm = "hamming"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "hamming"
 
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
+        """2^32 times the probability of a report, where it is true and where it is not."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:

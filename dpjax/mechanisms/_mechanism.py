@@ -1,4 +1,4 @@
-"""What all mechanisms share: the checks of a release, its guarantee, and how factories begin."""
+"""The base of all mechanisms: the checks of a release, its guarantee, the start of factories."""
 
 import abc
 import math
@@ -33,11 +33,11 @@ from dpjax.sensitivity._norms import is_float, norm_function
 class SensitivityMechanism(abc.ABC):
     """A mechanism that is private on every pair within its sensitivity (Definition 9).
 
-    Subclasses are frozen pytrees with these attributes and what is abstract here. They are made by
-    lower-case factories, where checks and calibration belong.
+    Subclasses are frozen pytrees with these attributes; they define the abstract methods.
+    Lower-case factories make them, and do the checks and the calibration.
 
     Attributes:
-        sensitivity: what the noise is calibrated to.
+        sensitivity: that the noise is calibrated to.
         epsilon: of the guarantee.
         norm: in which the sensitivity is measured.
 
@@ -49,7 +49,6 @@ class SensitivityMechanism(abc.ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
-    norm: Norm
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:
@@ -98,10 +97,10 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """What one release with ideal noise costs: rho and delta of approximate zCDP, rounded up.
+        """The cost of one release with ideal noise: rho and delta of approximate zCDP, rounded up.
 
-        Of a mechanism that promises (epsilon, delta): epsilon^2 / 2 and delta (Bun and Steinke
-        2016, Proposition 1.4 and section 8). gamma is not in it.
+        For a promise of (epsilon, delta) these are epsilon^2 / 2 and delta (Bun and Steinke 2016,
+        Proposition 1.4 and section 8). gamma is not in it.
         """
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0
@@ -126,7 +125,7 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one release promises; NaN throughout where a traced parameter was bad."""
+        """The guarantee of one release; NaN throughout where a traced parameter was bad."""
         sensitivity = self.sensitivity
         if not self._is_exact:
             return nothing_promised(self.epsilon, sensitivity.relation)
@@ -181,7 +180,7 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def draw(self, key: Key, value: Value) -> Value:
-        """The value of a release. Open ledgers are not told, so whoever calls this has paid.
+        """The value of a release, for code that has paid: open ledgers are not told.
 
         It is a part of a larger release, which pays once for all of its draws. Everybody else calls
         the mechanism itself.
@@ -191,7 +190,7 @@ class SensitivityMechanism(abc.ABC):
             value: a pytree of real arrays.
 
         Returns:
-            What `mechanism(key, value).value` is.
+            The same as `mechanism(key, value).value`.
 
         Raises:
             TypeError: as a release does.

@@ -79,7 +79,7 @@ def rank_of(probability: float, count: int) -> int:
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
     """Max of 1 and e^(-k decay) A_k over all k, in steps: float32, at most the steps of the bounds.
 
-    What is replaced by 1, less than a step, is smooth too. The factors are those of one array, and
+    Replacing less than a step by 1 keeps it smooth. All factors come from one array, and
     only their quotients count: they are at most e^(decay + 2^-16), and products are rounded
     monotonically, so one record changes the result by a factor of at most that and 2^-23.
     """
@@ -104,7 +104,7 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
-    """The least k with A_k > bound, in steps; n + 1 where there is none. One record moves it by 1.
+    """The least k with A_k > bound, in steps, else n + 1. One record moves it by 1.
 
     For every i the first j >= r with x_j - x_i > bound is found by bisection.
     """
@@ -132,7 +132,7 @@ def check_bounds(lower: float, upper: float) -> tuple[float, float]:
 
 
 def check_records(value: Value) -> None:
-    """Refuses what is not one array of numbers."""
+    """Refuses anything but one array of numbers."""
     if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
         raise ValueError(
             "value must be one array of records, shape (n,), got"

@@ -64,9 +64,9 @@ def permute_and_flip(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for what is really drawn, given uniform bits: in
-        integers, with the rounding of float scores covered, see `effective_scale`. With
-        noise="float" nothing is promised.
+        the sensitivity is a global bound. Holds for the integers that are drawn, given uniform
+        bits, with the rounding of float scores covered, see `effective_scale`. With noise="float"
+        nothing is promised.
 
     Source:
         McKenna and Sheldon (2020), Theorem 1; Ding et al. (2021) for report-noisy-max.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
@@ -48,10 +48,10 @@ class Reply:
 
     Attributes:
         answered: 1 where the test passed, else 0; -1 where a traced parameter was bad.
-        value: the answer; 0 where there is none.
+        value: the answer; 0 without one.
 
     Formal guarantees:
-        None of its own: that there is no answer is part of what is released.
+        None of its own: silence is part of the release too.
     """
 
     answered: jax.Array
@@ -88,7 +88,10 @@ class ProposeTestRelease(SensitivityMechanism):
     upper: float
     probabilities: tuple[float, ...] = static()
 
-    norm = "hamming"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "hamming"
 
     def _delta(self) -> Scalar:
         return self.delta
@@ -161,7 +164,7 @@ class ProposeTestRelease(SensitivityMechanism):
         """What each number of a release is a multiple of; 0 for the one that is no number.
 
         Args:
-            value: an array of records; what it holds does not matter.
+            value: an array of records; its contents do not matter.
 
         Returns:
             A `Reply` of scalars.
@@ -229,7 +232,7 @@ class ProposeTestRelease(SensitivityMechanism):
 
     @property
     def dp_event(self) -> Any:
-        """None that accountants know."""
+        """An event that no accountant knows."""
         return _checks.extra("dp_accounting", "accounting").UnsupportedDpEvent()
 
 
@@ -268,7 +271,7 @@ def propose_test_release(
             database passes the test; at a release, if the value is not one array of records.
 
     Formal guarantees:
-        (epsilon, delta)-DP when one record is replaced, for what is really drawn, in integers: on
+        (epsilon, delta)-DP when one record is replaced, for the integers that are drawn: on
         every pair of neighbors the release is epsilon-DP, or passes the test with probability at
         most delta on both. For let d be the least number of replacements after which the local
         sensitivity of a quantile exceeds the bound; it moves by 1 at most. Where the statistics of

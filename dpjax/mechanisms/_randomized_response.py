@@ -42,7 +42,7 @@ class RandomizedResponse(LocalMechanism):
 
     @property
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
+        """2^32 times the probability of a report, where it is true and where it is not."""
         lie = int(self.lie_weight)
         return 2**32 - (self.categories - 1) * lie, lie
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import NoiseKind, Scalar, Sensitivity
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._lattice_mechanism import (
     ArrayOrShape,
@@ -37,7 +37,7 @@ class SelectionRule:
     """How to select: the noise of the race, and the log probabilities that it gives.
 
     Attributes:
-        name: what messages call it.
+        name: for messages.
         draw: draws an index, `draw(key, scores, calibration)`.
         draw_in_floats: the same with noise in floats.
         log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
@@ -73,7 +73,10 @@ class SelectionMechanism(LatticeMechanism):
     rule: SelectionRule = static()
     exact: bool = static(default=True)
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     _scale_name = "2 sensitivity / epsilon"
 
@@ -120,7 +123,7 @@ class SelectionMechanism(LatticeMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[Scalar, Scalar]:
-        """Which gaps to the best score are told apart: larger ones count as the largest of these.
+        """The range of gaps to the best score; a larger gap counts as the largest in it.
 
         About 2^18 times the scale, where no response is ever selected. Scores themselves are not
         clamped, but floats to half of the largest one.
@@ -160,7 +163,7 @@ class SelectionMechanism(LatticeMechanism):
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array) -> jax.Array:
-        """Gaps of scores as they are told apart, by the scale that is drawn, 0 for the best."""
+        """Minus the gaps of scores, over the scale that is drawn; 0 for the best."""
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         return -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -198,12 +201,12 @@ class SelectionMechanism(LatticeMechanism):
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
-        """How many options there are, in all selections together."""
+        """The number of options, in all selections together."""
         return scores.size
 
 
 def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
-    """Of an option, from all log probabilities; of an index that there is not, -inf."""
+    """The log probability of an option; -inf for an index out of range."""
     possible = (index >= 0) & (index < log_pmf.size)
     return jnp.where(possible, log_pmf[jnp.clip(index, 0, log_pmf.size - 1)], -jnp.inf)
 

@@ -1,4 +1,4 @@
-"""The shaped Gaussian mechanism: noise that has the shape of what it hides."""
+"""The shaped Gaussian mechanism: noise shaped like the differences that it hides."""
 
 import dataclasses
 
@@ -92,7 +92,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
 
     def clamped(self, value: Value) -> Value:
-        """The value that is released: NaN becomes 0, what is out of `range` its nearer end.
+        """The value that is released: NaN becomes 0, and a number out of `range` its nearer end.
 
         Args:
             value: a pytree of real arrays.
@@ -168,9 +168,9 @@ def shaped_gaussian(
     Formal guarantees:
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, that of
         `dpjax.gaussian` on A^-1 f, exactly: values are rounded to a fine grid and multiplied by a
-        matrix of integers without rounding, so that what gets noise is the same in the sampler and
-        in a release, and the sampled distances are of that. Rounding to the grid of the noise comes
-        after the map and is charged to the scale. A is applied to the noisy numbers, which is
+        matrix of integers without rounding, so that the noisy numbers are the same in the sampler
+        and in a release, and the sampled distances are of that. Rounding to the grid of the noise
+        comes after the map and is charged to the scale. A is applied to the noisy numbers, which is
         post-processing. A was fixed before the pairs were drawn: `dpjax.sample_sensitivity` refuses
         the key of the shape. A bound of your own must be of A^-1 f as `shape.mapped` computes it.
         With noise="float" nothing is promised.

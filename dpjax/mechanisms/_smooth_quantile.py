@@ -13,7 +13,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import down, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, outward
@@ -37,11 +37,11 @@ from dpjax.random._facade import (
     steps_to_float,
 )
 
-# Of the decay: 2^-15 for the sixteen bits of the noise's divisor, 2^-16 for the factors of the
-# smooth bound, and less for the products and quotients of floats between them.
+# A margin of the decay: 2^-15 for the sixteen bits of the noise's divisor, 2^-16 for the factors of
+# the smooth bound, and less for the products and quotients of floats between them.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
-# Of the scale and of w below: what float32 rounds, and the tables of the noise.
+# A margin of the scale and of w below. It covers float32 and the tables of the noise.
 _MARGIN = 2.0**-16
 # A finer grid would have more steps between the bounds than float32 knows integers.
 _MOST_BITS = 23
@@ -56,7 +56,7 @@ class SmoothQuantile(SensitivityMechanism):
         epsilon: of the guarantee.
         delta: of the guarantee.
         shift: how many scales of the noise the smooth sensitivity is, alpha.
-        decay: of the smooth sensitivity, beta less what rounding takes of it.
+        decay: of the smooth sensitivity, beta minus a margin for rounding.
         lower: of the records.
         upper: of the records.
         probability: of the quantile.
@@ -74,7 +74,10 @@ class SmoothQuantile(SensitivityMechanism):
     upper: float
     probability: float = static()
 
-    norm = "hamming"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "hamming"
 
     def _delta(self) -> Scalar:
         return self.delta
@@ -96,7 +99,7 @@ class SmoothQuantile(SensitivityMechanism):
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         rank = rank_of(self.probability, records.n)
         smooth = smooth_bound(records, rank, self.decay)
-        # A bad traced parameter is NaN here, and so is what is drawn.
+        # A bad traced parameter is NaN here, and makes the release NaN.
         scale = smooth / jnp.asarray(self.shift, jnp.float32)
         return records, rank, private_fit(records.exponent, scale)
 
@@ -112,7 +115,7 @@ class SmoothQuantile(SensitivityMechanism):
         """What the release is a multiple of, a power of two.
 
         Args:
-            value: an array of records; what it holds does not matter.
+            value: an array of records; its contents do not matter.
 
         Returns:
             A scalar.
@@ -175,7 +178,7 @@ class SmoothQuantile(SensitivityMechanism):
 
     @property
     def dp_event(self) -> Any:
-        """None that accountants know: its privacy loss depends on the database."""
+        """An event that no accountant knows: the privacy loss depends on the database."""
         return _checks.extra("dp_accounting", "accounting").UnsupportedDpEvent()
 
 
@@ -212,11 +215,11 @@ def smooth_quantile(
             rounding takes what beta is; at a release, if the value is not one array of records.
 
     Formal guarantees:
-        (epsilon, delta)-DP when one record is replaced, for what is really drawn. With alpha =
+        (epsilon, delta)-DP when one record is replaced, for the noise that is drawn. With alpha =
         epsilon / 2, let the noise of the neighbor have 1/r of the scale, r <= e^beta. Where y is z
         scales from the quantile of x, log p(y) / p'(y) is at most alpha + beta for r <= 1, and
         alpha - log r + |z| (r - 1) for r > 1, since the two quantiles are at most alpha of either
-        scale apart. Averaged over Laplace z, what exceeds epsilon is
+        scale apart. Averaged over Laplace z, the excess over epsilon is
 
             (1 - 1/r) exp(-(epsilon - alpha + log r) / (r - 1)),
 
@@ -273,7 +276,7 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
     """Alpha and the decay, rounded down: w + log w = log u + u - 1 - log delta by Newton's method.
 
-    Of a concave function, whose tangents find a little less than the root: the margin makes it up.
+    The function is concave, so Newton's method ends a little below the root. The margin covers it.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

@@ -64,7 +64,7 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
     w_i = exp(score_i / scale). The first to arrive is i with probability w_i / sum w, whenever that
     is; and then, by the lack of memory, the others start anew. The k largest with *Laplace* noise
     have another distribution, and need a proof of their own. Ties of Gumbel noise in floats, or
-    from tables, would change it too: what is drawn here is one exact selection after the other.
+    from tables, would change it too. Here one exact selection is drawn after the other.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a

@@ -43,7 +43,7 @@ class UnaryEncoding(LocalMechanism):
 
     @property
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probabilities that an answer is reported by whom it is true of, or not."""
+        """2^32 times the probability of a report, where it is true and where it is not."""
         return int(self.truth_weight), int(self.lie_weight)
 
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:

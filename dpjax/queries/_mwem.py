@@ -17,7 +17,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
+from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._exponential import exponential
 from dpjax.mechanisms._laplace import laplace
@@ -75,7 +75,10 @@ class Mwem(SensitivityMechanism):
     records: int = static()
     replays: int = static()
 
-    norm = "linf"
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     @property
     def selection(self) -> SelectionMechanism:

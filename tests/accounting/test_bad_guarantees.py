@@ -137,6 +137,9 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
         assert "holds no guarantee" in str(said)
 
 
+BOUND = dpjax.analytic_sensitivity(1.0, norm="l1")  # Which a mechanism has.
+
+
 @pytest.mark.parametrize("zcdp", [(-100.0, 0.0), (float("nan"), 0.0), (0.1, -1.0), (0.1, 2.0)])
 @pytest.mark.parametrize(
     "use",
@@ -148,7 +151,7 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
 )
 def test_costs_of_mechanisms_are_not_negative(use, zcdp):
     with pytest.raises(ValueError, match="zcdp of a mechanism must be"):
-        use(types.SimpleNamespace(guarantee=Guarantee(0.5), zcdp=zcdp))
+        use(types.SimpleNamespace(sensitivity=BOUND, guarantee=Guarantee(0.5), zcdp=zcdp))
 
 
 @pytest.mark.parametrize("method", ["pld", "renyi"])
@@ -167,7 +170,9 @@ def test_events_hold_no_nan(method):
 def test_an_event_without_noise_counts_as_its_guarantee(multiplier, method):
     accounting = pytest.importorskip("dp_accounting")
     event = accounting.GaussianDpEvent(multiplier)
-    one = types.SimpleNamespace(guarantee=Guarantee(0.5, 1e-9), dp_event=event)
+    one = types.SimpleNamespace(
+        sensitivity=BOUND, guarantee=Guarantee(0.5, 1e-9), zcdp=(0.125, 1e-9), dp_event=event
+    )
     plain = compose_at(Guarantee(0.5, 1e-9), Guarantee(1.0), delta=1e-6, method=method)
     found = compose_at(one, Guarantee(1.0), delta=1e-6, method=method)
     assert found.epsilon >= plain.epsilon
