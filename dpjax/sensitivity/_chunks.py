@@ -46,7 +46,7 @@ def chunk_distances(
     key: jax.Array, start: jax.Array, position: jax.Array, *, pair: RandomPair, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Distances and resolutions of the pairs start, ..., start + size - 1."""
-    # Numbers of pairs, not positions in the chunk: pair i must not depend on chunks. The numbers run
-    # past m in the last chunk, and the caller masks those distances.
+    # Numbers of pairs, not places in the chunk: pair i must not depend on the chunks. In the last
+    # one they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     return jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position)
