@@ -1,4 +1,4 @@
-"""What decides the bits that a program computes, beside the program: how it is compiled."""
+"""How a program is compiled, which decides the bits of its outputs, beside the program."""
 
 import functools
 import os
@@ -11,13 +11,13 @@ import jax
 
 from dpjax._version import __version__
 
-# How many devices a CPU plays, and what is written down, changes no program.
+# Neither the number of devices that a CPU plays nor dumps change a program.
 _NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
 _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# A name such as "Xeon" stands for many processors, and a virtual one may lack what its model has.
+# A name such as "Xeon" stands for many processors. A virtual one may lack features of its model.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 

@@ -24,7 +24,7 @@ def run_in_flight(
 ) -> None:
     """Starts one step after the other, and finishes them in order, while later ones run.
 
-    Also where Ctrl-C or an error ends it: devices finish what was started, unless they never will.
+    Also if Ctrl-C or an error ends it: devices finish all started steps, unless they never will.
     Ctrl-C stops code on the host, which may take long.
     """
     in_flight: deque[Started] = deque()

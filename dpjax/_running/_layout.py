@@ -71,7 +71,7 @@ class Layout:
         ]
 
     def pairs_in(self, chunk: int | None) -> int:
-        """Pairs of a chunk, of which the last one may have fewer."""
+        """Pairs of a chunk; the last chunk may have fewer."""
         return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
 
     def local_mesh(self) -> Mesh | None:
@@ -89,7 +89,7 @@ def row_of(devices: tuple[Device | None, ...]) -> Mesh | None:
 
 
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
-    """The devices of a mesh, whatever its axes are called and however they are typed.
+    """The devices of a mesh, for any names and types of its axes.
 
     One for each process, where a CPU that plays several devices would call the host: the call waits
     in the pool of threads that they share, so no more than one for each core runs at a time.

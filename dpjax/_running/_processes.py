@@ -1,14 +1,14 @@
-"""Processes that make one call together, and what one of them has to tell the others.
+"""Processes that make one call together, and tell each other about errors.
 
-A collective waits for all processes, whatever has become of them. So they meet before each, by the
-store of texts that `jax.distributed` keeps for them, and look there for failures while they wait.
+A collective waits for all processes, even for those that have failed. So processes meet before each
+collective, in the store of texts of `jax.distributed`. While they wait, they look for failures.
 """
 
 import atexit
 import collections
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -52,7 +52,7 @@ class Team:
         return set(texts.values())
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises what another process has failed with; looks once in a second."""
+        """Raises the error of another process; looks once in a second."""
         if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
             self._last_look = time.monotonic()
             self._refuse_failures(self._others)
@@ -73,7 +73,7 @@ class Team:
 
 
 @contextlib.contextmanager
-def together(mesh: Mesh | None) -> Iterator[Team]:
+def together(mesh: Mesh | None) -> Generator[Team, None, None]:
     """The processes of a mesh, which learn of each other's errors from here on."""
     team = Team(_members(mesh))
     try:
@@ -103,7 +103,7 @@ def _write(key: str, text: str) -> None:
 
 
 def _read(place: str) -> dict[int, str]:
-    """What processes have written at a place."""
+    """The texts of processes at a place."""
     entries = _store().key_value_dir_get(place)
     return {int(key.rpartition("/")[2]): text for key, text in entries}
 

@@ -1,7 +1,7 @@
-"""How many are done, how fast, how long it will still take, and what an interruption leaves."""
+"""Progress bars, and a note after an interruption about the kept results."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from dpjax._core import _checks
 
@@ -9,7 +9,7 @@ from dpjax._core import _checks
 @contextlib.contextmanager
 def counting(
     unit: str, total: int, *, done: int = 0, shown: bool
-) -> Iterator[Callable[[int], object]]:
+) -> Generator[Callable[[int], object], None, None]:
     """A function to call with how many more are done, which a bar shows, if it is to be shown."""
     if not shown:
         yield lambda more: None
@@ -20,8 +20,8 @@ def counting(
 
 
 @contextlib.contextmanager
-def saying_what_is_kept(note: Callable[[], str]) -> Iterator[None]:
-    """Where Ctrl-C ends a run: what it leaves, and how to go on."""
+def saying_what_is_kept(note: Callable[[], str]) -> Generator[None, None, None]:
+    """Adds a note to Ctrl-C: the kept results of the run, and how to go on."""
     try:
         yield
     except KeyboardInterrupt as interruption:

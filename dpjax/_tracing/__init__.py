@@ -1,1 +1,1 @@
-"""Traced programs: what they do, what they are, and what runs them."""
+"""Traced programs: their operations, their fingerprints, and ways to run them."""

@@ -33,7 +33,7 @@ class HostCode:
 
     Attributes:
         fingerprint: equal ones make equal functions.
-        run: what is called, in any process: the copy, or, under a name and version, the function.
+        run: the function to call, in any process: the copy, or the original if it has a version.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class HostCode:
         self.run = function if version is not None else _Frozen(function, encoded.packages)
 
     def check_unchanged(self) -> None:
-        """Refuses where the function is no longer what was frozen."""
+        """Refuses a function that has changed since it was frozen."""
         if self._encoded().digest() != self.fingerprint:
             raise ValueError(
                 "a function on the host, or something that it reaches, has changed since the target"

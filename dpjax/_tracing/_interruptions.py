@@ -1,7 +1,7 @@
 """Calls of code on the host: made where no signal arrives, and ended when nobody waits for them.
 
-Python delivers Ctrl-C to the main thread. Code that runs there may swallow it, and nobody could
-tell an exit of its own from one that was asked for.
+Python delivers Ctrl-C to the main thread. Code that runs there may swallow it. And nobody could
+tell whether such code ended by itself or because of Ctrl-C.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent import futures
 from typing import TypeVar
 
@@ -32,7 +32,7 @@ class StoppedError(RuntimeError):
 
 
 def aside(function: Callable[[Callable[[], bool]], T]) -> T:
-    """What a function returns that is called in a thread of its own.
+    """Calls a function in a thread of its own, and returns its value.
 
     An interruption ends the wait at once, and leaves the thread to itself.
 
@@ -40,7 +40,7 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
         function: is given a function that says whether its result is still wanted.
 
     Raises:
-        BaseException: what the function raises, or what interrupted the wait.
+        BaseException: the error of the function, or the interruption of the wait.
         StoppedError: if an interruption elsewhere stopped all calls, also one that is done.
     """
     began, result = _stops, futures.Future[T]()
@@ -70,7 +70,7 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 
 
 @contextlib.contextmanager
-def heeding_ctrl_c() -> Iterator[None]:
+def heeding_ctrl_c() -> Generator[None, None, None]:
     """Lets calls stop at Ctrl-C while the main thread waits for them in XLA, where Python is deaf.
 
     KeyboardInterrupt is raised as soon as XLA returns. Signals that somebody else listens to, or
@@ -99,7 +99,7 @@ def heeding_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching(look: Callable[[], object]) -> Iterator[None]:
+def watching(look: Callable[[], object]) -> Generator[None, None, None]:
     """Stops all calls when a function raises, which is called every now and then."""
     _looks.append(look)
     try:
@@ -123,7 +123,7 @@ def _heard_ctrl_c() -> bool:
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
+def stopping() -> Generator[None, None, None]:
     """Stops all calls, also those that begin inside."""
     global _stopping
     _stopping += 1
@@ -137,7 +137,7 @@ def stopping() -> Iterator[None]:
 @contextlib.contextmanager
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[str]], end: Callable[[subprocess.Popen[str]], object]
-) -> Iterator[subprocess.Popen[str]]:
+) -> Generator[subprocess.Popen[str], None, None]:
     """Starts a program that ends with the block, with a stop, or with this process."""
     with _LOCK:
         program = start()

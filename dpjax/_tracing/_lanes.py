@@ -1,4 +1,4 @@
-"""The lanes of a `vmap` do not touch each other, and what breaks that.
+"""Lanes of a `vmap` do not touch each other, with some exceptions.
 
 Bounds on one record assume it where records are lanes: per-example gradients, the predicates of
 queries, the records of an oracle, the statistics of a sum. A lane of JAX's own operations computes
@@ -128,7 +128,7 @@ def check_lanes(
     """Refuses a function of one example whose lanes may touch, given arrays of many examples.
 
     Returns:
-        A function that runs what was checked, and its program.
+        A function that runs the checked program, and that program.
     """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 

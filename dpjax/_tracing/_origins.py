@@ -1,8 +1,8 @@
-"""Where a database comes from: what a target that runs on the host has to know.
+"""The origin of a database, for targets that run on the host.
 
-Where it fails, a sampled database must be named in an error, and a private one must not show. A
-compiled program knows nothing of its caller, so the origin travels as data: a first input that
-programs with calls to the host have, see `dpjax._tracing._programs`.
+If such a target fails, an error must name a sampled database, and must not show a private one. A
+compiled program does not know its caller, so the origin travels as data. Programs that call the
+host have it as their first input, see `dpjax._tracing._programs`.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import enum
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import NoReturn
 
 import jax
@@ -25,7 +25,7 @@ SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
 class Role(enum.IntEnum):
-    """What a database is to the sampler; private by default, which is the safe mistake."""
+    """The role of a database in the sampler; by default private, which is the safe mistake."""
 
     PRIVATE = 0
     DATABASE = 1
@@ -58,23 +58,23 @@ def is_private(origin: np.ndarray) -> bool:
 
 
 class HostError(RuntimeError):
-    """What a call to the host has to say, through XLA, which passes the text alone."""
+    """An error of a call to the host; XLA passes on its text alone."""
 
 
 def fail(origins: np.ndarray, reason: str) -> NoReturn:
-    """Raises what a target that failed on one of some sampled databases has to say."""
+    """Raises an error that names the sampled databases on one of which a target failed."""
     role, first = (int(number) for number in origins[0])
     last = int(origins[-1][1])
     pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
     raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
-# The last one, under what XLA passes on of it.
+# The last interruption, and the text of it that XLA passes on.
 _interruption: tuple[str, BaseException | None] = "", None
 
 
 def interrupted(error: BaseException) -> NoReturn:
-    """Raises in a call to the host what `host_errors` turns into an interruption of its caller."""
+    """Raises an error in a call to the host; `host_errors` turns it into an interruption."""
     global _interruption
     text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
@@ -82,8 +82,8 @@ def interrupted(error: BaseException) -> NoReturn:
 
 
 @contextlib.contextmanager
-def host_errors() -> Iterator[None]:
-    """Raises what a call to the host had to say, without JAX's account of how it was called."""
+def host_errors() -> Generator[None, None, None]:
+    """Raises the errors of calls to the host, without JAX's account of the call."""
     try:
         with heeding_ctrl_c():
             yield
@@ -111,7 +111,7 @@ class Tracing:
 
     Attributes:
         origin: its input of that name.
-        settings: what decides where calls to the host run, but not what they return.
+        settings: values that decide where calls to the host run, but not their outputs.
     """
 
     def __init__(self, origin: ArrayLike | None, settings: list[object]):
@@ -119,15 +119,15 @@ class Tracing:
         self.settings = settings
 
     def call(self, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-        """Calls a function that may ask what is being traced."""
+        """Calls a function, which may ask for the program that is being traced."""
         try:
             with _current(self):
                 return function(*arguments)
         finally:
-            self.origin = None  # JAX's caches keep this object, and it kept what was traced.
+            self.origin = None  # JAX's caches keep this object, which would keep the trace.
 
 
-# Part of what JAX's caches go by: a function under `jit` inside a target is traced anew for every
+# JAX's caches look at it, too: a function under `jit` inside a target is traced anew for every
 # program, or it would keep the origin of the first.
 _current = jax.make_user_context(None)
 

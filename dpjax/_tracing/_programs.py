@@ -1,9 +1,9 @@
-"""Traced programs with a fingerprint: what is fingerprinted is what runs."""
+"""Traced programs with a fingerprint: the program that runs is the fingerprinted one."""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import jax
 import jax.extend.core as jex
@@ -22,7 +22,7 @@ from dpjax._tracing._walks import Equation, aval, depends_on, equations, primiti
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
-# What JAX raises where Python asks for a number that only the compiled program will know.
+# Errors of JAX where Python asks for a number that only the compiled program will know.
 _ASKED_FOR_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -53,7 +53,7 @@ class Program:
 
     @classmethod
     def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
-        """Traces `function` on shape structs; `name` is what messages call it.
+        """Traces `function` on shape structs; messages call it by its `name`.
 
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
@@ -120,7 +120,7 @@ class Program:
 
     @property
     def is_concrete(self) -> bool:
-        """Whether every constant is known; false under `vmap` over what is closed over."""
+        """Whether every constant is known; false if `vmap` maps over a closed-over value."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Program:
         return any(depends_on(self.jaxpr.jaxpr, set(self._inputs)))
 
     def largest_array(self) -> int:
-        """Bytes of the largest array that depends on an input: what one call adds to memory."""
+        """Bytes of the largest array that depends on an input: the memory that one call adds."""
         return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
 
     @property
@@ -154,12 +154,12 @@ def evaluate_alone(database: Database, *, program: Program) -> Value:
 
 
 @contextlib.contextmanager
-def needs_no_values(name: str) -> Iterator[None]:
+def needs_no_values(name: str) -> Generator[None, None, None]:
     """Says in our terms that a function asked for numbers that are not there when it is traced."""
     try:
         yield
     except (TypeError, IndexError) as error:
-        # Of a shape JAX says so in a plain TypeError.
+        # For a shape, JAX raises a plain TypeError with these words.
         if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
             raise
         asked, *_ = str(error).splitlines()
@@ -171,7 +171,7 @@ def needs_no_values(name: str) -> Iterator[None]:
 
 
 def _host_call(equation: Equation) -> HostCall | None:
-    """What an operation calls on the host, if `targets.host` made it."""
+    """The call to the host in an operation, if `targets.host` made it."""
     if equation.primitive.name != "pure_callback":
         return None
     called = getattr(equation.params["callback"], "callback_func", None)
@@ -179,7 +179,7 @@ def _host_call(equation: Equation) -> HostCall | None:
 
 
 def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
-    """Refuses what could raise, print or remember where it sees a private database."""
+    """Refuses programs that could raise, print or remember when they see a private database."""
     seen = list(equations(traced.jaxpr))
     if any(map(has_users_rule, seen)):
         # A rule may run other operations than the function, so a batch of two is traced, too.

@@ -1,4 +1,4 @@
-"""What `jax.shard_map` says of arrays: over which axes of devices they vary."""
+"""The axes of devices over which arrays vary, according to `jax.shard_map`."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -32,7 +32,7 @@ def refuse_unchecked() -> None:
 
 
 def refuse_inside(what: str, instead: str) -> None:
-    """Refuses what cannot know whether it runs once or once on every shard."""
+    """Refuses a call that cannot know whether it runs once, or once on every shard."""
     if manual := jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"{what} must be outside of jax.shard_map and jax.pmap, got shards over"
@@ -41,11 +41,11 @@ def refuse_inside(what: str, instead: str) -> None:
 
 
 def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """What a function gives on each shard, of the numbers that are there.
+    """The value of a function on each shard, of the numbers of that shard.
 
-    Inside `jax.shard_map` the gradient with respect to what all shards share is a sum over them. So
-    the function is traced on plain shapes, where nothing is shared, into one call, and the call is
-    given the numbers.
+    Inside `jax.shard_map`, a gradient with respect to a shared array is a sum over all shards. So
+    the function is traced into one call on plain shapes, where no array is shared. Then the call
+    gets the numbers.
     """
     if not axes:
         return function(*arguments)
@@ -68,7 +68,7 @@ def _varying(x: jax.Array, axes: Axes) -> jax.Array:
 def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The function, where axes of a mesh that are typed `Explicit` count as `Auto`.
 
-    What comes out is the same on all devices.
+    The outputs are the same on all devices.
     """
 
     def placed(*arguments: PyTree) -> PyTree:

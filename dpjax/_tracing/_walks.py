@@ -1,4 +1,4 @@
-"""Walks over traced code: its operations, what depends on what, and running one by one."""
+"""Walks over traced code: its operations, their dependencies, and running them one by one."""
 
 import collections
 import functools

@@ -73,7 +73,7 @@ def words_of(weights: np.ndarray) -> np.ndarray:
 
 
 def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int) -> WeightedChoice:
-    """A choice by public weights, which need not add up to 1; refuses what it could not draw."""
+    """A choice by public weights, which need not add up to 1; refuses impossible ones."""
     if _checks.is_traced(weights):
         raise TypeError(
             f"{name} must be known when an oracle is made, got traced {jnp.asarray(weights).dtype}"

@@ -15,7 +15,7 @@ from dpjax._tracing._lanes import check_lanes
 class IndependentRecords(abc.ABC):
     """An oracle whose records are independent draws, each with a key of its own.
 
-    Made by the functions of `dpjax.oracles`, as frozen pytrees: what was fitted are leaves.
+    Made by the functions of `dpjax.oracles`, as frozen pytrees, whose leaves are fitted numbers.
 
     Attributes:
         record: draws one record from a key.
@@ -31,7 +31,7 @@ class IndependentRecords(abc.ABC):
         """Draws one record, a pytree of arrays."""
 
     def log_prob(self, record: PyTree) -> jax.Array:
-        """Log density of one record; log probability of what is discrete in it.
+        """Log density of one record; log probability for discrete parts.
 
         Of a whole database it is the sum: records are independent. Use `jax.vmap` for many.
 
@@ -39,7 +39,7 @@ class IndependentRecords(abc.ABC):
             record: as `record(key)` draws it, without the leading axis of a database.
 
         Returns:
-            A scalar; minus infinity for what is never drawn.
+            A scalar; minus infinity for a record that is never drawn.
 
         Raises:
             TypeError: if it is not known.
@@ -108,7 +108,7 @@ def independent(
         Records are independent and identically distributed, as far as keys are: what exchangeable
         records, groups and `dpjax.accounting.transfer` ask for. Two records drawn without the
         others are those that the whole database would have, and the sampler compares the distances
-        from both on random databases. Nobody compares `log_prob` with what is drawn.
+        from both on random databases. Nothing compares `log_prob` with the draws.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.

@@ -59,7 +59,7 @@ def resample(
         A guarantee under this oracle speaks of the public records, not of the population that they
         came from: a private record unlike any of them is not covered. Each of p public records is
         the replaced or the replacing one in about 2/p of the pairs, so a larger gamma may leave
-        one of them out altogether. Probabilities are within 2^-32 of what is asked for.
+        one of them out altogether. Probabilities are within 2^-32 of the given ones.
 
     Source:
         Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.

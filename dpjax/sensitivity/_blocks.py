@@ -1,4 +1,4 @@
-"""What devices compute: each the chunks of a block of its own.
+"""The work of devices: each computes the chunks of its own block.
 
 Devices work on their own until the end, when an order statistic adds up counts over all of them;
 the distances stay where they were computed.
@@ -24,14 +24,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# So many distances of one device are selected from on the host, before a program is compiled.
+# Up to so many distances of one device, the host selects: no program has to be compiled.
 _FEW = 2**16
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What the devices of this host have found.
+    """The distances that the devices of this host have computed.
 
     Attributes:
         distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
@@ -47,7 +47,7 @@ class Block:
 def empty_block(
     layout: Layout, found: dict[int, tuple[np.ndarray, float]], dtype: np.dtype
 ) -> Block:
-    """A block that holds what is known already: distances and resolution by chunk."""
+    """A block that holds the known distances and resolutions, given by chunk."""
     distances, resolutions = [], []
     for d, device in layout.local.items():
         rows = jnp.full((layout.block + 1, layout.size), jnp.inf, dtype, device=device)
@@ -177,8 +177,8 @@ def all_distances(block: Block, *, layout: Layout) -> jax.Array:
 def spread_chunks(
     chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
 ) -> T:
-    """Maps a function of what a chunk is over devices, within a larger program."""
-    # Devices share a program, so each gets as many chunks; what is padded is cut off again.
+    """Maps a function of one chunk over chunks and devices, within a larger program."""
+    # Devices share a program, so all get equally many chunks. The padding is cut off again.
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
@@ -192,10 +192,10 @@ def on_every(
     in_specs: PartitionSpec | tuple[PartitionSpec, ...],
     out_specs: PartitionSpec = SPREAD,
 ) -> Callable[P, T]:
-    """Runs a function on every device of a mesh, each on its part of what is spread."""
+    """Runs a function on every device of a mesh, each on its part of the spread arrays."""
     if mesh is None:
         return function
-    # What varies over devices is not checked: a target's own loops were not written for it.
+    # JAX must not check what varies over devices: loops of a target were not written for that.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -7,7 +7,7 @@ from dpjax._core import _checks
 from dpjax._running._memory import fitting
 from dpjax.sensitivity._pairs import RandomPair
 
-# Code on the host runs for long: a chunk is what progress shows, and what a checkpoint keeps.
+# Code on the host runs for long. So chunks are small: progress and checkpoints count in chunks.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
 
@@ -46,7 +46,7 @@ def chunk_distances(
     key: jax.Array, start: jax.Array, position: jax.Array, *, pair: RandomPair, size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Distances and resolutions of the pairs start, ..., start + size - 1."""
-    # Numbers of pairs, not positions in the chunk: what pair i is must not depend on the chunks. In
-    # the last chunk they run past m; the layout masks what they give.
+    # Numbers of pairs, not places in the chunk: pair i must not depend on the chunks. In the last
+    # one they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     return jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position)

@@ -1,4 +1,4 @@
-"""The host's part in sampling: it hands chunks to devices, and keeps what they finish."""
+"""The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
 import dataclasses
 from collections.abc import Callable

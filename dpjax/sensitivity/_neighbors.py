@@ -1,4 +1,4 @@
-"""Neighboring databases under replace-one: alike but for one record."""
+"""Neighboring databases under replace-one: alike except for one record."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Which shape of noise fits a target: from a public sample of what replacing a record changes."""
+"""The shape of noise that fits a target, learned from a public sample of differences."""
 
 import functools
 
@@ -22,8 +22,8 @@ from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseSh
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Of the largest eigenvalue of W: no direction gets less noise than .03 of the most.
 _FLOOR = 1e-6
-# What rounding to the fine grid may move a value by, of a typical difference: the sampled distances
-# have it in them. And how often the largest value seen fits into the range, at least.
+# Rounding to the fine grid moves a value by at most this share of a typical difference, and the
+# sampled distances include that. The range is at least 2^4 times the largest value seen.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 

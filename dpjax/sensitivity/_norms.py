@@ -73,7 +73,7 @@ def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
     """The norm of ones in all the float coordinates of a value, and zeros in the integers.
 
-    It bounds the norm of what rounding adds to a difference, at most 1 in every float coordinate:
+    It bounds the norm of a rounding error of at most 1 in every float coordinate of a difference:
     the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes.
     """
     sizes = [leaf.size for leaf in jax.tree.leaves(value) if is_float(leaf)]

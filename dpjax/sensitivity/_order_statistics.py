@@ -32,7 +32,7 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
     Non-negative floats order like their bit patterns, so the k-th smallest is the largest pattern
     with fewer than k distances below it: found by bisection, one counting pass for each bit (31 in
     float32, 63 in float64). On a CPU, a sample of many distances brackets it first, and passes over
-    what lies in the bracket are short. Jit-able and vmap-able.
+    the rest of the bracket are short. Jit-able and vmap-able.
 
     Args:
         distances: shape (m,), non-negative; NaN and negative numbers count as infinite.
@@ -136,7 +136,7 @@ def _search_among(
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """The same, from a bracket that a sample gives and interpolation narrows.
 
-    What is left in the bracket is gathered and searched. Ties can keep that large: then all
+    Distances left in the bracket are gathered and searched. Ties can keep them many: then all
     distances are counted until the bracket is a single pattern.
     """
 
@@ -241,7 +241,7 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     blocks = distances.size // _BLOCK
 
     def occurs(index: jax.Array) -> jax.Array:
-        # Without sign, what is below low wraps around to far above.
+        # Unsigned, so patterns below low wrap around to large numbers.
         beyond_low = _patterns(_block(distances, index)) - low
         least = jnp.min(beyond_low.reshape(_GROUP, columns), axis=0)
         return (least < high - low).astype(jnp.uint32)

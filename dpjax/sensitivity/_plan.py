@@ -1,4 +1,4 @@
-"""The plan of a sampling: what is run, and how it is told from other samplings."""
+"""The plan of a sampling: its programs and sizes, and its identity."""
 
 import dataclasses
 import functools
@@ -26,9 +26,9 @@ class Plan:
 
     Attributes:
         key: of threefry, where this host's devices can use it.
-        pair: what is drawn, and how far the target moves on it.
+        pair: one random pair, and how far the target moves on it.
         point: how many pairs of each position, and which order statistic of their distances.
-        confidence: what is stated, of all positions at once; None for the marginal statement.
+        confidence: of the statement for all positions at once; None for the marginal statement.
         layout: which device computes which pairs.
         team: the processes that sample together.
     """
@@ -58,7 +58,7 @@ class Plan:
         mesh: Mesh | None,
         team: Team,
     ) -> "Plan":
-        """Traces the programs, and refuses what cannot be run, on any host of the run."""
+        """Traces the programs, and refuses those that cannot run."""
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
         if not pair.is_concrete:
@@ -80,7 +80,7 @@ class Plan:
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
-        """Everything that decides the bits of the distances: what a checkpoint must agree on."""
+        """All facts that decide the bits of the distances; a checkpoint must agree on them."""
         return run_of(self.key, self.pair, self.layout)
 
     @functools.cached_property
@@ -109,7 +109,7 @@ def _sampled_point(
 
 
 def run_of(key: jax.Array, pair: RandomPair, layout: Layout) -> dict[str, str | int]:
-    """Everything that decides the bits of the distances."""
+    """All facts that decide the bits of the distances."""
     return {
         "key": digest(jax.random.key_data(key)),
         "target": pair.target.fingerprint,
@@ -125,7 +125,7 @@ def run_of(key: jax.Array, pair: RandomPair, layout: Layout) -> dict[str, str | 
 
 
 def check_same_call(team: Team, run: dict[str, str | int]) -> None:
-    """Refuses where the processes of a run were not called alike, for none would notice."""
+    """Refuses a run whose processes were called differently, which none of them could notice."""
     if len(team.meet(digest(run))) > 1:
         raise ValueError(
             "processes must make the same call, with one key, target, oracle and size, and compile"

@@ -1,6 +1,6 @@
-"""The sensitivity sampler: an order statistic of sampled distances, and what may be wrong with it.
+"""The sensitivity sampler: an order statistic of sampled distances, and checks of it.
 
-Nothing here is private: the pairs come from the oracle, so refusals may depend on what was drawn.
+Nothing here is private: the pairs come from the oracle, so refusals may depend on the draws.
 """
 
 import functools
@@ -54,8 +54,8 @@ def sample_sensitivity(
 
     Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
     distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic: a unit in the last
-    place of the largest f(D), or twice what permuting the records or evaluating it without a batch,
-    as the release does, moves it, whichever is largest.
+    place of the largest f(D), or twice the largest distance that the value moves when the records
+    are permuted, or when f runs without a batch as in a release, whichever is largest.
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
@@ -115,7 +115,7 @@ def sample_sensitivity(
         positions="each" this holds for all positions at once: each is sampled at confidence
         1 - (1 - C)/n. For positions="last" it holds at a position drawn uniformly with gamma + 2 g,
         if a random rotation moves the target on a share g of databases by more than what is added
-        for rounding; a g of gamma or more is refused, but for 1 time in 150.
+        for rounding. A g of gamma or more is refused, except 1 time in 148.
         In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
         typically the outliers, may be less protected than epsilon says. Assumes that the private
         database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle

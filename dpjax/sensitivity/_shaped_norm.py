@@ -28,7 +28,7 @@ MOST_COORDINATES = 2**12
 # digits stays below 2^31, and one with values below 2^61.
 VALUE_BITS = 36
 _DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
-# What the exponents of float32 leave room for.
+# The exponents of float32 leave room for these.
 _LEAST_UNIT, _LARGEST_UNIT = -80, 40
 
 
@@ -82,12 +82,12 @@ class NoiseShape:
 
     @property
     def largest_value(self) -> float:
-        """What the coordinates of a value are clamped to, in magnitude."""
+        """The largest magnitude of a coordinate; larger ones are clamped to it."""
         return 2.0 ** (VALUE_BITS + self.unit)
 
     @functools.cached_property
     def log_determinant(self) -> float:
-        """Of A^-1: what the map adds to a log density."""
+        """Of A^-1; the map adds it to a log density."""
         return -float(np.linalg.slogdet(self.matrix)[1])
 
     def check_fits(self, value: Value) -> None:
@@ -96,10 +96,10 @@ class NoiseShape:
         if got.structure != self.outputs.structure or any(
             x.shape != y.shape for x, y in zip(got.leaves, self.outputs.leaves, strict=True)
         ):
-            raise ValueError(f"value must be like what the shape is of, {self.outputs}, got {got}")
+            raise ValueError(f"value must be like that of the shape, {self.outputs}, got {got}")
 
     def mapped(self, value: Value) -> jax.Array:
-        """A^-1 f, exact but for the grid: NaN is 0, and what is too large the largest value.
+        """A^-1 f, exact except for the grid. NaN counts as 0, and too large numbers as the bound.
 
         Args:
             value: a pytree of real arrays, of the structure and shapes of `outputs`.
@@ -110,7 +110,7 @@ class NoiseShape:
         return _mapped(value, shape=self)
 
     def clamped(self, value: Value) -> Value:
-        """A value that is mapped to the same: NaN becomes 0, and what is too large the bound."""
+        """A value with the same mapped value: NaN becomes 0, and too large numbers the bound."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
     def shaped(self, mapped: jax.Array) -> Value:
@@ -127,7 +127,7 @@ class NoiseShape:
         return jax.tree.unflatten(self.outputs.structure, pieces)
 
     def mapped_in_floats(self, value: Value) -> jax.Array:
-        """A^-1 x without the grid, for what needs no exactness: densities and lengths."""
+        """A^-1 x without the grid, for densities and lengths, which need not be exact."""
         flat = _flat(value)
         inverse = (self.inverse / 2.0**self.bits).astype(flat.dtype)
         return jnp.matmul(inverse, flat, precision="highest")
@@ -169,7 +169,7 @@ def shape_of(
 
 @functools.partial(jax.jit, static_argnames="shape")
 def _mapped(value: Value, *, shape: NoiseShape) -> jax.Array:
-    # What rounds to the grid must not change how the value itself is rounded.
+    # The rounding to the grid must not change how the value itself is rounded.
     leaves = lax.optimization_barrier(jax.tree.leaves(value))
     units = [round_to_grid(leaf.reshape(-1), shape.unit) for leaf in leaves]
     flat = _limbs.clip(Limbs(*map(jnp.concatenate, zip(*units, strict=True))), 2**VALUE_BITS)

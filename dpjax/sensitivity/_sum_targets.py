@@ -31,7 +31,7 @@ class Summable:
             or None; it broadcasts to the shape of each. Their sum is then exact.
 
     Formal guarantees:
-        A sum ignores the order of the records: exactly where `largest` is given, else but for
+        A sum ignores the order of the records: exactly where `largest` is given, else up to
         rounding.
     """
 

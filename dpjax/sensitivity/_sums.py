@@ -15,7 +15,7 @@ from dpjax.sensitivity._sum_targets import Summable, sum_of_rows
 
 @dataclasses.dataclass(frozen=True)
 class SumOfRecords:
-    """A target in two parts: what a record adds to the sum, and what is made of the sum.
+    """A target in two parts: the statistic of a record, and the function of their sum.
 
     Attributes:
         statistic: takes a record.

@@ -123,7 +123,7 @@ def test_one_key_for_shape_and_sensitivity_is_refused(shape, same):
 
 
 def test_a_shape_of_another_value_is_refused(shape):
-    with pytest.raises(ValueError, match="value must be like what the shape is of"):
+    with pytest.raises(ValueError, match="value must be like that of the shape"):
         dpjax.sample_sensitivity(
             KEY_SAMPLE, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=shape, m=M
         )
