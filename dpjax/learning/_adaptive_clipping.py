@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @frozen_pytree
 class AdaptiveNoiseState:
-    """What the next step of adaptive clipping needs.
+    """The state of adaptive clipping.
 
     Attributes:
         noise: the `NoiseState`, which `learning.guarantee` takes.
@@ -58,17 +58,17 @@ def adaptive_noise(
 ) -> "optax.GradientTransformation":
     """The noise of DP-SGD with a clip norm that moves to a quantile of the gradients' norms.
 
-    Each step also counts, with noise, how many gradients were within the clip norm C, and sets
-    C exp(-learning_rate (fraction - quantile)). Both releases together are one Gaussian mechanism
-    with the noise multiplier z that was asked for: with noise sigma_b on the count, in which a
-    record has weight 1/2, the gradients get (z^-2 - (2 sigma_b)^-2)^(-1/2).
+    Each step also counts, with noise, the gradients within the clip norm C, and multiplies C by
+    exp(-learning_rate (fraction - quantile)). Both releases together are one Gaussian mechanism
+    with the noise multiplier z. A record has the weight 1/2 in the count, which gets noise sigma_b.
+    So the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
 
     Args:
         key: as for `gaussian_noise`.
         noise_multiplier: z, of the whole step.
         batch_size: B, the expected size of a batch, public.
         initial_clip_norm: of the first step, from 1e-10 to 1e10.
-        quantile: in (0, 1), which the clip norm moves to.
+        quantile: of the gradients' norms, in (0, 1). The clip norm moves to it.
         learning_rate: above 0.
         count_noise: sigma_b, above z / 2; B / 20, but at least z, if None.
         noise: "exact", or "float" for sweeps where nothing is published.
@@ -147,7 +147,7 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """What is left for the gradients where the count takes its part, rounded up."""
+    """The noise multiplier of the gradients, if the count takes its part; rounded up."""
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sequences of losses that are hard for whoever follows experts."""
+"""Sequences of losses on which following experts is hard."""
 
 from typing import Literal, get_args
 
@@ -16,12 +16,12 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
     """A sequence of losses against which following a leader, or exploring for long, is bad.
 
     - "punish-the-likeliest": the expert with the least loss so far, the first of several, errs, and
-      no other. It is what randomized weighted majority is likeliest to follow at any learning rate,
-      and whoever always follows it errs at every step, the best expert at one in k.
+      no other. Randomized weighted majority is likeliest to follow this expert at any learning
+      rate. Always following it errs at every step, and the best expert errs at one step in k.
     - "alternating": the first two experts take turns, half a step apart, so that the leader is
       always the one to err next; the others always err.
-    - "one-good-expert": the last one never errs, the others always do. Whoever learns slowly pays:
-      the regret comes near ln k / (eta T).
+    - "one-good-expert": the last one never errs, the others always do. A low learning rate costs
+      the most here: the regret comes near ln k / (eta T).
 
     Args:
         adversary: one of the words above.

@@ -22,7 +22,7 @@ from dpjax.learning._uses import explained, traced
 # The sum of a microbatch, and how many more examples are within the clip norm than not.
 _Sum = tuple[list[jax.Array], jax.Array]
 
-# Beyond these, squares of float32 come near the ends of what there is.
+# Beyond these, squares of float32 may overflow or underflow.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
 
 

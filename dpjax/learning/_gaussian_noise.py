@@ -30,7 +30,7 @@ class NoiseState(TrainingState):
     """What the next step of noise needs, and what `learning.guarantee` must know.
 
     Attributes:
-        key: of the noise to come; what past noise was drawn from cannot be found from it.
+        key: of the next step's noise. It does not reveal earlier keys.
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
             norm bound. Another number in its place changes no noise.
@@ -60,19 +60,22 @@ def gaussian_noise(
 ) -> "optax.GradientTransformation":
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
-    sigma is the noise multiplier times the `norm_bound` of the sum, which travels with it. It comes
-    first in a chain: what follows it, as `optax.adam`, is post-processing. A transformation in
-    front of it is refused, for a `ClippedSum` cannot be taken apart.
+    sigma is the noise multiplier times the `norm_bound` of the sum. The noise comes first in a
+    chain. Transformations after it, such as `optax.adam`, are post-processing. A transformation in
+    front of it is refused, because a `ClippedSum` cannot be taken apart.
 
-    Inside `jax.shard_map` the state and the sum must be the same on all shards. All of them then
-    draw the same noise, that of one device.
+    Inside `jax.shard_map` the state and the sum must be the same on all shards. Then all shards
+    draw the same noise, as one device does.
+
+    A state enters `jit`, `scan` and `vmap` as an argument or a carry. Under `vmap`, lanes with
+    copies of one state draw noise of their own.
 
     Args:
-        key: a key from `dpjax.random.secure_key`, used for nothing else. It is in the state, and is
-            another one after every step. Every call of `init` starts a training with a key of its
-            own: the first takes this key, later ones fold their number into it. All optimizers of
-            a secret key share the count; those of a seeded key repeat themselves. An open
-            `KeyLedger` claims each of them.
+        key: a key from `dpjax.random.secure_key`, used for nothing else. The state holds it, and
+            replaces it in every step. Every call of `init` starts a training with a key of its own:
+            the first takes this key, later ones fold their number into it. All optimizers of a
+            secret key share the count; those of a seeded key repeat themselves. An open `KeyLedger`
+            claims each of them.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
@@ -87,15 +90,17 @@ def gaussian_noise(
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
         ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
             the state varies over shards, or JAX does not check it (`check_vma=False`, `jax.pmap`);
-            if `init` is mapped, compiled or called in another process and the optimizer was made
-            outside; if a `dpjax.Ledger` is open, which a training pays by `charge`.
+            if the state was closed over by a `jit`, `scan` or `vmap`; if `init` is mapped, compiled
+            or called in another process and the optimizer was made outside, or a compiled training
+            does not take the key as an argument; if a `dpjax.Ledger` is open, which a training pays
+            by `charge`.
 
     Formal guarantees:
-        Every step is a Gaussian mechanism on the sum of the batch: the noise is exact integer noise
-        on a grid, rounding to it is charged to sigma, and nothing a batch holds decides whether or
-        how a step is taken. A key serves one step: it is split, and its successor takes its place.
-        `learning.guarantee` says what all steps promise together. Whoever puts an old state back in
-        place uses its key again.
+        Every step is a Gaussian mechanism on the sum of the batch. The noise is exact integer noise
+        on a grid, and rounding to the grid is charged to sigma. No private number decides whether
+        or how a step is taken. A key serves one step: it is split, and its successor takes its
+        place. `learning.guarantee` says what all steps promise together. A program that puts an
+        old state back in place uses its key again.
 
     Source:
         Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang (2016).
@@ -140,7 +145,7 @@ def gaussian_noise(
 
 
 def transformation(
-    init: Callable[[PyTree], PyTree], update: Callable[..., tuple[PyTree, PyTree]]
+    init: Callable[..., PyTree], update: Callable[..., tuple[PyTree, PyTree]]
 ) -> "optax.GradientTransformation":
     """The pair of functions as optax has it."""
     import optax  # Takes half a second.
@@ -176,7 +181,7 @@ def _with_noise(
 
 
 def _refuse_shards(key: Key, others: PyTree) -> None:
-    """One sum gets one draw: under `jax.shard_map` all shards must draw the same for the same."""
+    """One sum gets one draw: under `jax.shard_map`, all shards draw the same noise."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
             raise ValueError(
@@ -187,17 +192,17 @@ def _refuse_shards(key: Key, others: PyTree) -> None:
 
 
 def check_clipped(updates: object) -> None:
-    """Refuses what no norm bound travels with."""
+    """Refuses updates that have no norm bound."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
-            "updates must be a ClippedSum, whose norm bound the noise is for, got"
+            "updates must be a ClippedSum, which has a norm bound for the noise, got"
             f" {_checks.described(updates)}: make it by learning.clipped_gradients, and put the"
             " noise first in a chain"
         )
 
 
 def check_step(updates: PyTree, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
-    """Refuses a sum or a kind of noise that is not what the state is an account of."""
+    """Refuses a sum, or a kind of noise, that is not that of the state."""
     check_clipped(updates)
     state.refuse_if_closed_over()
     size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
@@ -218,11 +223,11 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
 
 
 def after_a_step(state: NoiseState, key: Key, multiplier: Scalar) -> NoiseState:
-    """The state with another key, one step later: of the least noise so far."""
+    """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     return NoiseState(key, state.step + 1, least, state.dims, state.noise)
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
-    """A noise multiplier as an array, which steps keep the type of."""
+    """A noise multiplier as an array, of the same type in every step."""
     return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))

@@ -1,4 +1,4 @@
-"""What the steps that were taken promise."""
+"""The guarantee of the steps that a training took."""
 
 import dataclasses
 
@@ -22,14 +22,14 @@ def guarantee(
     relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
-    """What publishing everything that the steps so far have led to promises.
+    """The guarantee of publishing all results of the steps so far.
 
-    Steps, noise multiplier and number of parameters are read off the state of the noise: what is
-    promised is what was done.
+    Steps, noise multiplier and number of parameters are read from the state of the noise. So the
+    guarantee is that of the actual training, not of a plan.
 
     Args:
         state: of `gaussian_noise` or `adaptive_noise`, after the last step.
-        sampling: what drew the batches.
+        sampling: drew the batches.
         delta: of the guarantee, in (0, 1).
         relation: which databases are neighbors.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
@@ -44,8 +44,8 @@ def guarantee(
             `accounting.dp_sgd` does.
 
     Formal guarantees:
-        Those of `accounting.dp_sgd`, where every batch was drawn by `sampling` from a secret key of
-        its own, its mask was handed to `clipped_gradients`, and every state followed the last one.
+        Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
+        `clipped_gradients` took the batch and its records, and every state followed the last one.
 
     Source:
         Those of `accounting.dp_sgd`.

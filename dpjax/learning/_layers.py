@@ -1,12 +1,12 @@
-"""Layers whose use of a parameter says all about its gradient, for many examples at once.
+"""Layers that give norms and sums of per-example gradients without forming them.
 
-Of every example there are the other operand x of the operation and the gradient g of the loss with
+For each example, x is the other operand of an operation, and g is the gradient of the loss with
 respect to its output. A layer gives the squared norm of each example's gradient, and the sum of
-them times a factor for each; what the factor 0 belongs to is not looked at.
+gradients, each times its factor. Examples with factor 0 are ignored, even if they hold infinities.
 
-A dense layer that meets many vectors of an example is none of them. Its norms follow from two Gram
-matrices, <XX', GG'>, but where the outer products of an example nearly cancel, float32 finds a norm
-that is far below that of what is then added up, and a record could be made so.
+A dense layer applied at several positions is not handled here. Two Gram matrices, <XX', GG'>, would
+give its norms. But if the outer products of an example nearly cancel, float32 finds a norm far
+below that of the computed sum. A record could be made to do that, and the noise would not cover it.
 """
 
 import math
@@ -22,7 +22,7 @@ from jax import lax
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
 
-# So many numbers are added in one go: rounding errors grow with that.
+# The rounding error of a sum grows with the number of terms. So longer sums are sums of blocks.
 _BLOCK = 4096
 # Kernels with more offsets would make a program of too many operations.
 _MOST_OFFSETS = 81
@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
     Attributes:
         squared_norms: shape (batch,), rounded up by what underflow may have taken.
         total: takes factors of shape (batch,) to the sum, in the shape of the operand.
-        terms: how many roundings a squared norm has gone through, at most.
+        terms: an upper bound on the number of roundings in a squared norm.
     """
 
     squared_norms: jax.Array
@@ -66,7 +66,7 @@ def aval_of(atom: jex.Var | jex.Literal) -> Any:
 
 
 def formed(gradients: jax.Array) -> Gradients:
-    """Gradients that are there, one for each example."""
+    """Gradients in memory, one for each example."""
 
     def total(factors: jax.Array) -> jax.Array:
         return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
@@ -84,13 +84,13 @@ def squared_norms(x: jax.Array) -> jax.Array:
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
-    # XLA would make one sum of the two.
+    # Without it, XLA merges both sums into one, and `terms` would be wrong.
     blocks = lax.optimization_barrier(blocks)
     return jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
 
 
 def terms(x: jax.Array) -> int:
-    """How many roundings one of `squared_norms` goes through, at most."""
+    """An upper bound on the number of roundings in one of `squared_norms`."""
     size = math.prod(x.shape[1:])
     return size + 2 if size < 2 * _BLOCK else _BLOCK + size // _BLOCK + 4
 
@@ -108,7 +108,8 @@ def _other(operand: int) -> int:
     return 1 - operand
 
 
-# Dense: one vector of every example meets a matrix, and the gradient is an outer product.
+# Dense: a matrix times one vector of each example. The gradient is an outer product, whose norm is
+# the product of two norms.
 
 
 def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -122,6 +123,7 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     kernel, x = aval_of(equation.invars[operand]).shape, x.astype(g.dtype)
+    # Clipping assumes the rounding of float32: faster precisions of a device are not covered.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -139,7 +141,8 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
     return Gradients(squared_norms(x) * squared_norms(g), total, terms(x) + terms(g) + 1)
 
 
-# Embedding: rows of a table. Where an example takes a row twice, the two gradients add up.
+# Embedding: rows of a table. If an example takes a row twice, the two gradients add up before the
+# norm: the square of a sum is not the sum of squares.
 
 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -148,7 +151,8 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval_of, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval_of(equation.outvars[0]).ndim
-    # Indices into whole axes are clipped to 0.
+    # Each slice takes further axes as a whole. In the mode CLIP, indices into these become 0. In
+    # other modes they may drop the slice.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
@@ -164,11 +168,11 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
 def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     table = aval_of(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
-    if indices.dtype.itemsize < 4:  # Which might not hold the number of rows.
+    if indices.dtype.itemsize < 4:  # A narrow integer might not hold the number of rows.
         indices = indices.astype(jnp.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
-    else:  # What is out of bounds is filled with a constant.
+    else:  # Rows out of bounds are constants, and have no gradient.
         inside = (indices >= 0) & (indices < table[0])
         rows = jnp.where(inside[:, :, None], rows, 0)
     if indices.shape[1] > 1:
@@ -177,7 +181,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
         gathered = jnp.einsum(
             "bts,bsd->btd", same.astype(g.dtype), rows, precision=lax.Precision.HIGHEST
         )
-        # Zero times what is not finite is NaN, so that none of it is lost.
+        # Zero times infinity is NaN. So an example with a row that is not finite has the norm NaN,
+        # and counts as zero.
         rows = jnp.where(first[:, :, None], gathered, 0)
 
     def total(factors: jax.Array) -> jax.Array:
@@ -188,7 +193,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squared_norms(rows), total, terms(rows))
 
 
-# Convolution: a product with the patches of the input, each example's own.
+# Convolution: a product with patches of the input. Gradients are formed, but without the grouped
+# convolutions of `vmap`.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -234,7 +240,7 @@ def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
 def _patches(
     x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
 ) -> list[jax.Array]:
-    """For each offset of the kernel, what of the input it meets at every place of the output."""
+    """For each offset in the kernel, its factor in the input, at every place of the output."""
     none = (0, 0, 0)
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)
@@ -259,6 +265,8 @@ def _patches(
 
 LAYERS = (
     Layer("dense", "norms of outer products", _is_dense, _other, _dense),
-    Layer("embedding", "of the rows that an example takes", _is_embedding, _other, _embedding),
+    Layer(
+        "embedding", "norms of the rows that an example takes", _is_embedding, _other, _embedding
+    ),
     Layer("convolution", "products with patches", _is_convolution, _other, _convolution),
 )

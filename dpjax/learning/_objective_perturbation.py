@@ -139,13 +139,13 @@ def objective_perturbation(
     """Private L2-regularized logistic regression, by a random linear term in the objective.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 + b'w / n for Gaussian b,
-    with x_i scaled into the unit ball, and releases w with a little noise of its own, which hides
-    how inexact a solution in floats is (approximate minima perturbation). Noise in the objective
-    moves directions in which the data are curved less than others, so w is better than with noise
-    for a global bound (that of `targets.logistic_regression`) on top. No oracle, no gamma.
+    with x_i scaled into the unit ball. A little noise on w hides the error of a solution in floats
+    (approximate minima perturbation). Noise in the objective moves w less in directions in which
+    the data are curved. So w is better than with noise for the global bound of
+    `targets.logistic_regression` on top. No oracle, no gamma.
 
-    The noise of w is about 2 / (n lambda) to the error E of the solver as b's noise is to its own
-    bound: in float32, from n of about 10^4 on, it is what matters; take float64 there.
+    The noise on w is for the error E of the solver. In float32 it dominates from n of about 10^4
+    on; take float64 there.
 
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
@@ -165,19 +165,19 @@ def objective_perturbation(
             dtype, no grid can carry the noise, or dtype is float64 and JAX has none.
 
     Formal guarantees:
-        (epsilon, delta)-DP under replace-one, for any records, and for what is really drawn and
-        computed. The proof is in `docs/proofs/objective-perturbation.md`: the determinants of the
-        Hessians of neighbors differ by a factor of 1 + 1 / (4 n lambda) at most; the change of the
-        gradient depends on b by way of w, so its product with b is bounded by that of the records;
-        w is within E of the exact minimizer, whatever the data, for what Newton's method finds is
-        followed by as many steps along the gradient as bring any point there; the noise of w covers
-        E, and that b was rounded. All noise is exact integer noise. Pure DP is not to be had in
-        this way: E cannot hold for every b.
+        (epsilon, delta)-DP under replace-one, for any records, and for the actual draws and
+        computations. The proof is in `docs/proofs/objective-perturbation.md`. The determinants of
+        the Hessians of neighbors differ by a factor of 1 + 1 / (4 n lambda) at most. The change of
+        the gradient depends on b by way of w, so its product with b is bounded by that of the
+        records. For any data, w is within E of the exact minimizer: steps along the gradient, which
+        bring any point there, follow Newton's method. The noise on w covers E and the rounding of
+        b. All noise is exact integer noise. Pure DP is impossible in this way, because E cannot
+        hold for every b.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Algorithm 2, with the determinant of one record
-        instead of two, and Gaussian noise; Kifer, Smith and Thakurta (2012), whose treatment of b'v
-        as normal does not hold, as Redberg, Koskela and Wang (2023) say; Iyengar, Near, Song,
+        instead of two, and Gaussian noise; Kifer, Smith and Thakurta (2012), who treat b'v as
+        normal, which does not hold, as Redberg, Koskela and Wang (2023) say; Iyengar, Near, Song,
         Thakkar, Thakurta and Wang (2019), for approximate minima.
 
     Example:

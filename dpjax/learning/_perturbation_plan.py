@@ -1,12 +1,12 @@
 """How much noise objective perturbation needs: the numbers of its proof.
 
 docs/proofs/objective-perturbation.md proves the guarantee; names here are its symbols. Noise b of
-scale sigma enters the objective, and the minimizer lies in a ball of radius W, except with a
+scale sigma enters the objective. The minimizer lies in a ball of radius W, except with a
 probability that is charged. A record changes the density of the minimizer by a determinant (kappa)
 and by a pull v, at most S long. v depends on b, so b'v is *not* normal: R, a Rayleigh variable,
-bounds it. Released weights lie within E of the minimizer, and noise of scale tau covers that. Both
-noises are as wide as drawn, or wider than assumed. The certificate of their tables is charged once,
-for 2 d coordinates.
+bounds it. Computed weights lie within E of the minimizer, and noise of scale tau covers that. The
+drawn noise is at least as wide as the proof assumes. The certificate of the tables is charged for
+2 d coordinates.
 """
 
 import math
@@ -21,18 +21,19 @@ from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice
 from dpjax.targets._bounds import unit
 
-# Above how far the gradients of two records of the unit ball lie apart.
+# A bound on the distance between the gradients of two records in the unit ball: each is shorter
+# than 1.
 _REACH = 2.0
-# The part of delta that is for noise that is longer than B.
+# The part of delta for noise that is longer than B: 10^-6 in the proof.
 _LONGER = 1e-6
-# The sum over intervals of a Rayleigh variable.
+# Ends of intervals of a Rayleigh variable. The expectation is bounded by a sum over them.
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
-# Covers the roundings of this file, in float64.
+# Covers the roundings of this file, which computes in float64.
 _OUTWARD = 1 + 1e-9
-# Of the solver. Newton's find all, as far as anyone has seen, but that is no proof; float32 counts
-# no further than 2^24.
+# A limit for steps of the solver. Newton's steps sufficed in all tests, but that is no proof, and
+# float32 counts no further than 2^24.
 _MOST_STEPS = 1e7
-# Between the scale that was asked for and the one that is drawn, but for rounding to the grid.
+# A bound on the drawn scale over the planned one, without the charge for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
 
 
@@ -42,9 +43,9 @@ class PerturbationPlan(NamedTuple):
     Attributes:
         linear_scale: sigma, of the linear term's noise.
         output_scale: tau, of the noise on the weights.
-        error: E, how far the weights that get noise may be from the minimizer.
-        pull: S, the most that a record pulls at the weights.
-        solver: how they are found.
+        error: E, a bound on the distance of the computed weights from the minimizer.
+        pull: S, a bound on the pull of a record.
+        solver: finds the weights.
     """
 
     linear_scale: Scalar
@@ -59,9 +60,9 @@ def perturbation_plan(
 ) -> PerturbationPlan:
     """The least noise that the proof allows.
 
-    Noise of the linear term moves the weights by ||b|| / (n lambda) at most. As if that came of a
-    mechanism of sensitivity 2 / (n lambda), and the rest of one of 2 E, mu^2 is shared in
-    proportion to these, which leaves the least variance.
+    mu^2 = mu_1^2 + mu_2^2 is shared between two noises. That of the linear term moves the weights
+    as if it were noise for the sensitivity 2 / (n lambda). That of the weights is noise for the
+    sensitivity 2 E. Shares in proportion to these leave the least variance.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -73,9 +74,11 @@ def perturbation_plan(
         )
 
     def planned(share: float, pull: float) -> PerturbationPlan:
+        """The plan in which `share` of mu^2 is for the weights, for a known bound on the pull."""
         mu = _largest_mu(left_epsilon, left_delta, share)
         sigma = 2 * pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
+        # b is drawn on a grid, and divided by n in floats.
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
         solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
@@ -83,9 +86,12 @@ def perturbation_plan(
         error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
+    # E depends on sigma, and sigma on the share, so the share follows from a first plan. Any share
+    # is private: only the variance depends on it.
     error = float(planned(0.5, 1.0).error)
     share = error / (error + 1 / (n * regularization))
-    # A weaker pull means less noise, hence a smaller ball: that of the stronger one holds as well.
+    # S < 1 needs W, and W needs sigma. With S = 1 there is more noise, so its ball is larger, and
+    # holds the minimizer of the final plan too.
     radius = float(planned(share, 1.0).solver.radius)
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
     if plan.solver.most_steps > _MOST_STEPS:
@@ -102,7 +108,7 @@ def perturbation_plan(
 def calibrations(
     plan: PerturbationPlan, d: int, dtype: np.dtype
 ) -> tuple[Calibration, Calibration]:
-    """What the noise of b and that of the weights is calibrated to."""
+    """The calibrations of the noise of b and of the noise of the weights."""
 
     def one(scale: Scalar, sensitivity: Scalar) -> Calibration:
         # The certificate of the tables is charged by the plan.
@@ -112,7 +118,7 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """What the certificate of 2 d coordinates, and noise that is too long, leave for the rest."""
+    """Epsilon and delta without the certificate of 2 d coordinates and without too long noise."""
     certificate = _lattice().certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -126,8 +132,12 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
 
 
 def _largest_mu(epsilon: float, delta: float, share: float) -> float:
-    """The largest mu that keeps (epsilon, delta), where the output's noise has a share of mu^2."""
-    low, high = math.log(delta) - 30, math.log(delta)  # Of the part of delta that is for H.
+    """The largest mu that keeps (epsilon, delta), if the output's noise has a share of mu^2.
+
+    Delta is the sum of H(mu, epsilon) and of 2/3 of the expectation; both grow with mu. The search
+    is for the logarithm of the first part.
+    """
+    low, high = math.log(delta) - 30, math.log(delta)
     for _ in range(40):
         middle = (low + high) / 2
         mu = 1 / float(analytic_multiplier(epsilon, math.exp(middle)))
@@ -144,20 +154,22 @@ def _of_lengths(mu: float, epsilon: float, share: float) -> float:
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
+    # P(R > r) = exp(-r^2 / 2). The divergence grows with R, so each interval counts at its end, and
+    # the last one, without an end, counts 1.
     tails = np.exp(-(_INTERVALS**2) / 2)
-    # Where the two cancel, their rounding is not small against what is left.
+    # If the two nearly cancel, their rounding is large relative to the difference.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
-    """B, at the scale that is drawn."""
+    """B, at a bound on the drawn scale."""
     drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
     return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
 
 
 def _grid(sigma: float, d: int) -> float:
-    """A bound on the grid of b, which is the power of two nearest to this without the factor 2."""
+    """A bound on the grid of b: twice the number to which the fit's power of two is nearest."""
     balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _lattice().resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 

@@ -1,11 +1,11 @@
 """The minimizer of a regularized logistic loss with a linear term, to a precision known in advance.
 
-Thirty Newton steps, each as long as the objective falls along it, bring the gradient to rounding.
-(Damped steps do not: noise may pull weights hundreds of units along features that few records
-have.) Nobody has proven that in floats, and no private gradient may decide about a release. So the
-result is brought into a ball that holds the minimizer. Then at most K steps along the gradient
-follow, while it is longer than 4 e; usually none. docs/proofs/objective-perturbation.md bounds the
-error, whatever the Newton steps found.
+Thirty Newton steps, each as long as the objective falls along it, reduce the gradient to its
+rounding error. (Damped steps do not: noise may pull weights hundreds of units along features that
+few records have.) Nobody has proven that in floats, and no private gradient may decide about a
+release. So the result is moved into a ball that holds the minimizer. Then at most K steps along the
+gradient follow, while it is longer than 4 e; usually none. docs/proofs/objective-perturbation.md
+bounds the error for any result of the Newton steps.
 """
 
 import math
@@ -22,7 +22,7 @@ from dpjax.targets._spd_solve import solve
 from dpjax.targets._strong_convexity import into_ball
 
 _NEWTON_STEPS = 30
-# How often the interval of a Newton step's length is halved, in logarithms.
+# The search for a Newton step's length halves an interval so many times, in logarithms.
 _HALVINGS = 8
 _GRADIENTS_IN_ERRORS = 4
 # The largest curvature of the logistic loss along a unit vector.
@@ -32,7 +32,7 @@ _LARGEST_PULL = 0.2785
 
 
 class SolverPlan(NamedTuple):
-    """What the solver knows in advance.
+    """Bounds that hold for any records.
 
     Attributes:
         radius: of a ball that holds the minimizer.
@@ -58,7 +58,7 @@ def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> So
 def solver_error(
     regularization: float, plan: SolverPlan, *, pull: float, d: int, eps: float
 ) -> float:
-    """How far what is found may be from the minimizer of the same linear term."""
+    """A bound on the distance between the result and the minimizer of the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
     # The length, the quotient, the product; and of a step along the gradient, its product and sum.
@@ -96,7 +96,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """How much of a step to take: all, or about as much as the objective falls along it."""
+        """The part of a step to take: all, or about as far as the objective falls along it."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 
@@ -110,7 +110,7 @@ def perturbed_minimizer(
             falls = falls_at(middle)
             return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
 
-        # So much lowers the objective in any case, as in `targets.logistic_regression`.
+        # A step of this length always lowers the objective, as in `targets.logistic_regression`.
         reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
         whole = jnp.ones((), rows.dtype)
         ends = jnp.log1p(reach) / reach, whole

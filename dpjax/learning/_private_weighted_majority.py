@@ -1,8 +1,8 @@
-"""Randomized weighted majority whose choices tell little of the losses at any one step.
+"""Randomized weighted majority whose choices reveal little about the losses of any one step.
 
-A choice is the exponential mechanism on minus the cumulative losses, which move by at most 1 where
-the losses of one step are replaced. So it is 2 eta-DP, and its log ratios of probabilities lie in
-an interval of that length: (2 eta)^2 / 8 = eta^2 / 2-zCDP, and the sequence T eta^2 / 2.
+A choice is the exponential mechanism on minus the cumulative losses. Replacing the losses of one
+step moves these by at most 1. So a choice is 2 eta-DP, and its log ratios of probabilities lie in
+an interval of that length. It is (2 eta)^2 / 8 = eta^2 / 2-zCDP, and T choices are T times that.
 """
 
 import math
@@ -34,7 +34,7 @@ _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
 def replaced_steps(difference: Value) -> jax.Array:
-    """The norm of private weighted majority: at how many steps losses differ."""
+    """The norm of private weighted majority: the number of steps with other losses."""
     (moved,) = jax.tree.leaves(difference)
     return jnp.sum(jnp.any(moved != 0, axis=-1), dtype=moved.dtype)
 
@@ -70,8 +70,8 @@ class PrivateWeightedMajority(SensitivityMechanism):
     def units(self, losses: jax.typing.ArrayLike) -> jax.Array:
         """Losses as they are added up, clamped and in units of their grid; private.
 
-        For losses that come one step at a time, the choice of step t, from 0, is `mechanism.choice(
-        jax.random.fold_in(key, t), -total)`, with the total of the units before.
+        If losses come one step at a time, the choice of step t, from 0, is `mechanism.choice(
+        jax.random.fold_in(key, t), -total)`, with the total of the earlier units.
 
         Args:
             losses: of some steps, one after the other along the leading axis, or of one.
@@ -152,7 +152,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
 def private_weighted_majority(
     epsilon: Scalar, delta: Scalar, *, steps: int, method: RateMethod = "zcdp"
 ) -> PrivateWeightedMajority:
-    """Randomized weighted majority under differential privacy: what is published are the choices.
+    """Randomized weighted majority under differential privacy: the choices may be published.
 
     The learning rate is the largest at which all T choices together keep (epsilon, delta), by
 
@@ -162,7 +162,7 @@ def private_weighted_majority(
     - "drv": eta = epsilon / sqrt(32 T ln(1 / delta)), by advanced composition of T choices that are
       2 eta-DP: the lecture's, about a quarter of the other, for comparison.
 
-    `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)` is what it costs.
+    The price is `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)`.
 
     Args:
         epsilon: above 0; with "drv" at most 2 ln(1 / delta) and sqrt(8 T ln(1 / delta)).
@@ -181,12 +181,11 @@ def private_weighted_majority(
             learning rate is too small for noise on their grid.
 
     Formal guarantees:
-        (epsilon, delta)-DP where the losses of all experts at one step are replaced: a record is a
-        step. What a person adds to t steps has t times the distance: see `accounting.group`. Losses
-        of a later step may depend on choices before, and then it is the replaced losses alone
-        that are protected. Exact: cumulative losses are integers, every choice has a key of its
-        own, and the scale of each covers the tables of the noise, so that its range is at most
-        2 eta as it is drawn.
+        (epsilon, delta)-DP if the losses of all experts at one step are replaced: a record is a
+        step. A person who contributes to t steps has t times the distance: see `accounting.group`.
+        Losses of a later step may depend on earlier choices. Then only the replaced losses are
+        protected. Exact: cumulative losses are integers, every choice has a key of its own, and the
+        scale of each covers the tables of the noise, so its range is at most 2 eta as drawn.
 
     Source:
         McSherry and Talwar (2007); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers

@@ -17,7 +17,7 @@ from dpjax._core._types import Key
 from dpjax._tracing import _shards
 from dpjax.random._facade import check_key
 
-# Of a batch that is cut off, where the caller names no capacity.
+# The probability that a batch is cut off, if the caller names no capacity.
 _RARE = 1e-15
 _WORD = 2.0**32
 
@@ -109,8 +109,8 @@ class BatchSampling:
         """Draws a batch; jit-able, and one program for all batches.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, another one for each step: who knows it knows
-                whose records were used, and the guarantee no longer holds.
+            key: a key from `dpjax.random.secure_key`, another one for each step. The guarantee does
+                not hold against somebody who knows it, and so knows whose records were used.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -136,7 +136,7 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     Args:
         n: number of records.
         batch_size: the expected size of a batch, above 0, at most n.
-        capacity: slots; if None, so many that a batch exceeds them with probability below 1e-15.
+        capacity: slots; if None, a batch exceeds them with probability below 1e-15.
 
     Returns:
         A `BatchSampling`.
@@ -147,8 +147,8 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
 
     Formal guarantees:
         Given uniform random bits, every record is in the batch independently of all others, with
-        the probability `rate` exactly, a multiple of 2^-32 that is not above batch_size / n. Where
-        more than `capacity` are, those of the highest indices are left out.
+        the probability `rate` exactly, a multiple of 2^-32 that is not above batch_size / n. If
+        more records than `capacity` join, those with the highest indices are left out.
 
     Source:
         Abadi et al. (2016); Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Scalable
@@ -191,9 +191,9 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        The records of the least 128-bit random words make the batch, which is uniform over subsets
-        but where two words are equal: with probability below n^2 / 2^129, which the accounting
-        charges for. It is for the relation replace-one, under which n is public.
+        The records with the least 128-bit random words make the batch. It is uniform over subsets,
+        unless two words are equal. The accounting charges for that probability, below n^2 / 2^129.
+        It is for the relation replace-one, under which n is public.
 
     Source:
         Balle, Barthe and Gaboardi, "Privacy amplification by subsampling" (2018).

@@ -20,13 +20,13 @@ _FINEST_BITS = 16
 
 @frozen_pytree
 class WeightedMajorityRun:
-    """What randomized weighted majority did on a sequence of losses; nothing of it is private.
+    """The choices of randomized weighted majority on a sequence of losses; they are not private.
 
     Attributes:
         choices: int32 of shape (T,), the expert that was followed at each step.
-        losses: of shape (T,), those of the choices.
+        losses: of shape (T,), of the choices.
         expected_losses: of shape (T,), over the randomness of the choices.
-        regret: the average loss of the choices, less that of the best expert.
+        regret: the average loss of the choices, minus that of the best expert.
         expected_regret: the same of the expected losses.
 
     Formal guarantees:
@@ -62,8 +62,8 @@ def weighted_majority(
         ValueError: if the losses have another shape, or the learning rate is out of range.
 
     Formal guarantees:
-        The expected regret is at most `regret_bound`, whatever the losses are, also where they
-        depend on choices before. Cumulative losses are integers, so that no rounding adds up.
+        The expected regret is at most `regret_bound`, for any losses, even if they depend on
+        earlier choices. Cumulative losses are integers, so no rounding adds up.
 
     Source:
         Littlestone and Warmuth (1994); Freund and Schapire (1997).
@@ -85,7 +85,7 @@ def weighted_majority(
 
 
 def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = None) -> float:
-    """What the expected regret of randomized weighted majority never exceeds.
+    """A bound on the expected regret of randomized weighted majority.
 
     eta + ln k / (eta T), which is least, 2 sqrt(ln k / T), where eta = sqrt(ln k / T).
 
@@ -95,7 +95,7 @@ def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = Non
         learning_rate: eta, above 0; sqrt(ln k / T) if None.
 
     Returns:
-        A bound on the expected average loss less that of the best expert, at most 1.
+        A bound on the expected average loss minus that of the best expert, at most 1.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -138,7 +138,7 @@ def loss_matrix(name: str, losses: PyTree) -> jax.Array:
 
 
 def loss_bits(steps: int) -> int:
-    """Losses are multiples of 2^-bits, which so many of add up to less than 2^31."""
+    """Losses are multiples of 2^-bits. The sum of all steps is below 2^31 such units."""
     return min(_FINEST_BITS, 30 - steps.bit_length())
 
 
@@ -160,9 +160,10 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """What is chosen at each step from its number and the losses before it, added up in integers.
+    """The choices of all steps: `choose(number, losses)`, with the sum of earlier losses.
 
-    Floats would not do: a sum that is rounded at each step moves by more than a term.
+    The sum is one of integers. A sum of floats is rounded at each step, so one loss could move it
+    by more than itself.
     """
     bits = loss_bits(len(losses))
 

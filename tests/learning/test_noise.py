@@ -202,7 +202,7 @@ def test_the_parts_of_a_sum_cannot_be_written_to():
     sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     sums.value["a"] = jnp.zeros(3)
     assert sums.value["a"].tolist() == [1, 1, 1]
-    for name in ("norm_bound", "within", "_leaves"):
+    for name in ("norm_bound", "within", "_value"):
         with pytest.raises(AttributeError):
             setattr(sums, name, 0)
 
