@@ -225,8 +225,10 @@ def _described(axes: Sequence[Axis]) -> str:
 
 def _what_is_kept(there: np.ndarray, store: Store | None) -> str:
     if store is None:
-        return "no cell is kept: with path=PATH, the same call would continue"
-    return f"{there.sum()} of {there.size} cells are kept in {store.path}: the same call continues"
+        return "no cell is kept: given path=PATH, the same call goes on where it was"
+    return (
+        f"{there.sum()} of {there.size} cells are kept in {store.path}: the same call goes on there"
+    )
 
 
 def _devices(mesh: Mesh | None, parts: Sequence[Part]) -> tuple[Device | None, ...]:

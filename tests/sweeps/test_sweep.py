@@ -256,7 +256,7 @@ REFUSED = {
     "a dimension": (
         {"traced": {"value_dim_0": [1]}, "function": lambda key, **_: jnp.ones(3)},
         ValueError,
-        "like a dimension of an output: value_dim_0",
+        "name of an output's dimension: value_dim_0",
     ),
     "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which count as one"),
     "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not hold NaN"),
@@ -293,7 +293,7 @@ FUNCTIONS = {
     ),
     "names": (lambda key, n: {f"a{n}": 1.0}, "a1: .* at n=1 and .a2: .* at n=2"),
     "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "a dimension.*: a_dim_0"),
-    "parameters": (lambda key, n: {"n": 1.0}, "must not name outputs like parameters: n"),
+    "parameters": (lambda key, n: {"n": 1.0}, "outputs must not have names of parameters: n"),
     "twice": (lambda key, n: {"a_b": 1.0, "a": {"b": 2.0}}, "distinct names, got a_b, a_b"),
 }
 
