@@ -63,7 +63,11 @@ def distributions(requirements):
 
 def imported(module):
     """The modules that a file imports anywhere, also inside functions."""
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    tree = ast.parse(FILES[module].read_text())
+    for node in ast.walk(tree):  # Types of optional packages are read by checkers, never imported.
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
