@@ -64,8 +64,12 @@ def distributions(requirements):
 
 @functools.cache
 def nodes(module):
-    """All of the code of a file, also inside functions."""
-    return tuple(ast.walk(ast.parse(FILES[module].read_text())))
+    """All of the code of a file that runs, also inside functions."""
+    tree = ast.parse(FILES[module].read_text())
+    for node in ast.walk(tree):  # Checkers read types of optional packages; nothing imports them.
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    return tuple(ast.walk(tree))
 
 
 def imported(module):

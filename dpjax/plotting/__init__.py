@@ -1,4 +1,4 @@
-"""Plots of results; matplotlib is imported when one is drawn."""
+"""Plots of results; drawing a plot imports matplotlib."""
 
 from dpjax.plotting._audit_curve import audit_curve as audit_curve
 from dpjax.plotting._ledger_history import ledger_history as ledger_history

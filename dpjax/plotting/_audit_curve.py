@@ -1,21 +1,24 @@
 """Audited lower bounds against the number of samples."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpjax.auditing._result import AuditResult
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def audit_curve(results: Iterable[AuditResult], *, ax: Any = None) -> Any:
-    """Plots audited lower bounds against the number of samples, and what the mechanism claims.
 
-    A bound above the line of the claim refutes it. Below, the bounds rise towards the truth as
-    the samples grow; where they level off, no event that was tried shows more.
+def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> "Axes":
+    """Plots audited lower bounds against the number of samples, and the mechanism's claim.
+
+    A bound above the line of the claim refutes it. Below it, bounds rise towards the truth as
+    samples grow. If they level off, no tried event shows more.
 
     Args:
-        results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism, all of which bound
-            epsilon at one delta or delta at one epsilon.
+        results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All must bound
+            epsilon at one delta, or delta at one epsilon.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -23,10 +26,10 @@ def audit_curve(results: Iterable[AuditResult], *, ax: Any = None) -> Any:
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if there is no result, or the results bound different things.
+        ValueError: if no result is given, or the results bound different quantities.
 
     Formal guarantees:
-        Those of every result by itself, at its own confidence; none for the curve as a whole.
+        Those of every single result, at its own confidence. The curve as a whole has none.
 
     Source:
         None.
@@ -47,7 +50,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: Any = None) -> Any:
     """
     ordered = sorted(results, key=lambda result: result.samples)
     if len({_question(result) for result in ordered}) != 1:
-        raise ValueError("results must hold at least one, and bound one thing at one confidence")
+        raise ValueError("results must hold at least one, all for one bound at one confidence")
     first = ordered[0]
     ax = axes_or_new(ax)
     samples, bounds = zip(*((result.samples, result.bound) for result in ordered), strict=True)
@@ -66,7 +69,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: Any = None) -> Any:
     return ax
 
 
-def _question(result: AuditResult) -> tuple[Any, ...]:
+def _question(result: AuditResult) -> tuple[str, float, float | None, float]:
     at = result.delta if result.bounded == "epsilon" else result.epsilon
     return result.bounded, at, result.claimed, result.confidence
 

@@ -1,27 +1,47 @@
-"""What all plots share: axes, styles that color-blind readers tell apart, labels with units."""
+"""Shared parts of all plots: axes, styles for color-blind readers, and labels with units."""
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from dpjax._core import _checks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import LineStyleType
 
 # Okabe and Ito (2008), "Color Universal Design", without yellow, which is faint on white.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-# Never color alone: it is lost in print and to some readers.
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)))
+# Curves differ in lines and markers too: print and some readers lose color.
+LINES: "tuple[LineStyleType, ...]" = (
+    "-",
+    "--",
+    "-.",
+    ":",
+    (0, (5, 1, 1, 1, 1, 1)),
+    (0, (8, 3)),
+    (0, (1, 3)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
-def axes_or_new(ax: Any) -> Any:
-    """The axes to draw on; those of a new figure where none are given."""
+class Style(TypedDict):
+    """The look of a curve."""
+
+    color: str
+    linestyle: "LineStyleType"
+    marker: str
+
+
+def axes_or_new(ax: "Axes | None") -> "Axes":
+    """The given axes, or those of a new figure."""
     if ax is not None:
         return ax
     return _checks.extra("matplotlib.pyplot", "plot").figure(layout="constrained").subplots()
 
 
-def style(index: int) -> dict[str, Any]:
-    """Color, line and marker of the curve of this number."""
+def style(index: int) -> Style:
+    """The look of the curve with this number."""
     place = index % len(COLORS)
     return {"color": COLORS[place], "linestyle": LINES[place], "marker": MARKERS[place]}
 
@@ -31,6 +51,6 @@ def with_unit(label: str, unit: str) -> str:
     return f"{label} [{unit}]" if unit else label
 
 
-def legend_above(ax: Any, columns: int = 2) -> None:
-    """A legend that covers no data."""
+def legend_above(ax: "Axes", columns: int = 2) -> None:
+    """Draws a legend that covers no data."""
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False)

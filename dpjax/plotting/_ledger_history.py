@@ -1,13 +1,16 @@
-"""What a ledger has spent, release by release."""
+"""The spending of a ledger, release by release."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpjax.accounting._ledger import Ledger
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-def ledger_history(ledger: Ledger, *, ax: Any = None) -> Any:
-    """Plots what releases have spent of a ledger's epsilon, release by release, and its budget.
+
+def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
+    """Plots the epsilon that a ledger has spent, release by release, and its budget.
 
     Args:
         ledger: a `dpjax.Ledger`.
@@ -21,7 +24,7 @@ def ledger_history(ledger: Ledger, *, ax: Any = None) -> Any:
         LedgerError: if the file cannot be trusted.
 
     Formal guarantees:
-        Those of `ledger.spent`; the plot shows nothing that `ledger.history()` does not.
+        Those of `ledger.spent`. The plot shows only numbers of `ledger.history()`.
 
     Source:
         None.
@@ -37,12 +40,12 @@ def ledger_history(ledger: Ledger, *, ax: Any = None) -> Any:
         'epsilon spent'
     """
     ax = axes_or_new(ax)
-    spent = [0.0, *(float(row["spent_epsilon"]) for row in ledger.history())]
+    spent = [0.0, *(float(str(row["spent_epsilon"])) for row in ledger.history())]
     budget = float(ledger.budget[0])
     ax.step(range(len(spent)), spent, where="post", color=BLUE, marker="o", label="spent")
     ax.axhline(budget, color=VERMILION, linestyle="--", label=f"budget, {budget:g}")
     ax.set_ylim(-0.04 * budget, 1.1 * budget)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("releases paid for")
     ax.set_ylabel("epsilon spent")
     legend_above(ax)

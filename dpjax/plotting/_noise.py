@@ -1,7 +1,7 @@
 """The noise of mechanisms, side by side."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +10,11 @@ from dpjax._core import _checks
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.plotting._axes import axes_or_new, style, with_unit
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _POINTS = 1_001
-_SHOWN = 0.995  # Of the mass of the widest.
+_SHOWN = 0.995  # The plotted part of the widest noise.
 
 
 def noise(
@@ -20,17 +23,17 @@ def noise(
     shape: tuple[int, ...] = (),
     probability: float = 0.95,
     unit: str = "",
-    ax: Any = None,
-) -> Any:
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plots the densities of the noise that mechanisms add to a coordinate.
 
-    Markers on a curve stand where the noise stays between them with a given probability.
+    The noise stays between the two markers on its curve with a given probability.
 
     Args:
-        mechanisms: by the name that the legend shall give them; of additive noise, or `bernstein`,
+        mechanisms: by their names in the legend. They must have additive noise, or be `bernstein`,
             whose noise is that of a lattice value.
         shape: of the value: rounding a large vector to the grid costs a little scale.
-        probability: between the markers.
+        probability: of noise between the markers.
         unit: of the value.
         ax: the axes to draw on; None makes a figure.
 
@@ -40,11 +43,11 @@ def noise(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if a mechanism does not add noise to numbers.
-        ValueError: if there is none, one adds no noise at all, or the probability is none.
+        ValueError: if no mechanism is given, one has no noise, or the probability is out of range.
 
     Formal guarantees:
-        The scales are those of `effective_scale`; between lattice points, finer than any plot, the
-        density of what is really drawn is 0.
+        The scales are those of `effective_scale`. The real noise lies on lattice points, which are
+        closer than any plot shows.
 
     Source:
         None.
@@ -77,7 +80,7 @@ def noise(
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
         inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
-        # The markers' places are points of the curve.
+        # Markers must stand at points of the curve.
         at = np.union1d(offsets, [-inside, inside])
         log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
         density = np.exp(np.asarray(log_density, np.float64)) / scales[name]

@@ -1,7 +1,7 @@
-"""What operating points cost: pairs, and noise above the true quantile."""
+"""The cost of operating points: pairs, and noise above the true quantile."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import scipy
@@ -9,15 +9,19 @@ import scipy
 from dpjax._core._values import OperatingPoint, describe_confidence
 from dpjax.plotting._axes import BLACK, axes_or_new, style
 
-# Of the distribution of an order statistic; averages are good to about its inverse.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Points of the distribution of an order statistic; its mean is accurate to about the inverse.
 _LEVELS = 4_000
+Kind = TypeVar("Kind")
 
 
-def least_pairs(points: Iterable[OperatingPoint], *, ax: Any = None) -> Any:
+def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -> "Axes":
     """Plots the number of pairs of operating points against gamma: a curve for each method.
 
     Args:
-        points: of `dpjax.operating_point`; given gamma alone, it takes the least m.
+        points: of `dpjax.operating_point`, which takes the least m for a gamma.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -25,10 +29,10 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: Any = None) -> Any:
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if there is no point.
+        ValueError: if no point is given.
 
     Formal guarantees:
-        Those of every point by itself. Statements of different confidence are different promises.
+        Those of every single point. Statements of different confidence cannot be compared.
 
     Source:
         Rubinstein and Aldà (2017), Figure 2.
@@ -55,18 +59,21 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: Any = None) -> Any:
 
 
 def overestimate(
-    points: Iterable[OperatingPoint], quantile: Callable[[np.ndarray], Any], *, ax: Any = None
-) -> Any:
-    """Plots by what factor operating points overestimate the sensitivity on average, against m.
+    points: Iterable[OperatingPoint],
+    quantile: Callable[[np.ndarray], np.ndarray],
+    *,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the average factor by which operating points overestimate the sensitivity, against m.
 
-    The factor is the mean of the order statistic G_(k) of m distances over their true quantile at
-    1 - gamma: how much more noise there is than if their distribution were known. A curve for each
+    The factor is the mean of the order statistic G_(k) of m distances, over their true quantile at
+    1 - gamma. It is the price, in noise, of not knowing the distribution. There is a curve for each
     gamma, method and confidence.
 
     Args:
         points: of `dpjax.operating_point`.
-        quantile: the quantile function of the distances, for example `lambda u: -np.log1p(-u)`;
-            takes and returns arrays.
+        quantile: the quantile function of the distances, from arrays to arrays, such as
+            `lambda u: -np.log1p(-u)`.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -74,11 +81,11 @@ def overestimate(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if there is no point.
+        ValueError: if no point is given.
 
     Formal guarantees:
-        None: averages to about 1 in 1,000 where distances have light tails, and too low where their
-        mean is infinite.
+        None. Averages are accurate to about 1 in 1,000 for light tails, and too low if the mean is
+        infinite.
 
     Source:
         The k-th smallest of m uniform numbers is Beta(k, m - k + 1); Rubinstein and Aldà (2017),
@@ -109,9 +116,9 @@ def overestimate(
 
 
 def _grouped(
-    points: Iterable[OperatingPoint], key: Callable[[OperatingPoint], Any]
-) -> dict[Any, list[OperatingPoint]]:
-    groups: dict[Any, list[OperatingPoint]] = {}
+    points: Iterable[OperatingPoint], key: Callable[[OperatingPoint], Kind]
+) -> dict[Kind, list[OperatingPoint]]:
+    groups: dict[Kind, list[OperatingPoint]] = {}
     for point in points:
         groups.setdefault(key(point), []).append(point)
     if not groups:
@@ -119,8 +126,8 @@ def _grouped(
     return groups
 
 
-def _mean(point: OperatingPoint, quantile: Callable[[np.ndarray], Any]) -> float:
-    """Of the order statistic, by the midpoints of equal parts of its distribution."""
+def _mean(point: OperatingPoint, quantile: Callable[[np.ndarray], np.ndarray]) -> float:
+    """The mean of the order statistic, by the midpoints of equal parts of its distribution."""
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
     uniform = scipy.special.betaincinv(point.k, point.m - point.k + 1, levels)
     return float(np.mean(np.asarray(quantile(uniform), np.float64)))

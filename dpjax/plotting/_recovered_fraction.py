@@ -1,9 +1,10 @@
 """The fraction of a database that an attack recovers, against the noise of the answers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee
@@ -11,19 +12,26 @@ from dpjax.attacks._guessing_bound import guessing_bound
 from dpjax.attacks._phase_change import expected_recovered_fraction
 from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 def recovered_fraction(
-    c: Any, recovered: Mapping[str, Any], *, guarantee: Guarantee | None = None, ax: Any = None
-) -> Any:
+    c: ArrayLike,
+    recovered: Mapping[str, ArrayLike],
+    *,
+    guarantee: Guarantee | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plots the fraction of bits that attacks recover from answers with noise up to c sqrt(n).
 
-    With the curve that least squares follow on many Walsh-Hadamard queries: nearly all bits while
-    c is small, little more than half of them, which is guessing, where it is large.
+    A curve shows the expectation for least squares on many Walsh-Hadamard queries. For small c it
+    is nearly 1. For large c it is near 1/2, which is guessing.
 
     Args:
         c: at least one number above 0.
         recovered: for each name of an attack its fractions, one for each c.
-        guarantee: where given, a line shows the most that any attack recovers under it.
+        guarantee: optional; a line shows the most that any attack recovers under it.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -32,11 +40,11 @@ def recovered_fraction(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the fractions are not in a mapping, or not numbers.
-        ValueError: if there are not as many fractions as numbers c, or one of these is not above 0.
+        ValueError: if fractions and c differ in number, or a c is not above 0.
 
     Formal guarantees:
-        The line is the `dpjax.attacks.guessing_bound` of the guarantee. None for the curves: they
-        show what attacks did, not what they could do.
+        The line is the `dpjax.attacks.guessing_bound` of the guarantee. The curves have none: they
+        show past attacks, and others may be better.
 
     Source:
         Dinur and Nissim (2003); Dwork and Yekhanin (2008).

@@ -1,7 +1,7 @@
-"""Bounds on the regret of following experts, private and not, and what was realized."""
+"""Bounds on the regret of following experts, private and not, and realized regrets."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from dpjax._core import _checks
 from dpjax.learning._private_weighted_majority import private_weighted_majority
 from dpjax.learning._weighted_majority import regret_bound
 from dpjax.plotting._axes import axes_or_new, legend_above, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CURVES = {
     "not private": None,
@@ -24,18 +27,18 @@ def regret_bounds(
     epsilon: float,
     delta: float,
     realized: Mapping[str, Sequence[float]] | None = None,
-    ax: Any = None,
-) -> Any:
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plots `learning.regret_bound` against T: not private, and at both private learning rates.
 
     Args:
         steps: numbers of steps T, at least one.
-        experts: k.
+        experts: the number k of experts.
         epsilon: of all choices together.
         delta: of all choices together.
-        realized: regrets at these T, drawn as marks, by the name of the curve that they belong to:
-            "not private", "private, bounded range" or "private, advanced composition". Bounds are
-            of expectations, about which they vary.
+        realized: regrets at these T, plotted as marks, by the name of their curve: "not private",
+            "private, bounded range" or "private, advanced composition". A bound limits the
+            expected regret, and realized ones vary about it.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -44,10 +47,10 @@ def regret_bounds(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range, or there is no such curve.
+        ValueError: if a parameter is out of range, or a curve has an unknown name.
 
     Formal guarantees:
-        None: bounds are public, and what was realized on private losses is private.
+        None. Bounds are public. Regrets that were realized on private losses are private.
 
     Source:
         Freund and Schapire (1997); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers
@@ -65,17 +68,16 @@ def regret_bounds(
         _checks.choice("realized", name, tuple(_CURVES))
     ax = axes_or_new(ax)
     for index, (name, method) in enumerate(_CURVES.items()):
-
-        def bound(count: int, method: Any = method) -> float:
+        bounds: list[float] = []
+        for count in map(int, times):
             rate = None
             if method is not None:
                 mechanism = private_weighted_majority(epsilon, delta, steps=count, method=method)
                 rate = mechanism.learning_rate
-            return regret_bound(steps=count, experts=experts, learning_rate=rate)
-
+            bounds.append(regret_bound(steps=count, experts=experts, learning_rate=rate))
         look = style(index)
         marker = look.pop("marker")
-        ax.plot(times, [bound(int(count)) for count in times], label=f"bound, {name}", **look)
+        ax.plot(times, bounds, label=f"bound, {name}", **look)
         if name in found:
             marks = {"color": look["color"], "marker": marker, "linestyle": "none"}
             ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **marks)

@@ -1,35 +1,39 @@
 """A release with its error bar, against the truth."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Mechanism, Release
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above, with_unit
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 def release_with_error(
     release: Release,
     mechanism: Mechanism,
-    truth: Any = None,
+    truth: ArrayLike | None = None,
     *,
     probability: float = 0.95,
     simultaneous: bool = False,
     names: Sequence[str] | None = None,
     unit: str = "",
-    ax: Any = None,
-) -> Any:
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plots the coordinates of a release with the error that its noise stays below.
 
     Args:
         release: of a number or an array of numbers, by a mechanism that adds noise.
-        mechanism: that it was released by.
-        truth: the target's value, for comparison; drawn, it is not private.
-        probability: that the noise of a coordinate stays within its bar.
-        simultaneous: bars for all coordinates at once, instead of for each one of them.
+        mechanism: the mechanism of the release.
+        truth: the target's value, for comparison. A plot of it is not private.
+        probability: of noise within the bar of a coordinate.
+        simultaneous: whether bars hold for all coordinates at once, instead of for each one.
         names: of the coordinates; numbers by default.
         unit: of the coordinates.
         ax: the axes to draw on; None makes a figure.
@@ -39,12 +43,12 @@ def release_with_error(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: if the release is none of numbers that got noise.
-        ValueError: if the truth has another shape, or there is not one name for each coordinate.
+        TypeError: if the release is not an array with additive noise.
+        ValueError: if the truth has another shape, or names do not match the coordinates.
 
     Formal guarantees:
-        Bars are `mechanism.error`: public, rounding included, and the same whatever was
-        released. Without `truth` nothing private is drawn.
+        Bars are `mechanism.error`, rounding included. They depend on nothing private. Without
+        `truth` the plot shows nothing private.
 
     Source:
         None.

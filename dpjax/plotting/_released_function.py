@@ -1,7 +1,7 @@
 """A released function against the raw one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +10,38 @@ import numpy as np
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, approximate_bernstein
 from dpjax.plotting._axes import BLACK, BLUE, VERMILION, axes_or_new
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _POINTS = {1: 201, 2: 65}  # Along each coordinate.
 Interval = tuple[float, float]
 
 
 def released_function(
     released: BernsteinPolynomial,
-    raw: Callable[[jax.Array], Any] | None = None,
+    raw: Callable[[jax.Array], jax.Array] | None = None,
     *,
     error: float | None = None,
     domain: Sequence[Interval] | None = None,
     codomain: Interval = (0.0, 1.0),
     labels: Sequence[str] | None = None,
-    ax: Any = None,
-) -> Any:
-    """Plots a released polynomial in one or two variables, and what it is a release of.
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots a released polynomial in one or two variables, and the raw function.
 
-    In one variable, curves: the release, its error band, the raw function, and the Bernstein
-    polynomial of that, which is what would have been released without noise. In two, the release
-    in colors, and contours of the raw function at the same levels.
+    In one variable, it plots curves: the release, its error band, the raw function, and the
+    Bernstein polynomial of the raw function, which has no noise. In two, it plots the release in
+    colors, and contours of the raw function at the same levels.
 
     Args:
         released: the value of a release by `dpjax.bernstein`.
-        raw: the function of the private database, which takes points of shape (dims,) in
-            [0, 1]^dims to numbers; drawn, it is not private.
+        raw: the function of the private database, from points of shape (dims,) in [0, 1]^dims to
+            numbers. A plot of it is not private.
         error: half the width of the band around the release in one variable, in the units of the
-            function: `mechanism.error(simultaneous=True)` holds everywhere;
-            with `like=` where it was released as one of several.
-        domain: what 0 and 1 are in each coordinate, in units; by default 0 and 1.
-        codomain: what values 0 and 1 of the function are, in units.
+            function: `mechanism.error(simultaneous=True)` holds everywhere. Add `like=` for one of
+            several functions in a release.
+        domain: for each coordinate, the numbers that 0 and 1 stand for; by default 0 and 1.
+        codomain: the numbers that values 0 and 1 of the function stand for.
         labels: with units, of the coordinates and then of the value.
         ax: the axes to draw on; None makes a figure.
 
@@ -47,11 +50,12 @@ def released_function(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if the polynomial has more than two variables, there are not as many intervals
-            as variables and labels as that and one, or an error is given for two.
+        ValueError: if the polynomial has more than two variables, the domain does not have one
+            interval for each variable, labels are not one more than the variables, or an error is
+            given for two variables.
 
     Formal guarantees:
-        Without `raw` nothing is drawn but what was released.
+        Without `raw` the plot shows only the release.
 
     Source:
         Aldà and Rubinstein (2017); Rubinstein and Aldà (2017), Section 7.3.
@@ -66,9 +70,9 @@ def released_function(
     """
     dims = released.dims
     if dims not in _POINTS:
-        raise ValueError(f"released must have one or two variables to be drawn, got {dims}")
+        raise ValueError(f"released must have one or two variables, got {dims}")
     if dims == 2 and error is not None:
-        raise ValueError("error must be left out in two variables, where no band is drawn")
+        raise ValueError("error must be None for two variables, whose plot has no band")
     domain = [(0.0, 1.0)] * dims if domain is None else list(domain)
     if len(domain) != dims:
         raise ValueError(f"domain must be {dims} intervals, got {len(domain)}")
@@ -79,7 +83,7 @@ def released_function(
     grid = jnp.asarray(np.stack(np.meshgrid(*[unit] * dims, indexing="ij"), axis=-1), float)
     axes = [_scaled(unit, interval) for interval in domain]
 
-    def values(function: Callable[[jax.Array], Any]) -> np.ndarray:
+    def values(function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
         return _scaled(np.asarray(function(grid), np.float64), codomain)
 
     ax = axes_or_new(ax)
@@ -110,17 +114,19 @@ def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
     return low + unit * (high - low)
 
 
-def _everywhere(function: Callable[[jax.Array], Any], dims: int) -> Callable[[jax.Array], Any]:
-    """A function of a point as one of a grid of points."""
+def _everywhere(
+    function: Callable[[jax.Array], jax.Array], dims: int
+) -> Callable[[jax.Array], jax.Array]:
+    """A function of a point, applied to a grid of points."""
 
-    def on_grid(grid: jax.Array) -> Any:
+    def on_grid(grid: jax.Array) -> jax.Array:
         return jax.vmap(function)(grid.reshape(-1, dims)).reshape(grid.shape[:-1])
 
     return on_grid
 
 
 def _draw_release(
-    ax: Any, x: np.ndarray, y: np.ndarray, error: float | None, codomain: Interval
+    ax: "Axes", x: np.ndarray, y: np.ndarray, error: float | None, codomain: Interval
 ) -> None:
     if error is not None:
         width = abs(float(error) * (float(codomain[1]) - float(codomain[0])))
@@ -132,16 +138,16 @@ def _draw_release(
 
 
 def _draw_map(
-    ax: Any, axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
+    ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
 ) -> None:
-    """Coordinate 0 runs to the right; lightness grows with the value in print too."""
+    """Coordinate 0 runs to the right. Lightness grows with the value, also in print."""
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())
     look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}
     mesh = ax.pcolormesh(*axes, released.T, **look)
     bar = ax.figure.colorbar(mesh, ax=ax, label=f"private release: {label}")
     if raw is not None:
-        # Where the bar has its ticks; dark on the light half of the colors.
+        # Contours lie at the ticks of the bar. They are dark on the light half of the colors.
         levels = [level for level in bar.get_ticks() if raw.min() < level < raw.max()]
         colors = ["white" if level < (low + high) / 2 else BLACK for level in levels]
         if levels:

@@ -1,7 +1,7 @@
-"""Curves of membership attacks beside what a guarantee allows."""
+"""Curves of membership attacks, and the limit of a guarantee."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,21 +10,24 @@ from dpjax.attacks._claim_comparison import highest_true_positive_rate
 from dpjax.attacks._roc_curve import RocCurve
 from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _POINTS = 400
 
 
 def roc_curve(
-    curves: Mapping[str, RocCurve], guarantee: Guarantee | None = None, *, ax: Any = None
-) -> Any:
-    """Plots true against false positive rates on logarithmic axes, with what a guarantee allows.
+    curves: Mapping[str, RocCurve], guarantee: Guarantee | None = None, *, ax: "Axes | None" = None
+) -> "Axes":
+    """Plots true against false positive rates on logarithmic axes, and the limit of a guarantee.
 
-    What counts is on the left: members that are found without false alarms. A band that lies
-    above the line of the guarantee, anywhere, contradicts it.
+    The left matters most: it shows members that are found without false alarms. If a band lies
+    above the line of the guarantee anywhere, it contradicts the guarantee.
 
     Args:
-        curves: a curve for each label, from `dpjax.attacks.roc_curve`. Those with limits get their
+        curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a
             band.
-        guarantee: of what was attacked, under replace-one.
+        guarantee: of the attacked releases, under replace-one.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -32,12 +35,11 @@ def roc_curve(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: as `dpjax.attacks.highest_true_positive_rate` does.
-        ValueError: if there is no curve, or as `dpjax.attacks.highest_true_positive_rate` does.
+        TypeError: as `dpjax.attacks.highest_true_positive_rate`.
+        ValueError: if no curve is given, or as `dpjax.attacks.highest_true_positive_rate`.
 
     Formal guarantees:
-        All limits of a curve hold together, with its confidence; those of several curves by
-        themselves.
+        All limits of one curve hold together, with its confidence. Limits of several curves do not.
 
     Source:
         Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), for logarithmic axes.
@@ -61,7 +63,7 @@ def roc_curve(
     for index, (label, curve) in enumerate(curves.items()):
         look = style(index)
         false_positives, true_positives = curve.points()
-        # Where several thresholds have one false positive rate, the last one finds the most.
+        # Of several thresholds with one false positive rate, the last finds the most members.
         highest = true_positives[np.searchsorted(false_positives, rates, "right") - 1]
         ax.plot(rates, highest, label=label, markevery=_POINTS // 8, markersize=4, **look)
         if curve.confidence is not None:

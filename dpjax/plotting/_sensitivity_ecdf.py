@@ -1,44 +1,48 @@
-"""The distribution of sampled distances, and the one that becomes the sensitivity."""
+"""The distribution of sampled distances, and the distance that becomes the sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import OperatingPoint, Sensitivity, describe_confidence
 from dpjax.plotting._axes import BLACK, BLUE, GREEN, SKY, VERMILION, axes_or_new, with_unit
 
-# Steps that are drawn; a page shows no more.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The most steps in a plot; a page cannot show more.
 _MOST_STEPS = 2_000
 
 Band = Literal["dkw", "beta"]
 
 
 def sensitivity_ecdf(
-    distances: Any,
+    distances: ArrayLike,
     point: OperatingPoint | Sensitivity | None = None,
     *,
-    cdf: Callable[[np.ndarray], Any] | None = None,
+    cdf: Callable[[np.ndarray], np.ndarray] | None = None,
     bands: Sequence[Band] = ("beta",),
     confidence: float = 0.99,
     unit: str = "",
-    ax: Any = None,
-) -> Any:
-    """Plots the share of sampled pairs by distance, and the distance that is taken.
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the share of sampled pairs by distance, and the chosen distance.
 
-    Bands say where the distribution function may lie: "dkw" everywhere at once, "beta" at each
-    distance by itself (Clopper and Pearson), which is what one order statistic needs and narrow in
-    the tails.
+    Bands show where the distribution function may lie: "dkw" everywhere at once, "beta" at each
+    single distance (Clopper and Pearson). One order statistic needs "beta", which is narrow in the
+    tails.
 
     Args:
-        distances: of m pairs, shape (m,), as `dpjax.sensitivity_samples` returns them; NaN and
-            negative numbers count as infinite. Of many pairs 2,000 steps are drawn.
-        point: whose k is marked, with what it promises: an `OperatingPoint` or a `Sensitivity`
-            sampled from m pairs.
-        cdf: the true distribution function, where it is known; takes and returns arrays.
+        distances: of m pairs, shape (m,), from `dpjax.sensitivity_samples`. NaN and negative
+            numbers count as infinite. The plot has at most 2,000 steps.
+        point: an `OperatingPoint`, or a `Sensitivity` sampled from m pairs. The plot marks its k,
+            and states its gamma and confidence.
+        cdf: the true distribution function, from arrays to arrays, if known.
         bands: any of "dkw" and "beta".
         confidence: of the bands, two-sided.
         unit: of the distances.
@@ -49,12 +53,12 @@ def sensitivity_ecdf(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if `distances` is not a vector with a finite entry, the point is of another
-            number of pairs, or a band or confidence is none.
+        ValueError: if `distances` is not a vector with a finite entry, the point has another number
+            of pairs, a band is unknown, or confidence is out of range.
 
     Formal guarantees:
-        The bands hold for independent pairs and any distribution, at their confidence. A point that
-        is chosen after a look at this plot promises less than it says: fix it in advance.
+        The bands hold for independent pairs and any distribution, at their confidence. Fix a point
+        in advance: if this plot helps to choose it, its guarantee is weaker than it says.
 
     Source:
         Rubinstein and Aldà (2017), Figure 1; Massart (1990); Clopper and Pearson (1934).
@@ -71,7 +75,7 @@ def sensitivity_ecdf(
     ordered = _ordered(distances)
     m, finite = len(ordered), int(np.isfinite(ordered).sum())
     if finite == 0:
-        raise ValueError("distances must hold a finite one")
+        raise ValueError("distances must hold a finite number")
     k = None if point is None else _index(point, m)
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
@@ -114,7 +118,7 @@ def sensitivity_ecdf(
     return ax
 
 
-def _ordered(distances: Any) -> np.ndarray:
+def _ordered(distances: ArrayLike) -> np.ndarray:
     array = np.asarray(distances, np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
@@ -123,12 +127,12 @@ def _ordered(distances: Any) -> np.ndarray:
 
 def _index(point: OperatingPoint | Sensitivity, m: int) -> int:
     if point.m != m or point.k is None:
-        raise ValueError(f"point must be of the m={m} pairs at hand, got m={point.m}")
+        raise ValueError(f"point must be of the m={m} given pairs, got m={point.m}")
     return point.k
 
 
 def _steps(finite: int, k: int | None) -> np.ndarray:
-    """The ranks that are drawn: all of few, and the chosen one."""
+    """The plotted ranks: all if they are few, and the chosen one."""
     ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
     chosen = [k] if k is not None and k <= finite else []
     return np.union1d(ranks, np.asarray(chosen, int))
@@ -142,18 +146,18 @@ def _clopper_pearson(ranks: np.ndarray, m: int, alpha: float) -> tuple[np.ndarra
 
 
 def _fill(
-    ax: Any, x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, label: str
+    ax: "Axes", x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, label: str
 ) -> None:
     edges = {"step": "post", "color": color, "alpha": 0.3, "linewidth": 0}
     ax.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), label=label, **edges)
 
 
-def _mark(ax: Any, point: OperatingPoint | Sensitivity, k: int, m: int, distance: float) -> None:
-    """The chosen order statistic, down to its distance; what is infinite is only told."""
+def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, distance: float) -> None:
+    """Marks the chosen order statistic; an infinite distance appears in the legend only."""
     promise = f"gamma = {point.gamma:.4g}, {describe_confidence(point.confidence)}"
     label = f"order statistic k = {k} of {m}: {distance:.3g}\n({promise})"
     ax.axhline(
-        1 - point.gamma,
+        1 - float(point.gamma),
         color=VERMILION,
         linestyle=":",
         label=f"1 - gamma = {1 - point.gamma:.4g}",

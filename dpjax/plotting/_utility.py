@@ -1,32 +1,36 @@
 """Utility against epsilon, with ribbons of quantiles over repeats."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax.plotting._axes import axes_or_new, style, with_unit
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from xarray import DataArray, Dataset
+
 
 def utility(
-    data: Any,
+    data: "Dataset | DataArray",
     *,
     variable: str | None = None,
     x: str = "epsilon",
     repeat: str = "repeat",
     curve: str | None = None,
     quantiles: tuple[float, float] = (0.05, 0.95),
-    ax: Any = None,
-) -> Any:
+    ax: "Axes | None" = None,
+) -> "Axes":
     """Plots the median of a result over repeats, and a ribbon between two quantiles.
 
     Args:
         data: an `xarray.Dataset` or `xarray.DataArray` with dimensions x, repeat, and at most one
-            more. Units are taken from `attrs["units"]`, names from `attrs["long_name"]`.
-        variable: of the data set; may be left out where there is only one.
+            more. Labels use `attrs["units"]` and `attrs["long_name"]`.
+        variable: of the data set; optional if it has only one.
         x: the dimension of the horizontal axis.
-        repeat: the dimension that quantiles are taken over.
-        curve: the dimension that has a curve for each entry; by default the one that is left.
+        repeat: the dimension of the quantiles.
+        curve: the dimension with a curve for each entry; by default the remaining one.
         quantiles: lower and upper end of the ribbon, in (0, 1).
         ax: the axes to draw on; None makes a figure.
 
@@ -35,12 +39,12 @@ def utility(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: if the data are none of xarray's.
-        ValueError: if the data have other dimensions, none of one, or no numbers along x, it is not
-            clear which variable is meant, or the quantiles are no interval.
+        TypeError: if the data are not an object of xarray.
+        ValueError: if the data have other dimensions, an empty dimension, no numbers along x, or
+            several variables without a choice, or if the quantiles are not an interval.
 
     Formal guarantees:
-        None: what a sweep measures is not private.
+        None: the results of a sweep are not private.
 
     Source:
         Rubinstein and Aldà (2017), Figures 6 and 7.
@@ -56,7 +60,7 @@ def utility(
     low, high = (_checks.fraction("quantiles", end) for end in quantiles)
     if low >= high:
         raise ValueError(f"quantiles must be lower and upper end, got {quantiles}")
-    rest = [name for name in array.dims if name not in (x, repeat)]
+    rest: list[Any] = [name for name in array.dims if name not in (x, repeat)]
     if curve is None and len(rest) == 1:
         (curve,) = rest
     wanted = [name for name in (curve, repeat, x) if name is not None]
@@ -85,8 +89,8 @@ def utility(
     return ax
 
 
-def _variable(data: Any, variable: str | None) -> Any:
-    """An array of xarray's, known by its attributes: the library is not imported, nor missed."""
+def _variable(data: Any, variable: str | None) -> "DataArray":
+    """The array to plot. Objects of xarray are known by their attributes, without an import."""
     if hasattr(data, "data_vars"):
         names = list(data.data_vars)
         if variable is None and len(names) != 1:
@@ -101,7 +105,9 @@ def _variable(data: Any, variable: str | None) -> Any:
     )
 
 
-def _curves(array: Any, values: np.ndarray, curve: str | None) -> list[tuple[str, np.ndarray]]:
+def _curves(
+    array: "DataArray", values: np.ndarray, curve: str | None
+) -> list[tuple[str, np.ndarray]]:
     if curve is None:
         return [(str(array.name or "value"), values)]
     labels = np.asarray(array[curve].values).tolist()
@@ -111,5 +117,5 @@ def _curves(array: Any, values: np.ndarray, curve: str | None) -> list[tuple[str
     ]
 
 
-def _label(array: Any, name: str) -> str:
+def _label(array: "DataArray", name: str) -> str:
     return with_unit(str(array.attrs.get("long_name", name)), str(array.attrs.get("units", "")))

@@ -1,1 +1,1 @@
-"""Grids of settings: computed in chunks, kept on disk, returned as labeled arrays."""
+"""Functions on grids of settings: computed in chunks, kept on disk, returned with labels."""

@@ -1,13 +1,13 @@
-"""Computing what is missing of a part: chunks of cells, over devices."""
+"""Computes the missing cells of a part: chunks of cells, over devices."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from dpjax._core._types import Key, PyTree
 from dpjax._running._in_flight import run_in_flight
 from dpjax._running._layout import Device, Layout, placed, within
 from dpjax._running._waiting import wait_for
@@ -18,12 +18,12 @@ from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import cell_keys
 from dpjax.sweeps._parts import Part
 
-# Cells of a chunk, and their values.
-Keep = Callable[[np.ndarray, list[np.ndarray]], Any]
+# Takes the cells of a chunk, and their values.
+Keep = Callable[[np.ndarray, list[np.ndarray]], None]
 
 
 def compute(
-    key: jax.Array,
+    key: Key,
     part: Part,
     cells: np.ndarray,
     *,
@@ -34,11 +34,11 @@ def compute(
     devices: tuple[Device | None, ...],
     keep: Keep,
 ) -> None:
-    """Computes cells of a part, a chunk of them on every device at a time.
+    """Computes cells of a part, one chunk on every device at a time.
 
-    Chunks are consecutive cells. So those that a resumed run computes are those that the
-    interrupted one had left, and each runs whole, padded, in the program of all others: the same
-    bits.
+    Chunks are consecutive cells. So a resumed run computes the chunks that an interrupted run would
+    have computed next. Each chunk is padded to full size, and runs the same program. So a resumed
+    run has the same bits.
     """
     layout = Layout(devices, len(cells), size)
     key = placed(key, layout)
@@ -48,10 +48,7 @@ def compute(
         of_chunks = [_cells_of(chunk, cells, size) for chunk in chunks]
         padded = np.concatenate([np.resize(x if len(x) else cells, size) for x in of_chunks])
         places = np.unravel_index(padded // repeats, shape) if shape else ()
-        values = {
-            axis.name: jax.tree.map(lambda x, place=place: x[place], axis.values)
-            for axis, place in zip(axes, places, strict=True)
-        }
+        values = {a.name: a.values_at(place) for a, place in zip(axes, places, strict=True)}
         mesh = layout.local_mesh()
         with within(mesh):
             out = _compiled_chunk(
@@ -85,17 +82,17 @@ def _cells_of(chunk: int | None, cells: np.ndarray, size: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnames=("program", "fingerprint", "mesh"))
 def _compiled_chunk(
-    key: jax.Array,
+    key: Key,
     words: jax.Array,
-    values: Any,
+    values: PyTree,
     *,
     program: Program,
-    fingerprint: str,  # For JAX's cache, which knows the user's rules for `vmap` by name only.
+    fingerprint: str,  # For JAX's cache, which sees only the names of the user's rules for `vmap`.
     mesh: Mesh | None,
 ) -> list[jax.Array]:
     del fingerprint
 
-    def chunk(key: jax.Array, words: jax.Array, values: Any) -> list[jax.Array]:
+    def chunk(key: Key, words: jax.Array, values: PyTree) -> list[jax.Array]:
         return jax.tree.leaves(jax.vmap(program)(cell_keys(key, words), values))
 
     return on_every(mesh, chunk, (SHARED, SPREAD, SPREAD))(key, words, values)

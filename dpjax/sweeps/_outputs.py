@@ -1,9 +1,9 @@
-"""What a function returns for one cell, array by array."""
+"""The arrays that a function returns for one cell."""
 
 import dataclasses
-from typing import Any
 
 import jax
+import numpy as np
 
 from dpjax._core._pytree import TreeSpec
 
@@ -14,11 +14,11 @@ class Output:
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """Of one cell's array."""
+        """The names of the dimensions of one cell's array."""
         return tuple(f"{self.name}_dim_{i}" for i in range(len(self.shape)))
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Output:
 
 
 def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
-    """The arrays of a value, named by where they are: by key, by attribute, or "value"."""
+    """The arrays of a value, named by their keys and attributes, or "value"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
     outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
     names = [output.name for output in outputs]
@@ -35,8 +35,8 @@ def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
     return outputs
 
 
-def name_of_path(path: tuple[Any, ...]) -> str:
-    """Keys and attributes, joined; "value" stands for what has no name."""
+def name_of_path(path: tuple[object, ...]) -> str:
+    """Joins keys and attributes; "value" stands for an array without a name."""
     named = (jax.tree_util.DictKey, jax.tree_util.GetAttrKey)
     start = () if path and isinstance(path[0], named) else ("value",)
     parts = (jax.tree_util.keystr((key,), simple=True) for key in path)

@@ -1,13 +1,13 @@
-"""The parts of a sweep: one for each choice of the static parameters, with a program of its own."""
+"""The parts of a sweep: one for each choice of the static parameters, each with its program."""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
+from dpjax._core._types import Key, PyTree
 from dpjax._running._memory import fitting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
@@ -15,9 +15,9 @@ from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
 from dpjax.sweeps._outputs import Output, outputs_of
 
-# As few as keep an interruption from taking much, if they are not too small to be fast.
+# An interruption should lose at most one of this many chunks. Smaller chunks than this are slow.
 _CHUNKS, _LEAST_CELLS = 16, 64
-_LEAST = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
+_LEAST = 2  # XLA compiles a batch of one to a different program, which rounds differently.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,12 +25,12 @@ class Part:
     """The cells of one choice of the static parameters.
 
     Attributes:
-        name: what messages call it.
+        name: of the part, for messages.
         fingerprint: of the choice.
-        program: takes a key and the traced parameters to the outputs.
+        program: maps a key and the traced parameters to the outputs.
         outputs: of a cell.
-        words: what is folded into the key, for every cell: traced parameters in the order given,
-            the last one moving fastest, but for the repeat.
+        words: to fold into the key, for every cell. The repeat moves fastest, then the last of the
+            traced parameters, in the given order.
     """
 
     name: str
@@ -43,34 +43,35 @@ class Part:
         return len(self.words)
 
     def fingerprint_of_chunks(self, size: int) -> str:
-        """Of what chunks run.
+        """The fingerprint of the program that chunks run.
 
-        Under `vmap` a rule of the user's may compute, which the program's own fingerprint leaves
-        out: it is another way to the same value, but nobody has checked that here.
+        Under `vmap` a user's own rule may run, and the program's fingerprint leaves such rules out.
+        A rule should compute the same value, but that is not checked here.
         """
         if "custom_vmap_call" not in self.program.primitives():
             return self.program.fingerprint
-        batch = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
-            self.program.inputs.tree(),
-        )
+
+        def batched(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
+
+        batch = jax.tree.map(batched, self.program.inputs.tree())
         return digest(self.program.fingerprint, jax.make_jaxpr(jax.vmap(self.program))(*batch))
 
     def default_chunk_size(self) -> int:
-        """Cells in a chunk: a power of two, by what fits and by how many there are."""
+        """Cells in a chunk: a power of two, by memory and by the number of cells."""
         parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
         most = min(parts, max(_LEAST, _power_of_two(len(self))))
         return min(most, fitting(self.program.largest_array()))
 
 
 def parts_of(
-    function: Callable[..., Any],
-    key: jax.Array,
+    function: Callable[..., PyTree],
+    key: Key,
     traced: Sequence[Axis],
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """All parts, traced; what does not fit together is refused before anything is computed."""
+    """Traces all parts, and refuses parts whose outputs differ before any cell is computed."""
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))
@@ -88,8 +89,8 @@ def parts_of(
 
 
 def _trace(
-    function: Callable[..., Any],
-    key: jax.Array,
+    function: Callable[..., PyTree],
+    key: Key,
     traced: Sequence[Axis],
     static: Sequence[Axis],
     choice: tuple[int, ...],
@@ -99,14 +100,13 @@ def _trace(
     labels = {
         axis.name: axis.coordinates[axis.name][i] for axis, i in zip(static, choice, strict=True)
     }
-    values = {
-        axis.name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), axis.values)
-        for axis in traced
-    }
+
+    def of_a_cell(key: Key, values: dict[str, PyTree]) -> PyTree:
+        return function(key, **chosen, **values)
+
     key_spec = jax.ShapeDtypeStruct((), key.dtype)
-    program = Program.trace(
-        "function", lambda key, values: function(key, **chosen, **values), key_spec, values
-    )
+    values = {axis.name: axis.spec_of_value() for axis in traced}
+    program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
     _ = program.fingerprint  # Now: tracing the next part may write to what this one closes over.
@@ -130,5 +130,5 @@ def _words(traced: Sequence[Axis], known: dict[str, bytes], repeats: int) -> np.
 
 
 def _power_of_two(number: float) -> int:
-    """The least that is not below a number."""
+    """The least power of two that is not below a number."""
     return 2 ** max(0, (int(np.ceil(number)) - 1).bit_length())

@@ -1,75 +1,80 @@
 """One sample of distances, at a whole grid of operating points."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Method
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 
+if TYPE_CHECKING:
+    from xarray import Dataset
+
 _MARGINAL = "marginal"
-# Datasets select by sel(name=value), where "method" means something else.
+# Datasets select by sel(name=value), where "method" already has a meaning.
 _DIMENSIONS = ("operating_method", "confidence", "gamma")
 
 
 def sensitivity_grid(
-    distances: jax.Array,
+    distances: ArrayLike,
     *,
     gammas: Sequence[float],
     choices: int,
     methods: Sequence[Method] = ("exact",),
     confidences: Sequence[float | None] = (0.99,),
-) -> Any:
+) -> "Dataset":
     """The estimates of one sample of distances at every gamma, method and confidence.
 
-    Which order statistic each operating point takes does not depend on the distances, so one pass
-    finds all of them. What is promised depends on what the estimates are used for:
+    The order statistic of an operating point does not depend on the distances, so one pass finds
+    all estimates. Their guarantees depend on their use:
 
-    - `choices=1`: each point promises what `dpjax.operating_point` says, if it was fixed before
-      the distances, or anything that depends on them, were looked at. Comparing all points in a
-      figure is fine; releasing at the one that looked best is not.
-    - `choices=J`: any J points that were fixed in advance promise what they say together, so one
-      of them may be picked after looking. Each is taken at confidence 1 - (1 - C)/J, a union bound:
-      a larger order statistic. To pick from all of the grid, J is the number of its points; reruns
-      under other keys from which one is picked count too, and so do other targets.
+    - `choices=1`: each point has the guarantee of `dpjax.operating_point`, if it was fixed before
+      looking at the distances, or at anything that depends on them. You may compare all points in a
+      figure. You may not release at the point that looked best.
+    - `choices=J`: any J points that were fixed in advance hold together, so you may pick one of
+      them after looking. Each is taken at confidence 1 - (1 - C)/J, a union bound, which is a
+      larger order statistic. To pick from the whole grid, J is the number of its points. If you
+      pick among reruns under other keys, or among other targets, they count too.
 
     Args:
-        distances: of `dpjax.sensitivity_samples`, shape (m,); NaN and negative numbers count as
+        distances: of `dpjax.sensitivity_samples`, shape (m,). NaN and negative numbers count as
             infinite.
         gammas: probabilities over random pairs that may be left uncovered.
-        choices: J, from how many points one is picked after looking at anything that depends on
-            the distances; 1 for none.
+        choices: J, the number of points from which you pick one after looking at anything that
+            depends on the distances; 1 without such a choice.
         methods: of "exact" and "dkw".
-        confidences: probabilities C over the samples; None for the marginal statement, over
-            samples and pair together, which is the only one that "dkw" makes.
+        confidences: probabilities C over the samples. None is the marginal statement, over samples
+            and pair together; "dkw" makes no other.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over operating_method, confidence (a string,
-        "marginal" for None) and gamma: `sensitivity`, the estimate; `k`, the order statistic, 0
-        where m is too small for the point or the method does not make the statement, and the
-        estimate is NaN; `confidence_taken`, at which k was found, 1 - (1 - C)/J, NaN where
-        marginal. They are for study and have none of the checks of `dpjax.sample_sensitivity`: it
-        gives what may be released, with the same key, m, gamma and `confidence=confidence_taken`.
-        Its guarantee says that confidence, which one point has by itself; after a choice among J
-        what holds is C.
+        "marginal" for None) and gamma:
+
+        - `sensitivity`: the estimate; NaN where k is 0;
+        - `k`: the order statistic; 0 if m is too small, or the method does not make the statement;
+        - `confidence_taken`: the confidence at which k was found, 1 - (1 - C)/J; NaN if marginal.
+
+        They are for study, without the checks of `dpjax.sample_sensitivity`. For a release, call it
+        with the same key, m, gamma and `confidence=confidence_taken`. Its guarantee states that
+        confidence, which holds for one single point. After a choice among J points, C holds.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
         TypeError: if distances are not floats, or a parameter is not a number.
         ValueError: if a parameter is out of range, given twice, or missing; or if choices exceed 1
-            where a statement is marginal: none survives a choice after looking.
+            for a marginal statement, which does not survive a choice after looking.
 
     Formal guarantees:
-        Let the m distances be independent draws, as `dpjax.sensitivity_samples` makes them, with
-        distribution function Phi, and let J points with a confidence be fixed in advance. With
-        probability at least 1 - sum_j (1 - C_j)/J all of them have Phi(estimate) >= 1 - gamma. In
-        particular, for every C, the probability that one with confidence C is picked, however that
-        depends on the samples, and does not hold, is at most 1 - C. At J = 1 that is
-        Phi(estimate) >= 1 - gamma with probability at least C, or the marginal statement, for one
-        point fixed in advance.
+        Let the m distances be independent draws, as from `dpjax.sensitivity_samples`, with
+        distribution function Phi. Let J points with a confidence be fixed in advance. With
+        probability at least 1 - sum_j (1 - C_j)/J all of them have Phi(estimate) >= 1 - gamma. So
+        for every C, however the choice depends on the samples: the probability that the chosen
+        point has confidence C and does not hold is at most 1 - C. At J = 1, one point fixed in
+        advance has Phi(estimate) >= 1 - gamma with probability at least C, or the marginal
+        statement.
 
     Source:
         Wilks (1941); Rubinstein and Aldà (2017), Theorem 15; Boole's inequality.
@@ -84,7 +89,7 @@ def sensitivity_grid(
         ([9551, 9923], [9556, 9926])
     """
     xarray = _checks.extra("xarray", "sweep")
-    ordered = _patterns(distances)
+    known_distances = _checked(distances)
     choices = _checks.integer("choices", choices, least=1)
     labels = [_MARGINAL if c is None else repr(float(c)) for c in confidences]
     for name, values in zip(_DIMENSIONS, (methods, labels, gammas), strict=True):
@@ -92,7 +97,7 @@ def sensitivity_grid(
             raise ValueError(f"{name} must have distinct values, at least one, got {values!r}")
     if choices > 1 and ("dkw" in methods or None in confidences):
         raise ValueError(
-            f"choices={choices} asks for statements that hold together, and marginal ones do not:"
+            f"choices={choices} needs statements that hold together, but marginal ones do not:"
             ' give confidences in (0, 1), with method "exact"'
         )
     taken = [
@@ -101,11 +106,11 @@ def sensitivity_grid(
     ]
     k = np.array(
         [
-            [[_rank(ordered.size, gamma, method, c) for gamma in gammas] for c in taken]
+            [[_rank(known_distances.size, gamma, method, c) for gamma in gammas] for c in taken]
             for method in methods
         ]
     )
-    estimates = _order_statistics(ordered, k)
+    estimates = _order_statistics(known_distances, k)
     known = np.array([np.nan if c is None else c for c in taken])
     return xarray.Dataset(
         {
@@ -118,11 +123,11 @@ def sensitivity_grid(
             "confidence": np.array(labels, dtype=object),
             "gamma": np.array(gammas, dtype=float),
         },
-        {"m": ordered.size, "choices": choices},
+        {"m": known_distances.size, "choices": choices},
     )
 
 
-def _patterns(distances: Any) -> np.ndarray:
+def _checked(distances: ArrayLike) -> np.ndarray:
     array = _checks.host_numbers("distances", distances)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
@@ -132,7 +137,7 @@ def _patterns(distances: Any) -> np.ndarray:
 
 
 def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int:
-    """The order statistic of a point; 0 where there is none."""
+    """The order statistic of a point; 0 if the point has none."""
     if method == "dkw" and confidence is not None:
         return 0
     settings: Any = {"method": method} if method == "dkw" else {"confidence": confidence}
@@ -143,7 +148,7 @@ def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int
 
 
 def _order_statistics(distances: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The k-th smallest of all distances, for every k at once; NaN where it is 0."""
+    """The k-th smallest of all distances, for every k at once; NaN where k is 0."""
     ranks = np.unique(k[k > 0])
     estimates = np.full(k.shape, np.nan, distances.dtype)
     if ranks.size:

@@ -1,19 +1,20 @@
-"""Grids of settings in one call."""
+"""Evaluates a function on a grid of settings in one call."""
 
 import contextlib
 import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree
 from dpjax._running._compiler import compilation
-from dpjax._running._layout import devices_of, outside_any_mesh
+from dpjax._running._layout import Device, devices_of, outside_any_mesh
 from dpjax._running._progress import counting, saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
 from dpjax.random._facade import CHACHA20, SEEDED_CHACHA20, check_sampling_key, is_seeded
@@ -24,76 +25,79 @@ from dpjax.sweeps._dataset import check_names, dataset
 from dpjax.sweeps._parts import Part, parts_of
 from dpjax.sweeps._store import Store
 
+if TYPE_CHECKING:
+    from xarray import Dataset
+
 
 @outside_any_mesh
 def sweep(
-    key: jax.Array,
-    function: Callable[..., Any],
+    key: Key,
+    function: Callable[..., PyTree],
     *,
-    traced: Mapping[str, Any] = {},
-    static: Mapping[str, Any] = {},
+    traced: Mapping[str, PyTree] = {},
+    static: Mapping[str, object] = {},
     repeats: int = 1,
     path: str | os.PathLike[str] | None = None,
     progress: bool = False,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     units: Mapping[str, str] = {},
-) -> Any:
-    """Evaluates a function on a grid of parameters, several times at each place.
+) -> "Dataset":
+    """Evaluates a function on a grid of parameters, with repeats.
 
-    Every cell of the grid, a value of each parameter and the number of a repeat, has a key of its
-    own (`dpjax.cell_key`): a function of the key given and of the names and values of its
-    coordinates, whatever their order, and whatever else is on the grid. So more values, parts of
-    the grid and more repeats keep what was there.
+    A cell of the grid is a value of each parameter, and the number of a repeat. Every cell has its
+    own key (`dpjax.cell_key`): a function of the given key and of the names and values of its
+    coordinates. It depends neither on their order nor on the rest of the grid. So earlier results
+    stay valid when you add values or repeats, or compute a part of the grid.
 
-    Traced parameters and repeats are mapped over by `jax.vmap`, a padded chunk of cells at a time;
-    for each choice of the static ones the function is traced once, and compiled once, whatever
-    the values of the others are.
+    `jax.vmap` maps over traced parameters and repeats, a padded chunk of cells at a time. For each
+    choice of the static parameters the function is traced and compiled once.
 
     Args:
-        key: a typed key: of `dpjax.random.seeded_key`, where the function releases something, or
+        key: a typed key: of `dpjax.random.seeded_key` if the function makes releases, or
             threefry2x32.
-        function: `function(key, **parameters)`, in JAX, to a tree of arrays.
-        traced: by name the values of parameters that are arrays to the function: a list of
-            numbers, or a tree of arrays with a leading axis, such as databases, or the batch of
+        function: `function(key, **parameters)`, in JAX, returns a tree of arrays.
+        traced: by name the values of parameters that are arrays to the function: a list of numbers,
+            or a tree of arrays with a leading axis, such as databases, or the batch of
             sensitivities that `jax.vmap` returns.
-        static: by name the values of parameters that are Python to the function: a list of
-            numbers, strings, named functions or tuples, or a dict of anything by names of its own.
-        repeats: how many times, at least 1.
-        path: a folder that keeps finished chunks. The same call, interrupted, goes on from there; a
-            call with more values, repeats or choices computes those alone. One process at a time.
+        static: by name the values of parameters that are Python objects to the function: a list of
+            numbers, strings, named functions or tuples, or a dict from names to any objects.
+        repeats: the number of repeats, at least 1.
+        path: a folder that keeps finished chunks. After an interruption, the same call continues
+            there. A call with more values, repeats or choices computes only the new cells. Only one
+            process at a time may use a folder.
         progress: shows a bar with rate and time left (needs tqdm).
-        chunk_size: cells in a chunk; by default by what fits the cache or the device and by how
-            many cells there are, and that of the folder, where it holds some.
-        mesh: devices of this process to spread chunks over; by default the default device.
+        chunk_size: cells in a chunk. The default depends on cache or device memory, and on the
+            number of cells. A folder with chunks keeps its chunk size.
+        mesh: devices of this process that share the chunks; by default the default device.
         units: of parameters and outputs, by name.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep"). Its dimensions are the static and the traced
-        parameters and "repeat", then those of an output: NAME_dim_0 and so on. Outputs are named by
-        the keys and attributes of the tree that the function returns, joined by "_", a single array
-        is "value". Trees of arrays have a number as coordinate, and the numbers that each one
-        has; functions their names. Attributes say versions, device, seconds, and the kind and a
-        digest of the key. `to_netcdf` saves it, and, where zarr is installed, `to_zarr`.
+        parameters and "repeat", then those of an output: NAME_dim_0 and so on. The name of an
+        output joins the keys and attributes in the returned tree by "_"; a single array is "value".
+        The coordinates of trees of arrays are an index, and the numbers in each tree; those of
+        functions are their names. Attributes hold versions, device, seconds, and the kind and a
+        digest of the key. `to_netcdf` saves it, and so does `to_zarr` if zarr is installed.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
         TypeError: if the key is not a typed key, the function does not return real arrays, or a
-            parameter has values of a kind that is not described above.
-        ValueError: if a parameter has no values, equal ones, NaN, or numbers that JAX does not
-            hold; if outputs have other names, shapes or dtypes at other static parameters, or a
-            name means two things; if the function calls code outside of JAX, or writes to an array
-            that it closes over; if the folder is in use, damaged, or of another key, function,
-            version, processor or batch size, which the message names.
+            parameter has values of another kind than above.
+        ValueError: if a parameter has no values, equal values, NaN, or numbers out of JAX's range;
+            if outputs have other names, shapes or dtypes at other static parameters, or two things
+            share a name; if the function calls code outside of JAX, or writes to an array that it
+            closes over; if the folder is in use, damaged, or of another key, function, version,
+            processor or chunk size, which the message names.
 
     Formal guarantees:
-        None for what it returns, which is as private as the function makes it: a sweep is an
-        experiment on public or drawn records, and its folder and attributes hold unkeyed hashes of
-        its parameters. Of the key a hash is stored, never its words. For one batch size, device and
-        version a chunk has the same bits in any run and on any number of devices, and a resumed
-        sweep has those of an uninterrupted one. What is added to a grid lies in other chunks than
-        it would in one call: keys are the same, what is drawn from them in integers (releases) too,
-        and the last bits of floats where they do not depend on the place in a chunk.
+        Results are as private as the function makes them. A sweep is an experiment on public or
+        drawn records: its folder and attributes hold unkeyed hashes of its parameters. The folder
+        holds a hash of the key, never its words. For one chunk size, device and version, a chunk
+        has the same bits in every run and on any number of devices. A resumed sweep has the bits of
+        an uninterrupted one. Added cells lie in other chunks than in one call. Their keys are the
+        same, and so are draws in integers, such as releases. The last bits of floats are the same
+        if they do not depend on the place in a chunk.
 
     Source:
         None.
@@ -160,7 +164,7 @@ def sweep(
                     axes=traced_axes,
                     repeats=repeats,
                     size=size,
-                    fingerprint=runs[part.fingerprint]["function"],
+                    fingerprint=str(runs[part.fingerprint]["function"]),
                     devices=devices,
                     keep=functools.partial(
                         _keep, store, runs, count, part, [x[i] for x in values], there[i]
@@ -176,22 +180,22 @@ def sweep(
     return dataset(axes, repeats, outputs, values, units=units, attributes=attributes)
 
 
-def _run_of(part: Part, size: int, shared: dict[str, Any]) -> dict[str, Any]:
-    """Everything that decides the bits of a part: what its chunks on disk must agree on."""
+def _run_of(part: Part, size: int, shared: dict[str, str]) -> dict[str, str | int]:
+    """Everything that decides the bits of a part. Its chunks on disk must agree on it."""
     return {**shared, "function": part.fingerprint_of_chunks(size), "batch size": size}
 
 
 def _keep(
     store: Store | None,
-    runs: dict[str, dict[str, Any]],
-    count: Callable[[int], Any],
+    runs: dict[str, dict[str, str | int]],
+    count: Callable[[int], object],
     part: Part,
     values: Sequence[np.ndarray],
     there: np.ndarray,
     cells: np.ndarray,
     computed: Sequence[np.ndarray],
 ) -> None:
-    """Keeps a finished chunk, first of all on disk."""
+    """Keeps a finished chunk, on disk before anything else."""
     if store is not None:
         run = runs[part.fingerprint]
         store.add(part.fingerprint, run, part.words[cells], computed)
@@ -206,7 +210,7 @@ def _chunk_size(part: Part, store: Store | None) -> int:
     return known or part.default_chunk_size()
 
 
-def _kind(key: jax.Array) -> str:
+def _kind(key: Key) -> str:
     implementation = jax.random.key_impl(key)
     if implementation in (CHACHA20, SEEDED_CHACHA20):
         return "seeded key" if is_seeded(key) else "secure key"
@@ -215,10 +219,7 @@ def _kind(key: jax.Array) -> str:
 
 def _described(axes: Sequence[Axis]) -> str:
     """Names and types of the traced parameters."""
-    one = {
-        axis.name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), axis.values)
-        for axis in axes
-    }
+    one = {axis.name: axis.spec_of_value() for axis in axes}
     return _checks.described(dict(sorted(one.items())))
 
 
@@ -230,8 +231,10 @@ def _what_is_kept(there: np.ndarray, store: Store | None) -> str:
     )
 
 
-def _devices(mesh: Mesh | None, parts: Sequence[Part]) -> tuple[Any, ...]:
+def _devices(mesh: Mesh | None, parts: Sequence[Part]) -> tuple[Device | None, ...]:
     devices = devices_of(mesh, calls_host=any(part.program.calls_host for part in parts))
     if any(x is not None and x.process_index != jax.process_index() for x in devices):
-        raise ValueError("mesh must have devices of this process only: give each its own part")
+        raise ValueError(
+            "mesh must have devices of this process only: give each process its own part"
+        )
     return devices

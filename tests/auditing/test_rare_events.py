@@ -62,7 +62,7 @@ def test_outputs_off_the_stated_grid_are_counted(key, naive, rounded):
     result = audit(key, mechanism, samples=40_000, **REAL | COMPILED)
     # One in 2^10 of the 40,000 outputs that bound events: 39, beyond these once in 10^6 keys.
     assert 10 <= result.off_grid <= 130
-    assert f"{result.off_grid} outputs are no multiples of 2^-10" in str(result)
+    assert f"{result.off_grid} outputs are not multiples of 2^-10" in str(result)
     mechanism.grids = lambda value: 2.0**-100
     result = audit(key, mechanism, samples=2_000, **REAL | COMPILED)
     assert (result.off_grid, result.grid) == (0, "multiples of 2^-100")

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused(ax):
     cube = dpjax.BernsteinPolynomial(jnp.zeros((2, 2, 2)))
     for polynomial, more, message in (
         (cube, {}, "one or two variables"),
-        (PLANE, {"error": 1.0}, "error must be left out"),
+        (PLANE, {"error": 1.0}, "error must be None for two variables"),
         (PLANE, {"domain": [(0, 1)]}, "domain must be 2 intervals, got 1"),
         (LINE, {"labels": ["x"]}, "labels must be 2"),
     ):

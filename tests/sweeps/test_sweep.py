@@ -239,9 +239,13 @@ REFUSED = {
         "traced or static, not both",
     ),
     "no list": ({"traced": {"x": 1.0}}, ValueError, "x must be a list of numbers"),
-    "strings": ({"traced": {"x": ["a"]}}, ValueError, "go into static"),
+    "strings": ({"traced": {"x": ["a"]}}, ValueError, "give other choices as static"),
     "empty": ({"traced": {"x": []}}, ValueError, "at least 1"),
-    "ragged": ({"traced": {"x": {"a": np.ones(2), "b": np.ones(3)}}}, ValueError, "as many values"),
+    "ragged": (
+        {"traced": {"x": {"a": np.ones(2), "b": np.ones(3)}}},
+        ValueError,
+        "same number of values",
+    ),
     "equal": (
         {"traced": {"x": [1, 0.5, 1.0]}},
         ValueError,
@@ -256,7 +260,7 @@ REFUSED = {
     "a dimension": (
         {"traced": {"value_dim_0": [1]}, "function": lambda key, **_: jnp.ones(3)},
         ValueError,
-        "like a dimension of an output: value_dim_0",
+        "name of an output's dimension: value_dim_0",
     ),
     "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which count as one"),
     "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not hold NaN"),
@@ -264,8 +268,8 @@ REFUSED = {
     "a large one": ({"traced": {"x": [2**40]}}, ValueError, "x must fit int32"),
     "no values": ({"static": {"x": []}}, ValueError, "at least one value"),
     "one string": ({"static": {"x": "abc"}}, TypeError, "x must be a list of values"),
-    "no label": ({"static": {"x": [np.ones(2)]}}, TypeError, "give a dict of names and values"),
-    "lambda": ({"static": {"x": [lambda: 0]}}, TypeError, "give a dict of names and values"),
+    "no label": ({"static": {"x": [np.ones(2)]}}, TypeError, "give a dict from names to values"),
+    "lambda": ({"static": {"x": [lambda: 0]}}, TypeError, "give a dict from names to values"),
     "one label": ({"static": {"x": [1, "1"]}}, ValueError, "which count as one"),
     "repeats": ({"repeats": 0}, ValueError, "repeats must be"),
     "chunk size": ({"chunk_size": 0}, ValueError, "chunk_size must be"),
@@ -292,8 +296,8 @@ FUNCTIONS = {
         "float32.*at n=1 and.*int32",
     ),
     "names": (lambda key, n: {f"a{n}": 1.0}, "a1: .* at n=1 and .a2: .* at n=2"),
-    "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "a dimension.*: a_dim_0"),
-    "parameters": (lambda key, n: {"n": 1.0}, "must not name outputs like parameters: n"),
+    "dimensions": (lambda key, n: {"a": jnp.ones(2), "a_dim_0": 1.0}, "dimension.*: a_dim_0"),
+    "parameters": (lambda key, n: {"n": 1.0}, "outputs must not have names of parameters: n"),
     "twice": (lambda key, n: {"a_b": 1.0, "a": {"b": 2.0}}, "distinct names, got a_b, a_b"),
 }
 
