@@ -90,8 +90,8 @@ def check_conformance(
     sensitivities; a new epsilon does not trace it again; its guarantee says the epsilon that was
     asked for and carries gamma, confidence and identity of a sampled sensitivity; bad parameters
     raise, or become NaN where traced; NaN, infinities, what is out of range and -0.0, in all
-    coordinates and in each one alone, are released like what they become by `mechanism.clamped`
-    (without that method: NaN like 0, an infinity like the largest float); its draws have the
+    coordinates and in each one alone, are released like what they become by `mechanism.clamped`;
+    its draws have the
     density that `log_prob` states, of total 1, and keep the guarantee: on the pair `value`,
     `neighbor`, and where each coordinate of `value` moves alone, as far as the norm allows; and no
     two coordinates share noise.
@@ -249,7 +249,7 @@ def _sanitizes(case: _Case) -> None:
         _require(
             _same(drawn, _released_values(case.mechanism, keys, plain)),
             f"a value of {name}, alone or among others, must be released like what it becomes (by"
-            " `clamped`, or else 0 for NaN and the largest float): something else tells that it was"
+            " `clamped`): something else tells that it was"
             " there",
         )
 
