@@ -95,9 +95,8 @@ def check_conformance(
     - The guarantee has the requested epsilon. It carries gamma, confidence and identity of a
       sampled sensitivity.
     - Bad parameters raise, or become NaN if traced.
-    - `mechanism.clamped` replaces NaN, infinities, numbers out of range and -0.0. Without that
-      method, NaN becomes 0, and an infinity the largest float. A value with such numbers, in all
-      coordinates or in one, is released like its replacement.
+    - `mechanism.clamped` replaces NaN, infinities, numbers out of range and -0.0. A value with such
+      numbers, in all coordinates or in one, is released like its replacement.
     - Draws have the density that `log_prob` states, of total 1, and keep the guarantee. That is
       tested on the pair `value`, `neighbor`, and on moves of each coordinate of `value` alone, as
       far as the norm allows.
@@ -254,8 +253,8 @@ def _sanitizes(case: _Case) -> None:
         plain = jax.tree.map(_without_sign_of_zero, _clamped(case.mechanism, values), values)
         _require(
             _same(drawn, _released_values(case.mechanism, keys, plain)),
-            f"a value of {name}, alone or among others, must be released like its replacement (by"
-            " `clamped`, or else 0 for NaN and the largest float); otherwise a release reveals it",
+            f"a value of {name}, alone or among others, must be released like its replacement by"
+            " `clamped`; otherwise a release reveals it",
         )
 
 

@@ -15,7 +15,7 @@ from dpjax.sweeps._cell_keys import WORDS
 _KIND = "chunk"
 _ROW = 4 * WORDS
 # Parts may differ in these names of their runs.
-_OF_A_PART = ("function", "traced", "batch size")
+_OF_A_PART = ("function", "traced", "chunk size")
 
 
 class Store:
@@ -48,9 +48,9 @@ class Store:
                 self._chunks.setdefault(chunk.header["part"], []).append(chunk)
             yield self
 
-    def batch_size(self, part: str) -> int | None:
+    def chunk_size(self, part: str) -> int | None:
         """Cells in a chunk of a part, if there is one."""
-        return next((x.header["run"]["batch size"] for x in self._chunks.get(part, ())), None)
+        return next((x.header["run"]["chunk size"] for x in self._chunks.get(part, ())), None)
 
     def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
         """Refuses chunks of another sweep.

@@ -182,7 +182,7 @@ def sweep(
 
 def _run_of(part: Part, size: int, shared: dict[str, str]) -> dict[str, str | int]:
     """Everything that decides the bits of a part. Its chunks on disk must agree on it."""
-    return {**shared, "function": part.fingerprint_of_chunks(size), "batch size": size}
+    return {**shared, "function": part.fingerprint_of_chunks(size), "chunk size": size}
 
 
 def _keep(
@@ -206,7 +206,7 @@ def _keep(
 
 
 def _chunk_size(part: Part, store: Store | None) -> int:
-    known = None if store is None else store.batch_size(part.fingerprint)
+    known = None if store is None else store.chunk_size(part.fingerprint)
     return known or part.default_chunk_size()
 
 
