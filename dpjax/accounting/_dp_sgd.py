@@ -351,7 +351,7 @@ def _check_sampling(sampling: Sampling) -> None:
     _checks.integer("sampling.n", sampling.n, least=1)
 
 
-def _positive(name: str, value: object) -> float:
+def _positive(name: str, value: float) -> float:
     number = _checks.positive(name, value)
     _checks.host_only(name, number, "a concrete number")
     return number

@@ -198,7 +198,7 @@ class ClippedGradients:
 
 def _axes(
     replicated: PyTree, examples: Database, mask: jax.Array | None = None
-) -> frozenset[str | int]:
+) -> frozenset[str]:
     """The axes of devices over which a batch is spread: every shard holds other examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):

@@ -43,7 +43,7 @@ class Batch:
     capacity: int = static()
 
     @staticmethod
-    def filled_slots(batch: object, size: int, axes: frozenset[str | int]) -> jax.Array:
+    def filled_slots(batch: object, size: int, axes: frozenset[str]) -> jax.Array:
         """A mask of the slots that hold a record.
 
         Args:

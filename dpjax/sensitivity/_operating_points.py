@@ -109,7 +109,7 @@ def confidence_of_each(confidence: float | None, statements: int) -> float | Non
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
-def _concrete_fraction(name: str, value: object) -> float:
+def _concrete_fraction(name: str, value: float) -> float:
     if _checks.is_traced(value):
         raise TypeError(f"{name} is traced, but operating points are computed on the host")
     return _checks.fraction(name, value)

@@ -17,7 +17,7 @@ def check_known(name: str, value: object) -> None:
         raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
 
 
-def check_interval(lower: ArrayLike, upper: ArrayLike) -> tuple[float, float]:
+def check_interval(lower: float, upper: float) -> tuple[float, float]:
     """Two finite public numbers, in order."""
     check_known("lower", lower)
     check_known("upper", upper)

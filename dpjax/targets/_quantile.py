@@ -72,8 +72,9 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
 def exact_probability(probability: float | Fraction) -> Fraction:
     """A number in (0, 1) as a rational: 0.1 is 1/10, not the nearest float64."""
     check_known("probability", probability)
-    number = _checks.fraction("probability", probability)
-    return probability if isinstance(probability, Fraction) else Fraction(str(number))
+    if isinstance(probability, Fraction) and 0 < probability < 1:
+        return probability
+    return Fraction(str(_checks.fraction("probability", probability)))  # type: ignore[type-var]
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:

@@ -9,7 +9,6 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Scalar
@@ -21,7 +20,7 @@ from dpjax.targets._interval import check_known
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
 
 
-def check_strength(regularization: ArrayLike) -> float:
+def check_strength(regularization: float) -> float:
     """A lambda above 0 that is known when the target is made."""
     check_known("regularization", regularization)
     return _checks.positive("regularization", regularization)

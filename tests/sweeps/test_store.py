@@ -145,7 +145,7 @@ OTHERS = {
     "key": {"key": jax.random.key(1)},
     "function": {"function": lambda key, x, shift: jax.random.uniform(key) * x},
     "traced": {"traced": {"x": [1, 2]}},
-    "batch size": {"chunk_size": 4},
+    "chunk size": {"chunk_size": 4},
 }
 
 
