@@ -225,19 +225,23 @@ def concrete(guarantee: object) -> Guarantee:
             raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
         return float(value)
 
-    def statement(made_by: Guarantee | SampledEvent) -> dict[str, float | None]:
-        confidence = made_by.confidence
-        return {
-            "gamma": number("gamma", made_by.gamma),
-            "confidence": None if confidence is None else number("confidence", confidence),
-        }
+    def confidence(of: Guarantee | SampledEvent) -> float | None:
+        return None if of.confidence is None else number("confidence", of.confidence)
 
-    return dataclasses.replace(
-        guarantee,
-        epsilon=number("epsilon", guarantee.epsilon),
-        delta=number("delta", guarantee.delta),
-        events=tuple(dataclasses.replace(x, **statement(x)) for x in guarantee.events),
-        **statement(guarantee),
+    # Made anew, field by field: a subclass may not check what its fields hold.
+    events = tuple(
+        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity)
+        for event in guarantee.events
+    )
+    return Guarantee(
+        number("epsilon", guarantee.epsilon),
+        number("delta", guarantee.delta),
+        number("gamma", guarantee.gamma),
+        confidence(guarantee),
+        events,
+        guarantee.relation,
+        guarantee.notes,
+        guarantee.group_size,
     )
 
 

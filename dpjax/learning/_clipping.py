@@ -196,9 +196,7 @@ class ClippedGradients:
         return value, norm * (1 + charged), within, losses, aux
 
 
-def _axes(
-    replicated: PyTree, examples: Database, mask: jax.Array | None = None
-) -> frozenset[str]:
+def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
     """The axes of devices over which a batch is spread: every shard holds other examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):

@@ -205,7 +205,8 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     """The number of categories by attribute, in order."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
-            f"categories must be numbers by attribute, got {_checks.shown(categories)}"
+            "categories must be the number of categories of at least one attribute, got"
+            f" {_checks.shown(categories)}"
         )
     sizes = {
         name: _checks.integer(f"categories[{name!r}]", size, least=2)
