@@ -129,7 +129,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
         0.5
     """
     _checks.function("target", target)
-    log_prob = _checks.function("log_prob of the mechanism", mechanism.log_prob)
+    log_prob = _checks.function("log_prob of the mechanism", getattr(mechanism, "log_prob", None))
 
     def score(value: Value, database: Database, neighbor: Database) -> jax.Array:
         return log_prob(value, target(database)) - log_prob(value, target(neighbor))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._types import PyTree, Value
-from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
+from dpjax._core._values import Guarantee, guarantee_in
 from dpjax.auditing import _bits
 from dpjax.auditing import _features as features
 
@@ -22,11 +22,10 @@ def claim_of(mechanism: object) -> Guarantee | None:
 def as_clamped(mechanism: object, value: Value) -> Value:
     """The value that gets noise, by `mechanism.clamped`.
 
-    A function that is not a mechanism gets 0 for NaN, and the largest floats for infinities.
+    Without that method, NaN becomes 0, and infinities the largest floats.
     """
-    if is_mechanism(mechanism):
-        return mechanism.clamped(value)
-    return jax.tree.map(_finite, value)
+    clamped = getattr(mechanism, "clamped", None)
+    return jax.tree.map(_finite, value) if clamped is None else clamped(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +43,9 @@ class StatedGrid:
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":
-        """Reads `mechanism.grids`; a function that is not a mechanism states no grid."""
-        grids = mechanism.grids(value) if is_mechanism(mechanism) else ()
-        spacings = map(float, jax.tree.leaves(grids))
+        """Reads `mechanism.grids`; without that method, no array has a grid."""
+        grids = getattr(mechanism, "grids", None)
+        spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
         return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
     def misses(self, outputs: PyTree) -> np.ndarray:

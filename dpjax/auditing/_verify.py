@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, Value
-from dpjax._core._values import Release, is_mechanism
+from dpjax._core._values import Release
 from dpjax.auditing._audit import Pair, Pairs, audit
 from dpjax.auditing._claims import as_clamped, claim_of
 from dpjax.auditing._result import AuditResult
@@ -132,11 +132,11 @@ def _within_claim(
 
 
 def _check_distance(mechanism: object, pair: Pair) -> None:
-    if not is_mechanism(mechanism):
-        return  # A mere function does not say which pairs its guarantee covers.
+    norm, sensitivity = (getattr(mechanism, name, None) for name in ("norm", "sensitivity"))
+    if norm is None or sensitivity is None:
+        return  # The mechanism does not say which pairs its guarantee covers.
     value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
-    length = float(distance(mechanism.norm, value, neighbor))
-    most = float(mechanism.sensitivity.value)
+    length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
     if length > most * (1 + _ROUNDING):
         raise ValueError(
             f"neighbor must be within the sensitivity {most:g} of value, got distance {length:g}:"

@@ -123,10 +123,10 @@ def test_a_capacity_is_paid_for():
 )
 def test_nobody_is_told_to_enlarge_what_is_large_enough(batches, relation):
     """Where no batch is cut off, too little noise is the cause, or a delta that is too small."""
-    with pytest.raises(ValueError, match="take more noise or a larger delta"):
+    with pytest.raises(ValueError, match="use more noise or a larger delta"):
         epsilon(batches, 1e-2, 100, relation=relation, method="renyi")
     free = learning.poisson_sampling(1000, batch_size=10, capacity=1000)
-    with pytest.raises(ValueError, match="take more noise or a larger delta"):
+    with pytest.raises(ValueError, match="use more noise or a larger delta"):
         epsilon(free, 0.1, 100, delta=1e-30, dims=10**9, method="renyi")
 
 
