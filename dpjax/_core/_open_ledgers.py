@@ -4,7 +4,7 @@ import abc
 import contextlib
 import contextvars
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple, Self
 
 import jax
@@ -93,7 +93,7 @@ def open_ledgers() -> tuple["OpenLedger", ...]:
 
 
 @contextlib.contextmanager
-def _with_open(ledgers: tuple[OpenLedger, ...]) -> Iterator[None]:
+def _with_open(ledgers: tuple[OpenLedger, ...]) -> Generator[None]:
     """Opens these ledgers and no others."""
     token = _OPEN.set(ledgers)
     try:

@@ -129,10 +129,12 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
         0.5
     """
     _checks.function("target", target)
-    log_prob = _checks.function("log_prob of the mechanism", getattr(mechanism, "log_prob", None))
+    if not hasattr(mechanism, "log_prob"):
+        raise TypeError(f"mechanism must have a log_prob, got {_checks.shown(mechanism)}")
 
     def score(value: Value, database: Database, neighbor: Database) -> jax.Array:
-        return log_prob(value, target(database)) - log_prob(value, target(neighbor))
+        of_the_database = mechanism.log_prob(value, target(database))
+        return of_the_database - mechanism.log_prob(value, target(neighbor))
 
     return score
 

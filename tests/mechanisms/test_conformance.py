@@ -131,7 +131,7 @@ def _made_as(kind):
 BROKEN = {
     "no noise": (_silent, "depend on the key"),
     "sign bit stuck": (_sign_bit_stuck, "density of log_prob|finite|exceeds"),
-    "noise in floats": (lambda s, e: dpjax.laplace(s, e, noise="float"), "the one asked for"),
+    "noise in floats": (lambda s, e: dpjax.laplace(s, e, noise="float"), "the requested one"),
     "scale 10% low": (_quiet(0.9), "density of log_prob"),
     "half the sensitivity": (_half_the_sensitivity, "privacy loss"),
     "forgets gamma": (_forgets_gamma, "gamma"),
