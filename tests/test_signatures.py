@@ -107,7 +107,7 @@ def test_methods_are_those_of_the_table():
     assert set(METHODS) == set(found)
     for name, texts in METHODS.items():
         words = [ast.literal_eval(text) for text in texts]
-        annotated = inspect.signature(PUBLIC[name], eval_str=True).parameters["method"].annotation
+        annotated = inspect.signature(PUBLIC[name]).parameters["method"].annotation
         assert (words[0], set(words)) == (found[name], set(typing.get_args(annotated))), name
 
 
