@@ -88,7 +88,7 @@ def check_conformance(
 ) -> None:
     """Checks everything that dpjax expects of a mechanism; returns silently if it passes.
 
-    The checks are:
+    It checks this list.
 
     - A release is a function of the key. It works under `jit`, and under `vmap` over keys, epsilons
       and sensitivities. A new epsilon does not trace the mechanism again.
