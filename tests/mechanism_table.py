@@ -15,7 +15,9 @@ from dpjax.sensitivity._shaped_norm import shape_of
 
 def own(sensitivity, epsilon):
     """Laplace noise for three coordinates that may all move by the sensitivity."""
-    return additive(sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e)
+    return additive(
+        sensitivity, epsilon, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e, dims=3
+    )
 
 
 def shaped(sensitivity, epsilon):

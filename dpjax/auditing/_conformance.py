@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -31,7 +32,7 @@ _BATCHES_OF_SINGLES = 64
 class _BoundsItsError(Protocol):
     """A mechanism that adds noise; others select or lie."""
 
-    def error(self, *, confidence: float) -> PyTree: ...
+    def error(self, *, confidence: float, **like: Value) -> PyTree: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,8 +306,10 @@ def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -
 
 def _bounds_its_error(case: _Case) -> None:
     if isinstance(case.mechanism, _BoundsItsError):
+        accepted = inspect.signature(case.mechanism.error).parameters
+        like = {"like": case.value} if "like" in accepted else {}
         for confidence in (0.5, 0.95):
-            errors = jax.tree.leaves(case.mechanism.error(confidence=confidence))
+            errors = jax.tree.leaves(case.mechanism.error(confidence=confidence, **like))
             _require(
                 all(np.all((x >= 0) & (x < math.inf)) for x in errors),
                 "error must be finite, 0 or above",

@@ -32,6 +32,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         scale: of the noise, in the units of the value.
         norm: in which the sensitivity is measured.
         noise: the distribution at scale 1.
+        dims: the only number of coordinates that it releases, or None for any number.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -43,6 +44,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     scale: Scalar
     norm: Norm = static()
     noise: Noise = static()
+    dims: int | None = static(default=None)
 
     @property
     def _norm_of_noise(self) -> Norm:
@@ -53,12 +55,15 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         return self.delta
 
     def _calibration(self, arrays: PyTree) -> Calibration:
+        size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
+        if self.dims is not None and size != self.dims:
+            raise ValueError(f"value must have {self.dims} coordinates, as dims says, got {size}")
         calibration = Calibration(
             self.scale,
             self.sensitivity.value,
             self.epsilon,
             rounding_norm(self._norm_of_noise, arrays),
-            sum(leaf.size for leaf in jax.tree.leaves(arrays)),
+            size,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
@@ -111,6 +116,7 @@ def additive(
     noise: Noise,
     delta: Scalar = 0.0,
     multiplier: Callable[[Scalar, Scalar], Scalar] | None = None,
+    dims: int | None = None,
 ) -> AdditiveMechanism:
     """A mechanism of your own: a norm, and noise whose log density is Lipschitz in it.
 
@@ -127,6 +133,8 @@ def additive(
         delta: 0, or a number in (0, 1) that the multiplier takes into account.
         multiplier: scale over sensitivity. With GAUSSIAN noise it must leave (1 - 2^-24) delta, for
             the mass that the noise's tables miss.
+        dims: the number of coordinates that a multiplier was made for. Values of another size are
+            refused. None if the multiplier is right for any number of coordinates.
 
     Returns:
         An `AdditiveMechanism`.
@@ -151,6 +159,8 @@ def additive(
         0.5
     """
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
+    if dims is not None:
+        dims = _checks.integer("dims", dims, least=1)
     if norm == "hamming":
         raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
     if isinstance(norm, NoiseShape):
@@ -168,7 +178,7 @@ def additive(
     scale = sensitivity.value * unit
     if not _checks.is_traced(scale) and not math.isfinite(scale):
         raise ValueError(f"epsilon={epsilon} is too small: the scale of the noise overflows")
-    return AdditiveMechanism(sensitivity, epsilon, delta, scale, norm, noise)
+    return AdditiveMechanism(sensitivity, epsilon, delta, scale, norm, noise, dims)
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:

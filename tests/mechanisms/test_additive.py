@@ -49,6 +49,22 @@ def weighted(difference):
     return jnp.abs(difference["minutes"]) + 2 * jnp.abs(difference["seconds"])
 
 
+def test_a_multiplier_for_three_coordinates_releases_no_other_number(key):
+    """Five coordinates would have the noise of three. Keys, shapes and dtypes alone decide."""
+    mechanism = additive(
+        0.5, 0.25, norm="linf", noise=LAPLACE, multiplier=lambda e, _: 3 / e, dims=3
+    )
+    assert mechanism(key, jnp.zeros(3)).value.shape == (3,)
+    for wrong in (jnp.zeros(5), jnp.zeros(2), 0.0, {"a": jnp.zeros(2), "b": jnp.zeros(2)}):
+        for release in (mechanism, jax.jit(mechanism), mechanism.draw):
+            with pytest.raises(ValueError, match="value must have 3 coordinates"):
+                release(key, wrong)
+    with pytest.raises(ValueError, match="value must have 3 coordinates"):
+        mechanism.error(shape=(5,))
+    with pytest.raises(ValueError, match="dims must be"):
+        additive(0.5, 0.25, norm="linf", noise=LAPLACE, dims=0)
+
+
 def test_mechanism_of_ones_own_is_sampled_released_and_guaranteed(key):
     def target(database):
         return {"minutes": jnp.mean(database), "seconds": jnp.mean(database) / 60}
