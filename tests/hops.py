@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dpjax"
 # What `mechanism(key, value)` and `mechanism._draw` are in the examples of the README.
 LAPLACE = {
     "mechanism": "SensitivityMechanism.__call__",
-    "draw": "SensitivityMechanism.draw",
+    "unpaid_draw": "SensitivityMechanism.unpaid_draw",
     "_draw": "CoordinatewiseMechanism._draw",
     "_calibration": "AdditiveMechanism._calibration",
     "_lattice": "CoordinatewiseMechanism._lattice",

@@ -328,7 +328,7 @@ class Mechanism(Protocol):
         """Releases a value of the target; open ledgers pay for it first."""
         ...
 
-    def draw(self, key: Key, value: Value, /) -> Value:
+    def unpaid_draw(self, key: Key, value: Value, /) -> Value:
         """The value of a release, for code that has paid: no ledger hears of this draw."""
         ...
 

@@ -76,8 +76,11 @@ def _read(path: Path, kind: str) -> ChunkFile:
         raise _damaged(path, kind, "is truncated")
     if len(body) > length or _sha256(header, [body]) != expected:
         raise _damaged(path, kind, "is corrupted")
-    arrays, start = list[np.ndarray](), 0  # The hash is right, so the header can be trusted.
-    for dtype, shape in header["arrays"]:
+    arrays, start = list[np.ndarray](), 0
+    for name, shape in header["arrays"]:
+        # The hash shows accidents, not forgeries: bytes of a forged file must not become pointers.
+        if (dtype := np.dtype(name)).hasobject:
+            raise _damaged(path, kind, "is corrupted")
         arrays.append(np.ndarray(shape, dtype, body, start))
         start += arrays[-1].nbytes
     return ChunkFile(path, header, arrays)

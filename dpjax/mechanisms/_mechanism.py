@@ -179,8 +179,8 @@ class SensitivityMechanism(abc.ABC):
             what=type(self).__name__,
         )
 
-    def draw(self, key: Key, value: Value) -> Value:
-        """The value of a release, for code that has paid: open ledgers are not told.
+    def unpaid_draw(self, key: Key, value: Value) -> Value:
+        """The value of a release that no open ledger is told of, for code that has paid.
 
         It is a part of a larger release, which pays once for all of its draws. Everybody else calls
         the mechanism itself.
@@ -197,7 +197,9 @@ class SensitivityMechanism(abc.ABC):
             ValueError: as a release does.
         """
         mechanism, arrays = self._ready(key, value)
-        return mechanism.noisy_value(key, arrays)
+        # A NaN in a private value is not an error to stop at.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return mechanism.noisy_value(key, arrays)
 
     def _ready(self, key: Key, value: Value) -> tuple[Prepared, Value]:
         """The mechanism and the value as programs take them; all that is refused is refused here.

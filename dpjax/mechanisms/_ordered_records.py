@@ -33,6 +33,14 @@ _NEAREST = 2.0**-20
 _LEAST_WIDTH, _LARGEST_WIDTH = 1e-25, 1e25
 
 
+def rounding_of_a_release(magnitude: Scalar) -> Scalar:
+    """How far the last rounding, to float32, moves a release of at most this magnitude.
+
+    That is half a unit in the last place. The other half covers the rounding of the bound itself.
+    """
+    return magnitude * float(jnp.finfo(jnp.float32).eps)
+
+
 class OrderedRecords(NamedTuple):
     """Records in order, in steps of a grid above the lower bound.
 

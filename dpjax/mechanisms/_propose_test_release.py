@@ -27,6 +27,7 @@ from dpjax.mechanisms._ordered_records import (
     clamped_records,
     rank_of,
     replacements_until,
+    rounding_of_a_release,
 )
 from dpjax.random._facade import LAPLACE, GridFit, integer_fit, laplace_steps, steps_to_float
 
@@ -223,12 +224,15 @@ class ProposeTestRelease(SensitivityMechanism):
             confidence: the probability, at least, that an answer keeps the bound; in (0, 1).
 
         Returns:
-            A scalar in the units of the records; it covers the rounding to the grid.
+            A scalar in the units of the records; it covers the rounding to the grid and to floats.
         """
         noise = self._fits()[1].scale * noise_quantile(LAPLACE, confidence)
         # The noise and each quantile are rounded by half a step.
         steps = noise + (1 + len(self.probabilities)) / 2
-        return as_number(steps * power_of_two(self._exponent, jnp.float32))
+        bound = as_number(steps * power_of_two(self._exponent, jnp.float32))
+        # Ranges are at most upper - lower.
+        largest = max(abs(self.lower), abs(self.upper), self.upper - self.lower)
+        return bound + rounding_of_a_release(largest + bound)
 
     @property
     def dp_event(self) -> Any:

@@ -26,6 +26,7 @@ from dpjax.mechanisms._ordered_records import (
     check_records,
     clamped_records,
     rank_of,
+    rounding_of_a_release,
     smooth_bound,
 )
 from dpjax.random._facade import (
@@ -168,13 +169,14 @@ class SmoothQuantile(SensitivityMechanism):
             confidence: the probability, at least, that a release keeps the bound; in (0, 1).
 
         Returns:
-            A scalar in the units of the records; it covers the rounding to the grid.
+            A scalar in the units of the records; it covers the rounding to the grid and to floats.
         """
         step = power_of_two(self._exponent, jnp.float32)
         quantile = noise_quantile(LAPLACE, confidence)
         # The bounds are rounded to the grid too, and the scale by up to 2^-14.
         scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-13)
-        return as_number(scale * quantile + step)
+        bound = as_number(scale * quantile + step)
+        return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
 
     @property
     def dp_event(self) -> Any:

@@ -122,7 +122,7 @@ def private_k_means(
         centers, counts = _points_of_ball(start_key, k, dims), jnp.zeros(k)
         for step_key in keys:
             total = _totals(inside, present, centers, bits=bits)
-            noisy = mechanism.draw(step_key, total)
+            noisy = mechanism.unpaid_draw(step_key, total)
             centers, counts = _next(centers, noisy, unit, mechanism.scale * unit)
         return {"centers": middle[None] + size * centers, "counts": counts}
 

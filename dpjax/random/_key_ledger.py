@@ -27,8 +27,8 @@ class KeyLedger(OpenLedger):
         Each key is claimed at most once in the lifetime of the file, also by several processes. The
         ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
         release inside `jit` or `vmap`, whose keys are unknown. It does not cover programs that were
-        compiled ahead of time (`jit(f).lower(...).compile()`), other threads, and compiled programs
-        of coroutines that take turns inside `with`. A fingerprint is a SHA-256 of 256 random bits
+        compiled ahead of time (`jit(f).lower(...).compile()`), other threads, compiled programs of
+        coroutines that take turns inside `with`, and `mechanism.unpaid_draw`. A fingerprint is a SHA-256 of 256 random bits
         and reveals nothing about the key. The fingerprint of a seeded key can be searched, as the
         key can.
     """

@@ -95,12 +95,14 @@ def privatize(
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
 
-    @functools.lru_cache  # Tracing a draw takes longer than drawing.
+    @functools.cache  # Tracing a draw takes longer than drawing.
     def request_for(
         name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
     ) -> Request | None:
         any_key = jax.ShapeDtypeStruct((), key)
-        return request_of(name, mechanism.draw, any_key, value, fingerprint, records, mechanism)
+        return request_of(
+            name, mechanism.unpaid_draw, any_key, value, fingerprint, records, mechanism
+        )
 
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
@@ -111,9 +113,9 @@ def privatize(
 
         def draw() -> Value:
             if not traced.is_concrete:
-                return mechanism.draw(key, traced(records))
+                return mechanism.unpaid_draw(key, traced(records))
             with host_errors() if traced.calls_host else contextlib.nullcontext():
-                return mechanism.draw(key, evaluate_alone(records, program=traced))
+                return mechanism.unpaid_draw(key, evaluate_alone(records, program=traced))
 
         return pay_and_draw(
             draw,

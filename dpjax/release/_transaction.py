@@ -28,7 +28,7 @@ def pay_and_draw(
 
     Args:
         draw: draws the value of the release. It must tell no ledger, so inside it noise comes from
-            `mechanism.draw`: a release pays once, however many draws it is made of.
+            `mechanism.unpaid_draw`: a release pays once, however many draws it is made of.
         key: a typed key.
         used: everything else that the release is made of. If a part of it is traced, the key may
             serve many releases.
@@ -39,7 +39,7 @@ def pay_and_draw(
             release that will be refused must not be paid for.
         ledger: another one to pay from.
     """
-    # Check. All that is refused from here on is refused before anything is paid.
+    # Check. What is wrong with the call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(
             "name must be a text that is not empty, such as that of a column or a group, got"

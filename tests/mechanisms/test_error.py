@@ -115,6 +115,22 @@ def test_an_answer_that_passes_the_test_keeps_its_bound(probability, draws):
         assert_keeps(distances, mechanism.error(confidence=confidence), confidence)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "record"),
+    [
+        (dpjax.smooth_quantile(30.0, 1e-2, lower=1e6, upper=1e6 + 1), 1e6),
+        (dpjax.propose_test_release(50.0, 1e-2, bound=1e-3, lower=1e3, upper=1e3 + 1), 1000.5),
+    ],
+    ids=["smooth quantile", "propose-test-release"],
+)
+def test_rounding_to_floats_far_from_0_is_covered(mechanism, record, draws):
+    """Where neighboring floats are further apart than the grid is."""
+    released = draws(mechanism, jnp.full(101, record, jnp.float32), COUNT)
+    distances = far_from(getattr(released, "value", released), record)
+    for confidence in CONFIDENCES:
+        assert_keeps(distances, mechanism.error(confidence=confidence), confidence)
+
+
 def test_gaps_and_margins_cover_the_grid():
     """Scores and answers are rounded before they are compared."""
     selection, comparison = (

@@ -399,7 +399,7 @@ def test_every_iteration_has_noise_of_its_own(points, monkeypatch):
         seen.append(jax.random.key_data(key).tobytes())
         return total
 
-    monkeypatch.setattr(AdditiveMechanism, "draw", recorded)
+    monkeypatch.setattr(AdditiveMechanism, "unpaid_draw", recorded)
     started = _k_means._points_of_ball
 
     def start(key, *sizes):

@@ -1,5 +1,6 @@
 """Sweeps on disk: what is finished is kept, nothing is done twice, nothing else is taken."""
 
+import json
 import os
 import re
 import time
@@ -10,7 +11,7 @@ import pytest
 import xarray
 
 import dpjax
-from dpjax._files import _durable
+from dpjax._files import _chunk_files, _durable
 from dpjax._running import _compiler
 from dpjax.sweeps import _compute
 
@@ -238,6 +239,17 @@ def test_what_a_chunk_says_of_itself_is_under_its_hash(swept, tmp_path, place):
     file.write_bytes(data)
     with pytest.raises(ValueError, match="is corrupted"):
         swept()
+
+
+def test_a_forged_chunk_makes_no_objects_of_bytes(tmp_path):
+    """Its hash is right: the header of a file that somebody sends may hold anything."""
+    body = b"A" * 16
+    header = {"run": {}, "arrays": [["object", [2]]], "bytes": len(body)}
+    sealed = {**header, "sha256": _chunk_files._sha256(header, [memoryview(body)])}
+    forged = _chunk_files._magic("chunk") + json.dumps(sealed).encode() + b"\n" + body
+    (tmp_path / "forged.chunk").write_bytes(forged)
+    with pytest.raises(ValueError, match="is corrupted"):
+        _chunk_files._read(tmp_path / "forged.chunk", "chunk")
 
 
 def test_a_second_process_is_refused(swept, tmp_path):
