@@ -133,7 +133,7 @@ def test_parts_whose_bounds_differ_are_added_up_as_they_are(lengths, keys):
         return jnp.sum(w[indices])
 
     clipped = learning.clipped_gradients(rows, clip_norm=1.99998)
-    table, shapes = jnp.zeros((50, 3)), iter(lengths)
+    table, shapes = jnp.zeros((50, 3), "float32"), iter(lengths)
     bounds = [clipped(table, jnp.zeros((4, n), int), True).norm_bound for n in lengths]
     assert min(bounds) < 2 < max(bounds)
     found = learning.clipped_in_parts(

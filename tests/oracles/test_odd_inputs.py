@@ -71,5 +71,8 @@ def test_every_key_draws_or_is_refused():
         if name in ("several", "a number", "none"):
             with pytest.raises((TypeError, ValueError)):
                 oracle(key, 4)
+        elif name.endswith("rbg"):
+            with pytest.raises(ValueError, match=f"record must not draw with {name} keys"):
+                oracle(key, 4)
         else:
             assert set(np.asarray(oracle(key, 4)).tolist()) <= set(WHOLE.tolist()), name
