@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee, guarantee_in, is_mechanism
+from dpjax._core._values import Guarantee, guarantee_in
 from dpjax.accounting._composition import concrete
 
 # Bounds the rounding in float64, relative to the terms of a sum.
@@ -29,8 +29,9 @@ class Concentration(NamedTuple):
 
 def concentration(release: object) -> Concentration:
     """The cost of one release: by `zcdp` of a mechanism, or else by its guarantee."""
-    if is_mechanism(release):
-        rho, delta = map(float, release.zcdp)
+    known = getattr(release, "zcdp", None)
+    if known is not None:
+        rho, delta = map(float, known)
         if not (rho >= 0 and 0 <= delta <= 1):
             raise ValueError(
                 "zcdp of a mechanism must be (rho, delta), rho at least 0 and delta in [0, 1], got"

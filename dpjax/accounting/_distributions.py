@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee, Mechanism, is_mechanism
+from dpjax._core._values import Guarantee, Mechanism
 from dpjax.accounting._concentrated import guarantee_of
 
 # Bounds the accountants' rounding: in sums of 10^5 terms, and in delta by Fourier transforms.
@@ -68,7 +68,7 @@ def _counted(
 
 def _kind(release: Mechanism | Guarantee, accounting: ModuleType) -> tuple[str, float, float]:
     promised = guarantee_of(release)
-    event: Any = release.dp_event if is_mechanism(release) else None
+    event: Any = getattr(release, "dp_event", None)
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return "gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0
     # Some mechanisms have the event of a Laplace mechanism of larger epsilon.

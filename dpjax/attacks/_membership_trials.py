@@ -129,7 +129,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
         0.5
     """
     _checks.function("target", target)
-    if not hasattr(mechanism, "log_prob"):
+    if not callable(getattr(mechanism, "log_prob", None)):
         raise TypeError(f"mechanism must have a log_prob, got {_checks.shown(mechanism)}")
 
     def score(value: Value, database: Database, neighbor: Database) -> jax.Array:

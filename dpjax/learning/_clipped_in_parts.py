@@ -94,20 +94,22 @@ def clipped_in_parts(
     def joined(*arrays: jax.Array) -> jax.Array:
         return jnp.concatenate(arrays)[: sampling.capacity]
 
-    first = sum_from(0)
-    scale = bound = first.norm_bound
-    total, within = _digits(first.value, scale, batch), first.within
-    of_records = [(first.private_losses, first.private_aux)]
-    for start in range(size, batch, size):
-        one = sum_from(start)
-        # Examples of another shape are rounded otherwise, so the bounds of parts may differ.
-        bound = jnp.maximum(bound, one.norm_bound)
-        digits = _digits(one.value, scale, batch)
-        total, within = jax.tree.map(jnp.add, total, digits), within + one.within
-        of_records.append((one.private_losses, one.private_aux))
-    value, bound = _whole(total, first.value, scale, bound, batch)
-    losses, aux = jax.tree.map(joined, *of_records)
-    return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
+    # A NaN in a private record, loss or gradient is not an error to stop at.
+    with jax.debug_nans(False), jax.debug_infs(False):
+        first = sum_from(0)
+        scale = bound = first.norm_bound
+        total, within = _digits(first.value, scale, batch), first.within
+        of_records = [(first.private_losses, first.private_aux)]
+        for start in range(size, batch, size):
+            one = sum_from(start)
+            # Examples of another shape are rounded otherwise, so the bounds of parts may differ.
+            bound = jnp.maximum(bound, one.norm_bound)
+            digits = _digits(one.value, scale, batch)
+            total, within = jax.tree.map(jnp.add, total, digits), within + one.within
+            of_records.append((one.private_losses, one.private_aux))
+        value, bound = _whole(total, first.value, scale, bound, batch)
+        losses, aux = jax.tree.map(joined, *of_records)
+        return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

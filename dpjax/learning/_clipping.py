@@ -80,8 +80,10 @@ class ClippedGradients:
         mask, slots = Batch.filled_slots(batch, size, axes), size * _shards.shard_count(axes)
         norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
         self._parameters(given)
-        value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
-        return sealed(value, bound, within, slots=slots, losses=losses, aux=aux)
+        # A NaN in a private loss or gradient is not an error to stop at.
+        with jax.debug_nans(False), jax.debug_infs(False):
+            value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
+            return sealed(value, bound, within, slots=slots, losses=losses, aux=aux)
 
     def explain(self, *arguments: PyTree) -> PyTree:
         """Says of every parameter how its gradients are clipped.

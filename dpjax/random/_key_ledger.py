@@ -28,9 +28,9 @@ class KeyLedger(OpenLedger):
         ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
         release inside `jit` or `vmap`, whose keys are unknown. It does not cover programs that were
         compiled ahead of time (`jit(f).lower(...).compile()`), other threads, compiled programs of
-        coroutines that take turns inside `with`, and `mechanism.unpaid_draw`. A fingerprint is a SHA-256 of 256 random bits
-        and reveals nothing about the key. The fingerprint of a seeded key can be searched, as the
-        key can.
+        coroutines that take turns inside `with`, and `mechanism.unpaid_draw`. A fingerprint is a
+        SHA-256 of 256 random bits and reveals nothing about the key. The fingerprint of a seeded
+        key can be searched, as the key can.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

@@ -50,7 +50,7 @@ class Store:
 
     def chunk_size(self, part: str) -> int | None:
         """Cells in a chunk of a part, if there is one."""
-        return next((x.header["run"]["chunk size"] for x in self._chunks.get(part, ())), None)
+        return next((x.header["run"].get("chunk size") for x in self._chunks.get(part, ())), None)
 
     def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
         """Refuses chunks of another sweep.

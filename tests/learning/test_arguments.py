@@ -146,3 +146,22 @@ def test_two_batches_are_not_one(keys):
     ):
         with pytest.raises(ValueError, match="slots of the batch once"):
             clipped(jnp.zeros(2), jnp.ones((100, 2))[indices], batch)
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_no_private_number_stops_a_step_whatever_is_told_to_stop(strange, key):
+    """An exception would tell of one record: losses and aux leave the program as outputs."""
+
+    def loss(w, x):
+        return jnp.sum(w * x), x
+
+    records = jnp.array([[0.1, strange], [0.3, 0.2]])
+    clipped = learning.clipped_gradients(loss, clip_norm=1.0, has_aux=True)
+    sampling = learning.fixed_size_sampling(2, batch_size=2)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        alone = clipped(jnp.ones(2), records, True)
+        parts = learning.clipped_in_parts(
+            key, clipped, jnp.ones(2), sampling=sampling, examples=lambda i: records[i], parts=2
+        )
+    for found in (alone, parts):
+        np.testing.assert_allclose(found.value, [0.3, 0.2], rtol=1e-6)
