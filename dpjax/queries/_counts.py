@@ -140,7 +140,7 @@ def histogram_query(
     _checks.choice("outliers", outliers, ("drop", "clip"))
     if np.ndim(buckets) == 0:
         k = _checks.integer("buckets", buckets, least=1, most=LARGEST_TABLE)
-        codes_of = _as_codes
+        codes_of = as_codes
     else:
         wanted = "buckets must be a number of them, or at least 2 increasing edges"
         edges = increasing(wanted, buckets, least=2)
@@ -227,7 +227,7 @@ def count_combinations(
     for name, size in sizes.items():
         if records[name].shape != present.shape:
             raise ValueError(f"column {name!r} must hold an integer for each record")
-        codes = _as_codes(records[name])
+        codes = as_codes(records[name])
         present &= (codes >= 0) & (codes < size)
         cell = cell * np.int32(size) + jnp.clip(codes, 0, size - 1)
     shape = tuple(sizes.values())
@@ -255,7 +255,7 @@ def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRe
     return reach
 
 
-def _as_codes(records: jax.Array) -> jax.Array:
+def as_codes(records: jax.Array) -> jax.Array:
     """Codes as int32; -1 for a float that is not whole, or too large to be exact.
 
     Floats must not be an error. One missing value turns a column of integers into floats, and
