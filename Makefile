@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: tools demo notebooks test test-slow test-mutants bench bench-table docs lint package clean
 
-# Most of the time of tests is compilation; test-slow, and test with XLA_FLAGS= , compile as users do.
+# Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
 # to divide it takes a tenth of the time. The older emitters compile in two thirds of the time, but
 # for minutes what is made of a constant in many steps; jaxlib 0.11.1 and later have none, and end at
@@ -34,6 +34,7 @@ test: export XLA_FLAGS ?= $(QUICKLY)
 test: .venv/test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+test-slow: export XLA_FLAGS ?= $(QUICKLY)
 test-slow: .venv/test .venv/frameworks
 	$(BIN)/python -m pytest -m slow -n auto --dist worksteal --ignore=tests/mutation
 
