@@ -135,7 +135,7 @@ def steps(loss: Callable[..., Any], way: Callable[..., Any], p: Any) -> dict[str
         return run, optimizer.init(p)
 
     return {
-        "dpjax, step": step(clipped, exact),
+        "dpjax, step": step(lambda p, batch: clipped(p, batch, True), exact),
         "jax_privacy, step": step(way, in_floats),
     }
 
