@@ -22,8 +22,8 @@ def loss_alone(*arguments):
 
 def given():
     key = jax.random.key(3)
-    examples = {"x": jax.random.normal(key, (N, 3)), "y": jnp.arange(N, dtype=jnp.float32)}
-    return ({"in": jnp.ones(3)}, jnp.float32(0.5), jnp.float32(0.25)), examples
+    examples = {"x": jax.random.normal(key, (N, 3)), "y": jnp.arange(N, dtype=float)}
+    return ({"in": jnp.ones(3)}, jnp.asarray(0.5, float), jnp.asarray(0.25, float)), examples
 
 
 @pytest.mark.parametrize("argnums", [0, 1, (1, 0), [0]])

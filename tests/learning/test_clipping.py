@@ -366,7 +366,7 @@ def test_rounding_is_charged():
 
 def test_what_rounding_is_charged_does_not_grow_with_the_batch():
     def charged(batch):
-        return slack([jnp.zeros(100)], terms=10, part=min(batch, 256), batch=batch)
+        return slack([jnp.zeros(100, jnp.float32)], terms=10, part=min(batch, 256), batch=batch)
 
     # Of both neighbors, b roundings of b terms.
     assert 2 * 64**2 * 2.0**-24 < charged(64) < 1e-3

@@ -381,7 +381,7 @@ def test_the_division_of_a_sum_by_its_bound_is_charged():
     state = noise.init(jnp.zeros((1000, 3)))
     bound, slots = 3.0, 2**20
     one = 1e6 + jnp.arange(3000, dtype=jnp.float32).reshape(1000, 3)
-    other = one + jnp.array([[1.0, 2.0, 2.0]])
+    other = one + jnp.array([[1.0, 2.0, 2.0]], jnp.float32)
     for value in (one, other):
         noise.update(sealed(value, bound, jnp.int32(0), slots=slots), state)
     naive, charged = (
