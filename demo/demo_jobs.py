@@ -71,9 +71,10 @@ class Result:
 
     @property
     def error(self) -> float:
-        """What the noise stays below in 95% of releases, for all coordinates at once."""
-        shape = self.true_value.shape
-        return float(self.mechanism.error(confidence=0.95, shape=shape, simultaneous=True))
+        """What 95% of releases are within, in all coordinates at once; of selections, a gap."""
+        selects = hasattr(self.mechanism, "score_gap")
+        bound = self.mechanism.score_gap if selects else self.mechanism.error
+        return float(bound(confidence=0.95, shape=self.true_value.shape, simultaneous=True))
 
 
 def run(key: jax.Array, job: Job) -> Result:
