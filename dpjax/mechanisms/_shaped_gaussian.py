@@ -32,6 +32,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         scale: of the noise in A^-1 f.
         norm: the `NoiseShape`, which has A.
         noise: the distribution at scale 1.
+        dims: None: the shape of the noise says what may be released.
 
     Formal guarantees:
         Those of the factory that made it.
