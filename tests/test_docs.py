@@ -130,8 +130,15 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_the_start_page_has_the_example_of_the_readme():
     """Which is run by tests/test_readme.py."""
-    first = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert examples(ROOT / "docs" / "index.md") == first[1]
+    assert examples(ROOT / "docs" / "index.md") in examples(ROOT / "README.md")
+
+
+def test_code_is_not_cut_on_a_narrow_page():
+    """A page of 1280 pixels shows 76 columns."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    code = {page: examples(page).splitlines() for page in pages}
+    wide = [f"{page.name}: {line}" for page in pages for line in code[page] if len(line) > 76]
+    assert not wide
 
 
 def test_the_site_leads_to_every_page():

@@ -1,31 +1,40 @@
-"""The README's examples run as typed."""
+"""The README's examples run as typed, and so does the page on noise."""
 
 import pathlib
 import re
 
+import jax
 import pytest
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["first", "grid", "own mechanism"])
-def test_example_runs(example, capsys):
+def _examples(page):
+    return re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("example", _examples(README), ids=["histogram", "table", "any", "model"])
+def test_example_runs(example, tmp_path, monkeypatch):
+    """A guarantee in a comment is the guarantee that the example prints."""
+    monkeypatch.chdir(tmp_path)
     namespace = {}
-    exec(example, namespace)
-    if "release" in namespace:
-        assert repr(namespace["release"].guarantee) in README.read_text()
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        exec(example, namespace)
+    if claimed := re.findall(r"print\(.*guarantee\)\s*# (.*)", example):
+        assert claimed == [repr(namespace["release"].guarantee)]
 
 
-def test_the_grid_costs_what_the_readme_says():
+def test_the_first_page_is_short():
+    assert len(README.splitlines()) <= 150
+    assert all(len(example.splitlines()) <= 25 for example in _examples(README))
+
+
+def test_the_grid_costs_what_the_page_on_noise_says():
     namespace = {}
-    exec(EXAMPLES[1], namespace)
+    exec(_examples((ROOT / "docs" / "guide" / "noise.md").read_text())[0], namespace)
     mechanism = namespace["mechanism"]
     assert mechanism.grid == 2.0**-17
     assert 0 < mechanism.effective_scale() - 1 < 1e-4
     assert 0 < mechanism.effective_scale((10**6,)) - 1 < 1e-3
     assert mechanism.range((10**6,))[1] > 1e18
-
-
-def test_own_mechanism_takes_under_thirty_lines():
-    assert len(EXAMPLES[2].splitlines()) < 30
