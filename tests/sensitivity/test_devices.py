@@ -201,7 +201,7 @@ def test_the_same_bits_on_hosts_of_several_devices(tmp_path, on_hosts):
 def test_processes_that_differ_are_told(code, on_hosts):
     codes, finished = on_hosts(f"{code}; sample(mesh)", 2)
     assert 0 not in codes
-    assert all("processes must make the same call" in err for _, err in finished)
+    assert all("processes must make the same call" in err for _, err in finished), finished
 
 
 FAILURES = """
