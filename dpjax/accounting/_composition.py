@@ -4,7 +4,6 @@ docs/proofs/sampled-sensitivity.md has the proofs.
 """
 
 import dataclasses
-import hashlib
 import math
 import uuid
 from collections.abc import Callable
@@ -66,8 +65,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     sizes = {guarantee.group_size for guarantee in known}
     if len(sizes) > 1:
         raise ValueError(f"guarantees must have the same group size, got {sorted(sizes)}")
-    events = _distinct_events(known)
-    gamma, confidence = _joint(events)
+    events = distinct_events(known)
+    gamma, confidence = joint(events)
     return Guarantee(
         sum_up(guarantee.epsilon for guarantee in known),
         min(1.0, sum_up(guarantee.delta for guarantee in known)),
@@ -112,9 +111,9 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     size = _checks.integer("size", size, least=1, most=10**9)
     events = tuple(
         SampledEvent(min(1.0, _times(event.gamma, size)), event.confidence, event.identity)
-        for event in _distinct_events([one])
+        for event in distinct_events([one])
     )
-    gamma, confidence = _joint(events)
+    gamma, confidence = joint(events)
     return dataclasses.replace(
         one,
         epsilon=_times(one.epsilon, size),
@@ -123,58 +122,6 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
         confidence=confidence,
         events=events,
         group_size=size * one.group_size,
-    )
-
-
-def transfer(guarantee: Guarantee, *, kl: float, n: int) -> Guarantee:
-    """Turns a guarantee under the oracle P into one for records that really come from Q.
-
-    gamma grows by sqrt((n + 1) tau / 2). That is Pinsker's bound on the total variation between the
-    n + 1 records of a pair under P and under Q. For groups of t it is sqrt((n + t) tau / 2).
-
-    Args:
-        guarantee: under P, for databases of n records.
-        kl: tau, an upper bound on KL(P || Q) for one record, 0 or above.
-        n: the number of records, at least 1.
-
-    Returns:
-        A `Guarantee` under Q, gamma capped at 1 and rounded up.
-
-    Raises:
-        TypeError: if the guarantee is not concrete or a parameter is not a number.
-        ValueError: if tau is negative or n below 1.
-
-    Formal guarantees:
-        Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
-        compose first and transfer last. A guarantee without samplings holds under any Q, and is
-        returned unchanged.
-
-    Source:
-        Rubinstein and Aldà (2017), Proposition 8.
-
-    Example:
-        >>> import dpjax
-        >>> sampled = dpjax.Guarantee(1.0, gamma=0.05, confidence=0.99)
-        >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
-        (epsilon=1, delta=0, gamma=0.0723607)-random DP, confidence 0.99
-    """
-    under_p = concrete(guarantee)
-    tau = _checks.non_negative("kl", kl)
-    n = _checks.integer("n", n, least=1)
-    events = _distinct_events([under_p])
-    if not events:
-        return under_p
-    distance = math.nextafter(math.sqrt((n + under_p.group_size) * tau / 2), math.inf)
-    gamma, confidence = _joint(events)
-    under_q = min(1.0, sum_up((gamma, distance if tau else 0.0)))
-    # The same samplings, tau and n get the same identity. So they count once when composed later.
-    name = "|".join((*sorted(event.identity for event in events), repr((tau, n))))
-    identity = hashlib.sha256(name.encode()).hexdigest()[:32]
-    return dataclasses.replace(
-        under_p,
-        gamma=under_q,
-        confidence=confidence,
-        events=(SampledEvent(under_q, confidence, identity),),
     )
 
 
@@ -245,7 +192,7 @@ def concrete(guarantee: object) -> Guarantee:
     )
 
 
-def _distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
+def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
     """The samplings of some guarantees, each once, in their weakest statements.
 
     A gamma that was written by hand, without a sampling, counts as a sampling of its own. It gets a
@@ -275,11 +222,11 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     difference is never negative: fields that promise more than the events change nothing.
     """
     first, *others = guarantee.events
-    gamma, confidence = _joint(guarantee.events)
+    gamma, confidence = joint(guarantee.events)
     # A guarantee that calls itself marginal must stay so. One marginal event makes the union so.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
-        gamma, confidence = _joint((first, *others))
+        gamma, confidence = joint((first, *others))
     nothing = Fraction(0)
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
@@ -315,7 +262,7 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
     return SampledEvent(min(1.0, round_up(gamma)), None, event.identity)
 
 
-def _joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
+def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
     """Gamma and confidence of the union of several events; marginal if one of them is."""
     gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
     confidences = [float(event.confidence) for event in events if event.confidence is not None]

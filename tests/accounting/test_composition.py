@@ -269,52 +269,6 @@ def test_post_processing_costs_nothing():
             post_process(*bad)
 
 
-# Transfer.
-
-
-@given(gamma=st.floats(1e-6, 0.5), kl=st.floats(0, 1e-3), n=st.integers(1, 2000))
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_transfer_is_proposition_8_rounded_up(gamma, kl, n):
-    moved = transfer(sampled(1.0, gamma, 0.99, "a", delta=1e-6), kl=kl, n=n)
-    with mpmath.workdps(50):
-        exact = mpmath.mpf(gamma) + mpmath.sqrt((n + 1) * mpmath.mpf(kl) / 2)
-    assert min(exact, 1) <= moved.gamma <= exact * (1 + 1e-14)
-    assert (moved.epsilon, moved.delta, moved.confidence) == (1.0, 1e-6, 0.99)
-
-
-def test_transfer_of_a_group_moves_all_of_its_records():
-    # A pair of databases that differ in t records holds n + t of them.
-    moved = transfer(group(A, 3), kl=1e-6, n=197)
-    assert moved.gamma == pytest.approx(0.15 + 0.01, rel=1e-12)
-    assert moved.group_size == 3
-
-
-def test_transfer_is_capped_and_leaves_bounds_alone():
-    assert transfer(A, kl=10.0, n=1000).gamma == 1.0
-    assert repr(transfer(PURE, kl=10.0, n=1000)) == repr(PURE)
-
-
-def test_transfer_of_a_composition_moves_once():
-    moved = transfer(compose(A, B), kl=1e-6, n=199)
-    assert moved.gamma == pytest.approx(0.07 + 0.01, rel=1e-12)
-    assert moved.confidence == pytest.approx(0.94)
-    marginal = transfer(compose(A, M), kl=1e-6, n=199)
-    assert marginal.gamma == pytest.approx(0.16 + 0.01, rel=1e-12)
-    assert marginal.confidence is None
-
-
-def test_transferred_releases_of_one_sampling_share_its_event():
-    moved = [transfer(g, kl=1e-6, n=199) for g in (A, sampled(2.0, 0.05, 0.99, "a"))]
-    assert compose(*moved).gamma == pytest.approx(0.06)
-    assert compose(*moved, transfer(B, kl=1e-6, n=199)).gamma == pytest.approx(0.09)
-
-
-@pytest.mark.parametrize(("kl", "n"), [(-1e-9, 5), (math.nan, 5), (math.inf, 5), (0.1, 0)])
-def test_transfer_out_of_range(kl, n):
-    with pytest.raises(ValueError, match=r"(kl|n) must be"):
-        transfer(A, kl=kl, n=n)
-
-
 # Arguments.
 
 

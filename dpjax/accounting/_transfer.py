@@ -1,0 +1,167 @@
+"""What a guarantee is worth where the records come from another distribution than the oracle.
+
+docs/proofs/transfer.md has the proofs.
+"""
+
+import dataclasses
+import hashlib
+import math
+import sys
+from collections.abc import Callable
+
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee, SampledEvent
+from dpjax._exact._numerics import sum_up
+from dpjax.accounting._composition import concrete, distinct_events, joint
+
+# Bounds the relative error of a few operations in float64, logarithms included.
+_ERROR = 16 * sys.float_info.epsilon
+
+
+def transfer(
+    guarantee: Guarantee,
+    *,
+    kl: float | None = None,
+    reverse_kl: float | None = None,
+    chi2: float | None = None,
+    ratio: float | None = None,
+    n: int,
+) -> Guarantee:
+    """Turns a guarantee under the oracle P into one for records that really come from Q.
+
+    A pair of databases that differ in t records holds N = n + t of them. Let a pair be bad with
+    probability gamma under P and q under Q. Give one bound for a single record:
+
+        kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
+        reverse_kl:  tau >= KL(Q || P),       kl(q || gamma) <= N tau
+        chi2:        c >= chi^2(Q || P),      q <= gamma + sqrt(((1 + c)^N - 1) gamma (1 - gamma))
+        ratio:       W >= dQ/dP everywhere,   q <= W^N gamma
+
+    where kl(a || b) = a log(a / b) + (1 - a) log((1 - a) / (1 - b)). The largest q is the new
+    gamma.
+
+    Args:
+        guarantee: under P, for databases of n records.
+        kl: tau, 0 or above.
+        reverse_kl: tau, 0 or above.
+        chi2: c, 0 or above.
+        ratio: W, 1 or above.
+        n: the number of records, at least 1.
+
+    Returns:
+        A `Guarantee` under Q, gamma capped at 1 and rounded up.
+
+    Raises:
+        TypeError: if the guarantee is not concrete or a parameter is not a number.
+        ValueError: if not exactly one bound is given, or it or n is out of range.
+
+    Formal guarantees:
+        Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
+        compose first and transfer last. A guarantee without samplings holds under any Q, and is
+        returned unchanged. For `kl` the result is never above Pinsker's gamma + sqrt(N tau / 2).
+
+    Source:
+        Rubinstein and Aldà (2017), Proposition 8, with the data processing inequality of each
+        divergence in place of Pinsker's (docs/proofs/transfer.md).
+
+    Example:
+        >>> import dpjax
+        >>> sampled = dpjax.Guarantee(1.0, gamma=0.05, confidence=0.99)
+        >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
+        (epsilon=1, delta=0, gamma=0.0603506)-random DP, confidence 0.99
+        >>> dpjax.accounting.transfer(sampled, ratio=1.0001, n=999)
+        (epsilon=1, delta=0, gamma=0.0552583)-random DP, confidence 0.99
+    """
+    under_p = concrete(guarantee)
+    n = _checks.integer("n", n, least=1)
+    bounds = {"kl": kl, "reverse_kl": reverse_kl, "chi2": chi2, "ratio": ratio}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    if len(given) != 1:
+        raise ValueError(f"give one of kl, reverse_kl, chi2 and ratio, got {given}")
+    ((name, bound),) = given.items()
+    bound = _checks.non_negative(name, bound)
+    if name == "ratio" and bound < 1:
+        raise ValueError(f"ratio must be at least 1, which any dQ/dP reaches, got {bound}")
+    events = distinct_events([under_p])
+    if not events:
+        return under_p
+    gamma, confidence = joint(events)
+    under_q = _WORST[name](gamma, bound, n + under_p.group_size)
+    # The same samplings, bound and n get the same identity. So they count once when composed later.
+    words = (*sorted(event.identity for event in events), repr((name, bound, n)))
+    identity = hashlib.sha256("|".join(words).encode()).hexdigest()[:32]
+    return dataclasses.replace(
+        under_p,
+        gamma=under_q,
+        confidence=confidence,
+        events=(SampledEvent(under_q, confidence, identity),),
+    )
+
+
+def _by_kl(gamma: float, tau: float, records: int) -> float:
+    limit = _up(records * tau)
+    pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
+    return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
+
+
+def _by_reverse_kl(gamma: float, tau: float, records: int) -> float:
+    if gamma == 0:
+        return 0.0  # What is impossible under P is so under Q, as KL(Q || P) is finite.
+    return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * tau))
+
+
+def _by_chi2(gamma: float, c: float, records: int) -> float:
+    # Rounded up, (1 + c)^N - 1 may overflow to infinity, which promises nothing. Where the bound
+    # falls as gamma grows, near 1, it is above 1.
+    exponent = _up(records * _up(math.log1p(c)))
+    distance = _up(math.expm1(exponent)) if exponent < 700 else math.inf
+    moved = _up(math.sqrt(_up(distance * _up(gamma * (1 - gamma))))) if 0 < gamma < 1 else 0.0
+    return min(1.0, sum_up((gamma, moved)))
+
+
+def _by_ratio(gamma: float, most: float, records: int) -> float:
+    exponent = _up(records * _up(math.log(most)))
+    return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
+
+
+# What each bound on a record makes of gamma: a function of gamma, the bound and N.
+_WORST: dict[str, Callable[[float, float, int], float]] = {
+    "kl": _by_kl,
+    "reverse_kl": _by_reverse_kl,
+    "chi2": _by_chi2,
+    "ratio": _by_ratio,
+}
+
+
+def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -> float:
+    """The largest q in [gamma, 1] whose divergence is within a limit, rounded up.
+
+    The divergence grows with q, and `divergence` is never above it. So the q that is returned is
+    certified to be beyond the limit, wherever the bisection stops.
+    """
+    if limit == 0:
+        return gamma
+    within, beyond = gamma, 1.0
+    while within < (middle := (within + beyond) / 2) < beyond:
+        if divergence(middle) > limit:
+            beyond = middle
+        else:
+            within = middle
+    return beyond
+
+
+def _least_divergence(a: float, b: float) -> float:
+    """kl(a || b), rounded down, for a in [0, 1] and b in (0, 1)."""
+    inside, size = _term(a, math.log(a) if a else 0.0, math.log(b))
+    outside, more = _term(1 - a, math.log1p(-a) if a < 1 else 0.0, math.log1p(-b))
+    return inside + outside - _ERROR * (size + more)
+
+
+def _term(weight: float, log_a: float, log_b: float) -> tuple[float, float]:
+    """The product weight * (log_a - log_b), and a number that its error is proportional to."""
+    return weight * (log_a - log_b), weight * (abs(log_a) + abs(log_b))
+
+
+def _up(number: float) -> float:
+    """Above the exact result of one operation that gave this number."""
+    return math.nextafter(number * (1 + _ERROR), math.inf) if number else 0.0
