@@ -1,0 +1,95 @@
+"""Neighbors that are as far apart as any within bounds, found by a search."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.auditing import Ball, adversarial_pair
+
+N = 50
+NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
+# Exact global sensitivities for n = 50 numbers in [0, 1], under replace-one.
+KNOWN = {
+    "mean": (jnp.mean, 1 / N),
+    "variance": (jnp.var, (N - 1) / N**2),
+    "standard deviation": (jnp.std, (N - 1) ** 0.5 / N),
+    "median": (jnp.median, 0.5),
+    "share above": (lambda x: jnp.mean(x > 0.3), 1 / N),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_global_sensitivity_is_found_and_not_exceeded(key, name):
+    target, exact = KNOWN[name]
+    found = adversarial_pair(key, target, NUMBERS, bounds=(0, 1), norm="l1")
+    assert 0.999 * exact <= found.distance <= exact
+    assert found.database.min() >= 0 and found.database.max() <= 1
+    assert np.sum(found.database != found.neighbor) == 1
+    apart = abs(target(found.database) - target(found.neighbor))
+    assert 0.999 * apart <= found.distance <= apart
+
+
+def test_integers_are_searched(key):
+    """A histogram has no gradient: one count falls and another grows."""
+    records = jax.ShapeDtypeStruct((N,), jnp.int32)
+
+    def counts(codes):
+        return jnp.zeros(5).at[codes].add(1.0)
+
+    found = adversarial_pair(key, counts, records, bounds=(0, 4), norm="l1", steps=5)
+    assert 1.999 < found.distance <= 2
+    assert set(np.unique(found.database)) <= set(range(5))
+
+
+def test_records_of_several_arrays_have_bounds_of_their_own(key):
+    """A fit by a loop, which has no gradient either, under a proved bound."""
+    fit = dpjax.targets.ridge_regression(regularization=0.5, dims=2)
+    records = {"x": jnp.ones((6, 2)), "y": jnp.ones(6)}
+    bounds = {"x": Ball(1.0), "y": (-1, 1)}
+    found = adversarial_pair(key, fit, records, bounds=bounds, norm="l2", steps=50, restarts=16)
+    assert np.linalg.norm(found.database["x"], axis=1).max() <= 1
+    assert np.abs(found.neighbor["y"]).max() <= 1
+    proved = fit.sensitivity("l2", n=6).value
+    assert 0.3 * proved < found.distance <= proved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strength", "share"), [(1.0, 0.5), (0.1, 0.57), (0.01, 0.65)])
+def test_logistic_regression_comes_close_to_its_bound(key, strength, share):
+    fit = dpjax.targets.logistic_regression(regularization=strength, dims=3)
+    records = {"x": jnp.ones((N, 3)), "y": jnp.ones(N)}
+    bounds = {"x": Ball(1.0), "y": (0, 1)}
+    found = adversarial_pair(key, fit, records, bounds=bounds, norm="l2", steps=1000)
+    assert share * 2 / (N * strength) < found.distance <= fit.sensitivity("l2", n=N).value
+
+
+def test_a_target_that_moves_by_rounding_alone_shows_nothing(key):
+    def large(x):
+        return 1e4 * (1 + 1e-7 * x[0])
+
+    assert adversarial_pair(key, large, NUMBERS, bounds=(0, 1), norm="l1", steps=3).distance == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ((1, 0), "low < high"),
+        ((0, np.nan), "bounds must be"),
+        ((0, 1, 2), "pairs"),
+        ({"x": (0, 1)}, "like the records"),
+    ],
+)
+def test_bounds_fit_to_the_records(key, bounds, message):
+    with pytest.raises(ValueError, match=message):
+        adversarial_pair(key, jnp.mean, NUMBERS, bounds=bounds, norm="l1")
+
+
+def test_records_have_one_leading_axis(key):
+    scalars = jax.ShapeDtypeStruct((), jnp.float32)
+    with pytest.raises(ValueError, match="common leading axis"):
+        adversarial_pair(key, jnp.mean, scalars, bounds=(0, 1), norm="l1")
+    codes = jax.ShapeDtypeStruct((N,), jnp.int32)
+    with pytest.raises(ValueError, match="a Ball is for floats"):
+        adversarial_pair(key, jnp.mean, codes, bounds=Ball(1.0), norm="l1")
