@@ -111,5 +111,5 @@ def estimate(value: Value, accuracy: Accuracy) -> PyTree:
     """The numbers that intervals are about, in the units of the records."""
     if accuracy.kind == "quantiles":
         return accuracy.measured["numbers"]
-    unit = accuracy.facts.get("unit", 1)
+    unit = accuracy.facts.get("unit", 1) if accuracy.kind == "noise" else 1
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) * unit, value)
