@@ -5,6 +5,8 @@ how far a statistic of noisy sums is from that of the sums. It is right where th
 nearly linear over the noise, and only approximate elsewhere.
 """
 
+import functools
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -59,17 +61,24 @@ def _turned(draws: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> PyTree:
     """The statistic of sums with one more draw of the noise, many times."""
-    statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
-    scale = facts["arrays"][0]["scale"]
     sums, n = jnp.asarray(measured["sums"]).astype(float), measured["n"]
     if sums.ndim > 1:
         raise ValueError("no interval is simulated for a batch of releases: take them one by one")
-
-    @jax.jit
-    @jax.vmap
-    def of_draw(noise: jax.Array) -> PyTree:
-        return statistic(averages((sums + noise) * unit, n, scale * unit), facts)
-
+    scale = facts["arrays"][0]["scale"]
     # The release is public, so a public key serves: an interval is the same whenever it is asked.
     sampler = {"laplace": jax.random.laplace, "gaussian": jax.random.normal}[facts["noise"]]
-    return of_draw(scale * sampler(jax.random.key(0), (_DRAWS, *sums.shape)))
+    noise = scale * sampler(jax.random.key(0), (_DRAWS, *sums.shape))
+    return _program(json.dumps(facts))(sums[None] + noise, n)
+
+
+@functools.lru_cache
+def _program(text: str) -> Callable[[jax.Array, jax.Array | None], PyTree]:
+    """The statistic of rows of noisy sums, compiled; the facts are in JSON."""
+    facts = json.loads(text)
+    statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
+    noise = facts["arrays"][0]["scale"] * unit
+
+    def of_row(sums: jax.Array, n: jax.Array | None) -> PyTree:
+        return statistic(averages(sums * unit, n, noise), facts)
+
+    return jax.jit(jax.vmap(of_row, (0, None)))

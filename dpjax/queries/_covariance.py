@@ -256,7 +256,7 @@ def private_pca(
     )
 
 
-def _mean_and_covariance(moments: Moments, middle: jax.Array, size: float) -> dict[str, jax.Array]:
+def _mean_and_covariance(moments: Moments, middle: np.ndarray, size: float) -> dict[str, jax.Array]:
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
     return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
 
@@ -271,7 +271,7 @@ def _directions(found: dict[str, jax.Array], count: int) -> dict[str, jax.Array]
 
 
 def _pca_of_moments(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
-    found = _mean_and_covariance(moments, jnp.asarray(facts["middle"]), facts["size"])
+    found = _mean_and_covariance(moments, np.asarray(facts["middle"]), facts["size"])
     return _directions(found, facts["components"])
 
 
@@ -315,11 +315,11 @@ def released_moments(
 
 def public_ball(
     center: ArrayLike, radius: float, dims: int
-) -> tuple[Callable[[Database], jax.Array], jax.Array, float]:
+) -> tuple[Callable[[Database], jax.Array], np.ndarray, float]:
     """A map from a public ball to the unit ball, and the center and radius of the ball."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
         raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
-    middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
+    middle = np.broadcast_to(middle, dims).astype(jnp.result_type(float))
     return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size
