@@ -131,6 +131,40 @@ class Guarantee:
         return ", ".join((statement, *group, *self.notes))
 
 
+def concrete(guarantee: object) -> Guarantee:
+    """The same guarantee with Python numbers as leaves; refuses other objects, batches and NaN."""
+    if not isinstance(guarantee, Guarantee):
+        raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
+
+    def number(name: str, value: Scalar) -> float:
+        if _checks.is_traced(value):
+            raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
+        if np.ndim(value) > 0:
+            raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
+        if math.isnan(value):
+            raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
+        return float(value)
+
+    def confidence(of: Guarantee | SampledEvent) -> float | None:
+        return None if of.confidence is None else number("confidence", of.confidence)
+
+    # Made anew, field by field: a subclass may not check what its fields hold.
+    events = tuple(
+        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity)
+        for event in guarantee.events
+    )
+    return Guarantee(
+        number("epsilon", guarantee.epsilon),
+        number("delta", guarantee.delta),
+        number("gamma", guarantee.gamma),
+        confidence(guarantee),
+        events,
+        guarantee.relation,
+        guarantee.notes,
+        guarantee.group_size,
+    )
+
+
 def describe_confidence(confidence: Scalar | None) -> str:
     """How a confidence is printed; a marginal statement must never read as the stronger one."""
     if confidence is None:

@@ -35,7 +35,9 @@ def described(value: Value, accuracy: Accuracy) -> str:
     if jax.tree_util.all_leaves([value]):
         return f"{texts} {how}"
     paths, _ = jax.tree_util.tree_flatten_with_path(texts)
-    named = (f"{jax.tree_util.keystr(path, simple=True)}: {text}" for path, text in paths)
+    named = (
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {text}" for path, text in paths
+    )
     return f"{', '.join(named)} {how}"
 
 

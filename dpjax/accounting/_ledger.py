@@ -14,13 +14,14 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
-from dpjax._core._values import Guarantee, NeighboringRelation, Release, SampledEvent
+from dpjax._core._saved import guarantee_from_json, guarantee_to_json
+from dpjax._core._values import Guarantee, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._durable import database_file
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, decimals
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
-from dpjax.accounting._composition import compose, concrete
+from dpjax.accounting._composition import compose
 from dpjax.random._facade import check_key
 
 _MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
@@ -204,7 +205,7 @@ class Ledger(Account):
             cost,
             neighbors=f"{promised.relation}, groups of {promised.group_size}",
             key=key,
-            guarantee=_encoded(promised),
+            guarantee=guarantee_to_json(promised),
             what=what,
             version=self.version,
             name=request.name if request else "",
@@ -233,7 +234,7 @@ class Ledger(Account):
             self._stored_as(request),
             b"".join(array.tobytes() for array in arrays),
             arrays=[(array.dtype.name, array.shape) for array in arrays],
-            guarantee=_encoded(release.guarantee),
+            guarantee=guarantee_to_json(release.guarantee),
         )
         return self.released(request) or release
 
@@ -251,25 +252,9 @@ def _check_text(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a string, got {_checks.shown(value)}")
 
 
-def _encoded(guarantee: Guarantee) -> dict[str, object]:
-    """A guarantee as JSON, with every digit."""
-    known = concrete(guarantee)
-    events = [(event.gamma, event.confidence, event.identity) for event in known.events]
-    return {**vars(known), "events": events, "relation": known.relation.value}
-
-
 def _decoded(stored: dict[str, Any]) -> Guarantee:
     try:
-        return Guarantee(
-            stored["epsilon"],
-            stored["delta"],
-            stored["gamma"],
-            stored["confidence"],
-            tuple(SampledEvent(*event) for event in stored["events"]),
-            NeighboringRelation(stored["relation"]),
-            tuple(stored["notes"]),
-            stored["group_size"],
-        )
+        return guarantee_from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
 

@@ -131,7 +131,8 @@ class SensitivityMechanism(abc.ABC):
         if value not in kept:
             traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
             with jax.ensure_compile_time_eval():
-                kept[value] = UNKNOWN if traced else self._accuracy(value.tree())
+                found = UNKNOWN if traced else self._accuracy(value.tree())
+            kept[value] = found.having(mechanism=type(self).__name__, norm=norm_name(self.norm))
         return kept[value]
 
     def _delta(self) -> Scalar:
