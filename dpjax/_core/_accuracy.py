@@ -53,7 +53,7 @@ class KnowsAccuracy(abc.ABC):
     """A target that says more of its releases than the mechanism knows, such as their unit."""
 
     @abc.abstractmethod
-    def accuracy(
+    def _accuracy_of(
         self, noise: Accuracy, relation: object, value: Value, database: Database
     ) -> Accuracy:
         """How far a release of this target may be off, from public things alone.

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
@@ -195,14 +196,16 @@ class SensitivityMechanism(abc.ABC):
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         mechanism, arrays = self._ready(key, value)
+        spec = TreeSpec.of(arrays)
         release = pay_and_draw(
             lambda: mechanism.noisy_value(key, arrays),
             key,
             (self, arrays),
             guarantee=guarantee_under(key, self.guarantee),
             what=type(self).__name__,
+            drawing=Drawing.of(self, spec),
         )
-        return dataclasses.replace(release, accuracy=self.accuracy(TreeSpec.of(arrays)))
+        return dataclasses.replace(release, accuracy=self.accuracy(spec))
 
     def unpaid_draw(self, key: Key, value: Value) -> Value:
         """The value of a release that no open ledger is told of, for code that has paid.

@@ -87,7 +87,7 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
 
-    def accuracy(
+    def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
         if noise.kind != "selections":

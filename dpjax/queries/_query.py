@@ -61,7 +61,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         del n, dtype  # Values are integers, and the bound holds for any number of records.
         return self.reach(norm, relation)
 
-    def accuracy(
+    def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
         del relation, value, database  # Integers and their noise do not depend on n.

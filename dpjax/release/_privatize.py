@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, KnowsAccuracy
-from dpjax._core._open_ledgers import OpenLedger, Request
+from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import check_padded, record_arrays
 from dpjax._core._types import Database, Key, Value
@@ -130,6 +130,7 @@ def privatize(
                 name, key.dtype, traced.outputs, traced.fingerprint, TreeSpec.of(records)
             ),
             ledger=ledger,
+            drawing=Drawing.of(mechanism, traced.outputs),
         )
         return _described(release, mechanism, target, traced.outputs, database)
 
@@ -142,7 +143,7 @@ def _described(
     """The release with how far it may be off, if mechanism and target know it."""
     accuracy = mechanism.accuracy(outputs) if hasattr(mechanism, "accuracy") else UNKNOWN
     if isinstance(target, KnowsAccuracy):
-        accuracy = target.accuracy(
+        accuracy = target._accuracy_of(
             accuracy, mechanism.sensitivity.relation, release.value, database
         )
     return dataclasses.replace(release, accuracy=accuracy)
