@@ -133,9 +133,9 @@ class Ledger(Account):
         Returns:
             Dicts of time (UTC), what (the name of the target or mechanism), version, epsilon and
             delta (the cost), spent_epsilon and spent_delta (the sums so far), guarantee (in words),
-            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and kept (whether the
-            ledger holds the release). They hold nothing private if your names are public: the names
-            of records, and of functions, which are in `what`.
+            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
+            kept (whether the ledger holds the release). They hold nothing private if your names are
+            public: the names of records, and of functions, which are in `what`.
         """
         self._file.update()
         rows: list[dict[str, object]] = []
@@ -274,7 +274,7 @@ class Ledger(Account):
         request: Request | None = None,
         price: tuple[float | Decimal, float | Decimal] | None = None,
     ) -> None:
-        """Writes a debit to the file, of another price than the guarantee where it has been paid."""
+        """Writes a debit to the file: of the guarantee, or of another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised = compose(guarantee)
         if not (math.isfinite(promised.epsilon) and promised.delta < 1):

@@ -13,6 +13,7 @@ import scipy
 
 from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
 from dpjax._core._values import Guarantee, Release
+from dpjax._files._ledger_chain import EPSILON_DIGITS
 from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ideal_noise import SHARE, charged
@@ -55,7 +56,9 @@ class Pool:
         if not math.isfinite(guarantee.epsilon):
             raise BudgetExceededError(f"no budget pays for a release with {guarantee}")
         if self.delta == 0:
-            return Fraction(repr(float(guarantee.epsilon)))
+            # As the file counts it.
+            units = math.ceil(Fraction(repr(float(guarantee.epsilon))) * 10**EPSILON_DIGITS)
+            return Fraction(units, 10**EPSILON_DIGITS)
         mu = _mu_of(guarantee, drawing)
         if mu is None:
             raise BudgetExceededError(
@@ -141,7 +144,8 @@ class Share(Account):
         self.most, self.spent = pool.most / parts, Fraction(0)
         self.delta = float(pool.delta)
         if pool.delta == 0:
-            self.epsilon = self.pure_epsilon = _down(pool.epsilon / parts)
+            units = math.floor(self.most * 10**EPSILON_DIGITS)
+            self.epsilon = self.pure_epsilon = _down(Fraction(units, 10**EPSILON_DIGITS))
         else:
             mu = math.sqrt(self.most) * (1 - _MARGIN)
             self.epsilon = epsilon_of(mu, self.delta * (1 - 2**-20))
@@ -229,7 +233,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return low * (1 - _MARGIN)
 
 
-def _down(number: Decimal) -> float:
+def _down(number: Fraction) -> float:
+    """The float64 that prints as the decimal, or the next below."""
     nearest = float(number)
-    below = Fraction(repr(nearest)) <= Fraction(number)
-    return nearest if below else math.nextafter(nearest, 0)
+    return nearest if Fraction(repr(nearest)) <= number else math.nextafter(nearest, 0)
