@@ -13,7 +13,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import Guarantee, Release
+from dpjax._core._values import Guarantee, Mechanism, Release
 
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
     "open ledgers", default=()
@@ -42,6 +42,23 @@ class Request(NamedTuple):
     outputs: TreeSpec
 
 
+class Drawing(NamedTuple):
+    """A release that is one draw of a mechanism.
+
+    Attributes:
+        mechanism: that draws.
+        numbers: how many get noise.
+    """
+
+    mechanism: Mechanism
+    numbers: int
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, value: TreeSpec) -> "Drawing":
+        """The draw for a value of these shapes."""
+        return cls(mechanism, sum(leaf.size for leaf in value.leaves))
+
+
 class OpenLedger(abc.ABC):
     """A ledger for `with ledger:`. Each release inside tells it before noise is drawn."""
 
@@ -57,8 +74,15 @@ class OpenLedger(abc.ABC):
         block.close()
 
     @abc.abstractmethod
-    def record(self, key: Key, guarantee: Guarantee, what: str, request: Request | None) -> None:
-        """Takes note of a release, or refuses it."""
+    def record(
+        self,
+        key: Key,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        """Takes note of a release, or refuses it; a drawing may cost less than it promises."""
 
 
 class Account(OpenLedger):

@@ -9,9 +9,8 @@ import uuid
 from collections.abc import Callable
 from fractions import Fraction
 
-import numpy as np
-
 from dpjax._core import _checks
+from dpjax._core._guarantee import concrete
 from dpjax._core._types import Scalar, Value
 from dpjax._core._values import Guarantee, Release, SampledEvent
 from dpjax._exact._numerics import round_up, sum_up
@@ -156,40 +155,6 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
     if not isinstance(release, Release):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"release must be a Release, got {_checks.shown(release)}")
     return Release(_checks.function("function", function)(release.value), release.guarantee)
-
-
-def concrete(guarantee: object) -> Guarantee:
-    """The same guarantee with Python numbers as leaves; refuses other objects, batches and NaN."""
-    if not isinstance(guarantee, Guarantee):
-        raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
-
-    def number(name: str, value: Scalar) -> float:
-        if _checks.is_traced(value):
-            raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
-        if np.ndim(value) > 0:
-            raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
-        if math.isnan(value):
-            raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
-        return float(value)
-
-    def confidence(of: Guarantee | SampledEvent) -> float | None:
-        return None if of.confidence is None else number("confidence", of.confidence)
-
-    # Made anew, field by field: a subclass may not check what its fields hold.
-    events = tuple(
-        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity)
-        for event in guarantee.events
-    )
-    return Guarantee(
-        number("epsilon", guarantee.epsilon),
-        number("delta", guarantee.delta),
-        number("gamma", guarantee.gamma),
-        confidence(guarantee),
-        events,
-        guarantee.relation,
-        guarantee.notes,
-        guarantee.group_size,
-    )
 
 
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:

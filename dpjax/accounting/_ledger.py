@@ -13,14 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import Account, Request, fingerprint_of_key, refuse_traced
-from dpjax._core._values import Guarantee, NeighboringRelation, Release, SampledEvent
+from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key, refuse_traced
+from dpjax._core._saved import guarantee_from_json, guarantee_to_json
+from dpjax._core._values import Guarantee, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._durable import database_file
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, decimals
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
-from dpjax.accounting._composition import compose, concrete
+from dpjax.accounting._composition import compose
+from dpjax.accounting._ledger_report import LedgerReport
+from dpjax.accounting._share import Pool, Share
 from dpjax.random._facade import check_key
 
 _MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
@@ -129,10 +132,10 @@ class Ledger(Account):
 
         Returns:
             Dicts of time (UTC), what (the name of the target or mechanism), version, epsilon and
-            delta (the cost), spent_epsilon and spent_delta (the sums so far), gamma, confidence,
-            notes, name ("" without one), key and request (fingerprints), and kept (whether the
-            ledger holds the release). They hold nothing private if your names are public: the names
-            of records, and of functions, which are in `what`.
+            delta (the cost), spent_epsilon and spent_delta (the sums so far), guarantee (in words),
+            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
+            kept (whether the ledger holds the release). They hold nothing private if your names are
+            public: the names of records, and of functions, which are in `what`.
         """
         self._file.update()
         rows: list[dict[str, object]] = []
@@ -152,6 +155,7 @@ class Ledger(Account):
                     "delta": delta,
                     "spent_epsilon": all_epsilon,
                     "spent_delta": all_delta,
+                    "guarantee": repr(guarantee),
                     "gamma": guarantee.gamma,
                     "confidence": guarantee.confidence,
                     "notes": ", ".join(guarantee.notes),
@@ -183,28 +187,108 @@ class Ledger(Account):
             refuse_traced(key)
         self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
 
+    def share(self, fraction: float | str | Decimal) -> Share:
+        """A part of the whole budget, for releases that are accounted together.
+
+        `with ledger.share(0.25):` pays for the releases inside. The ledger pays for the part as a
+        whole before the first noise is drawn, and not at all if nothing is released. Without a
+        delta in the budget, each release pays its own, and the rest stays in the ledger.
+
+        Args:
+            fraction: of the budget, above 0 and at most 1. A float counts as it prints.
+
+        Returns:
+            A `Share`: a Gaussian release of `share.epsilon` and `share.delta` costs all of it, and
+            k releases of which each has sqrt(k) times that noise.
+
+        Raises:
+            TypeError: if the fraction is no number.
+            ValueError: if the fraction is out of range.
+        """
+        part = Fraction(
+            _units("fraction", fraction, EPSILON_DIGITS, math.floor), 10**EPSILON_DIGITS
+        )
+        if not 0 < part <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
+        return self._shares(self._file.chain.budget, part, 1)[0]
+
+    def split(self, parts: int) -> list[Share]:
+        """Equal parts of what is left, which are accounted together.
+
+        With a delta, Gaussian releases add up by squares: each of 4 parts has half of the mu of the
+        whole, not a quarter. The first release in any part pays for all of them. Without a delta,
+        each part has its share of epsilon, and each release pays its own.
+
+        Args:
+            parts: how many, at least 1.
+
+        Returns:
+            A list of `Share`s.
+
+        Raises:
+            TypeError: if the number of parts is no integer.
+            ValueError: if it is below 1.
+            BudgetExceededError: if nothing is left.
+        """
+        count = _checks.integer("parts", parts, least=1)
+        self._file.update()
+        budget, spent = self._file.chain.budget, self._file.chain.spent
+        left = budget[0] - spent[0], budget[1] - spent[1]
+        return self._shares(left, Fraction(1), count)
+
+    def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
+        epsilon, delta = (math.floor(part * unit) for unit in units)
+        if epsilon == 0 or (delta == 0 and self._file.chain.budget[1] > 0):
+            raise BudgetExceededError(
+                f"nothing is left to share: {decimals((epsilon, delta))} of"
+                f" {decimals(self._file.chain.budget)}"
+            )
+        pool = Pool(self._debit, *_as_decimals(epsilon, delta))
+        return [Share(self, pool, count) for _ in range(count)]
+
+    def report(self) -> LedgerReport:
+        """What was published, when, under what, what it cost, and what is left.
+
+        Returns:
+            A `LedgerReport`: it prints as a table, and `to_frame()` makes a pandas DataFrame.
+        """
+        return LedgerReport(tuple(self.history()), self.budget, str(self.path))
+
     def record(
-        self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
+        self,
+        key: jax.Array,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+        drawing: Drawing | None = None,
     ) -> None:
         """Pays for a release that is about to be drawn."""
+        del drawing
         self._debit(guarantee, fingerprint_of_key(key), what, request)
 
     def _debit(
-        self, guarantee: Guarantee, key: str | None, what: str, request: Request | None = None
+        self,
+        guarantee: Guarantee,
+        key: str | None,
+        what: str,
+        request: Request | None = None,
+        price: tuple[float | Decimal, float | Decimal] | None = None,
     ) -> None:
+        """Writes a debit to the file: of the guarantee, or of another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised = compose(guarantee)
         if not (math.isfinite(promised.epsilon) and promised.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {promised}")
+        price = price or (promised.epsilon, promised.delta)
         cost = (
-            _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
-            _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
+            _units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
+            _units("delta", price[1], DELTA_DIGITS, math.ceil),
         )
         self._file.debit(
             cost,
             neighbors=f"{promised.relation}, groups of {promised.group_size}",
             key=key,
-            guarantee=_encoded(promised),
+            guarantee=guarantee_to_json(promised),
             what=what,
             version=self.version,
             name=request.name if request else "",
@@ -233,7 +317,7 @@ class Ledger(Account):
             self._stored_as(request),
             b"".join(array.tobytes() for array in arrays),
             arrays=[(array.dtype.name, array.shape) for array in arrays],
-            guarantee=_encoded(release.guarantee),
+            guarantee=guarantee_to_json(release.guarantee),
         )
         return self.released(request) or release
 
@@ -251,25 +335,9 @@ def _check_text(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a string, got {_checks.shown(value)}")
 
 
-def _encoded(guarantee: Guarantee) -> dict[str, object]:
-    """A guarantee as JSON, with every digit."""
-    known = concrete(guarantee)
-    events = [(event.gamma, event.confidence, event.identity) for event in known.events]
-    return {**vars(known), "events": events, "relation": known.relation.value}
-
-
 def _decoded(stored: dict[str, Any]) -> Guarantee:
     try:
-        return Guarantee(
-            stored["epsilon"],
-            stored["delta"],
-            stored["gamma"],
-            stored["confidence"],
-            tuple(SampledEvent(*event) for event in stored["events"]),
-            NeighboringRelation(stored["relation"]),
-            tuple(stored["notes"]),
-            stored["group_size"],
-        )
+        return guarantee_from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
 

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import concrete
 from dpjax._core._values import Guarantee, SampledEvent
 from dpjax._exact._numerics import sum_up
-from dpjax.accounting._composition import concrete, distinct_events, joint
+from dpjax.accounting._composition import distinct_events, joint
 
 # Bounds the relative error of a few operations in float64, logarithms included.
 _ERROR = 16 * sys.float_info.epsilon

@@ -1,6 +1,5 @@
 """Mechanisms that add independent noise to every coordinate of arrays."""
 
-import math
 import operator
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._exact import _limbs
 from dpjax.mechanisms._lattice_mechanism import (
@@ -17,6 +17,7 @@ from dpjax.mechanisms._lattice_mechanism import (
     whole,
 )
 from dpjax.mechanisms._mechanism import sum_over_leaves
+from dpjax.mechanisms._noise_intervals import around_noise, noise_quantile
 from dpjax.random._facade import (
     Lattice,
     Noise,
@@ -29,8 +30,6 @@ from dpjax.random._facade import (
 )
 from dpjax.sensitivity._norms import is_float
 
-# Covers the tables of the noise, and scales that are known in float32.
-OUTWARD_QUANTILE = 1 + 2.0**-20
 # An interval narrower than this, in scales, has the density times the width for a probability.
 _NARROW = 2.0**-12
 
@@ -178,14 +177,16 @@ class CoordinatewiseMechanism(LatticeMechanism):
 
         return jax.tree.map(bound, arrays)
 
-
-def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
-    """The value, in scales, that so many coordinates of noise keep within at a confidence.
-
-    Each of d independent coordinates may exceed it with probability 1 - confidence^(1/d).
-    """
-    confidence = _checks.fraction("confidence", confidence)
-    return OUTWARD_QUANTILE * noise.tail_quantile(-math.expm1(math.log(confidence) / together))
+    def _accuracy(self, value: Value) -> Accuracy:
+        if type(self)._after_noise is not CoordinatewiseMechanism._after_noise:
+            return UNKNOWN
+        leaves = jax.tree.leaves(value)
+        scales, steps = self.effective_scale(like=value), self.grid_for(like=value)
+        return around_noise(
+            self.noise,
+            [(leaf.size, not is_float(leaf)) for leaf in leaves],
+            *map(jax.tree.leaves, (scales, steps)),
+        )
 
 
 def _log_prob(

@@ -1,6 +1,7 @@
 """The base of all mechanisms: the checks of a release, its guarantee, the start of factories."""
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, get_args
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
@@ -111,6 +114,28 @@ class SensitivityMechanism(abc.ABC):
         del value
         return False
 
+    def _accuracy(self, value: Value) -> Accuracy:
+        """How far a release of a value of these shapes and dtypes may be off."""
+        del value
+        return UNKNOWN
+
+    def accuracy(self, value: TreeSpec) -> Accuracy:
+        """What `Release.interval` makes intervals of; known if no parameter is traced.
+
+        Args:
+            value: describes the target's value.
+
+        Returns:
+            An `Accuracy`, made of public things alone.
+        """
+        kept = prepared(self).accuracies
+        if value not in kept:
+            traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
+            with jax.ensure_compile_time_eval():
+                found = UNKNOWN if traced else self._accuracy(value.tree())
+            kept[value] = found.having(mechanism=type(self).__name__, norm=norm_name(self.norm))
+        return kept[value]
+
     def _delta(self) -> Scalar:
         return 0.0
 
@@ -171,13 +196,16 @@ class SensitivityMechanism(abc.ABC):
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         mechanism, arrays = self._ready(key, value)
-        return pay_and_draw(
+        spec = TreeSpec.of(arrays)
+        release = pay_and_draw(
             lambda: mechanism.noisy_value(key, arrays),
             key,
             (self, arrays),
             guarantee=guarantee_under(key, self.guarantee),
             what=type(self).__name__,
+            drawing=Drawing.of(self, spec),
         )
+        return dataclasses.replace(release, accuracy=self.accuracy(spec))
 
     def unpaid_draw(self, key: Key, value: Value) -> Value:
         """The value of a release that no open ledger is told of, for code that has paid.

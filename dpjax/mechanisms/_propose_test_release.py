@@ -17,9 +17,9 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, outward
-from dpjax.mechanisms._coordinatewise import noise_quantile
 from dpjax.mechanisms._lattice_mechanism import as_number
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._noise_intervals import noise_quantile
 from dpjax.mechanisms._ordered_records import (
     OrderedRecords,
     check_bounds,

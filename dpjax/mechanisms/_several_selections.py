@@ -5,6 +5,7 @@ import dataclasses
 import jax
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
@@ -12,6 +13,7 @@ from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.random._facade import Calibration, indices_of_rows
+from dpjax.sensitivity._norms import is_float
 
 
 @frozen_pytree
@@ -56,6 +58,11 @@ class SeveralSelections(SelectionMechanism):
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         return indices_of_rows(key, value, self._calibration(value))
+
+    def _accuracy(self, value: Value) -> Accuracy:
+        scale, step = self.effective_scale(like=value), self.grid_for(like=value)
+        facts = {"scale": float(scale), "step": float(step), "whole": not is_float(value)}
+        return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[1]})
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)

@@ -8,12 +8,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._coordinatewise import noise_quantile
 from dpjax.mechanisms._gaussian import gaussian
+from dpjax.mechanisms._noise_intervals import around_noise, noise_quantile
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
@@ -130,11 +131,22 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         """
         del shape
         matrix = self._shape.matrix
+        scales, steps = self._scales_and_steps(like)
         quantile = noise_quantile(self.noise, confidence, len(matrix) if simultaneous else 1)
-        noise = self.effective_scale(like=like) * quantile * np.linalg.norm(matrix, axis=1)
+        return self._shape.unflattened(jnp.asarray(scales * quantile + steps))
+
+    def _scales_and_steps(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        """For each coordinate, the scale of its noise, and its rounding to both grids."""
+        matrix = self._shape.matrix
+        scales = self.effective_scale(like=like) * np.linalg.norm(matrix, axis=1)
         # Steps of the noise's grid are mapped like noise. The value's own grid adds half a step.
         steps = self.grid_for(like=like) * np.abs(matrix).sum(axis=1)
-        return self._shape.unflattened(jnp.asarray(noise + steps + 2.0 ** (self._shape.unit - 1)))
+        return scales, steps + 2.0 ** (self._shape.unit - 1)
+
+    def _accuracy(self, value: Value) -> Accuracy:
+        each = (self._shape.unflattened(jnp.asarray(x)) for x in self._scales_and_steps(value))
+        leaves = [(leaf.size, False) for leaf in jax.tree.leaves(value)]
+        return around_noise(self.noise, leaves, *map(jax.tree.leaves, each))
 
 
 def shaped_gaussian(

@@ -1,6 +1,8 @@
 """Variance, covariance and principal components, computed from noisy sums of products."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,21 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
-from dpjax.queries._private_release import Terms, released, shape_of_record
+from dpjax.queries import _moment_intervals as _moment_intervals
+from dpjax.queries._bootstrap import STATISTICS
+from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import Query
-from dpjax.queries._second_moments import Moments, moments_of, second_moments_query
+from dpjax.queries._second_moments import (
+    Moments,
+    edge_of_ball,
+    moments_of,
+    radius_bits_for,
+    second_moments_query,
+)
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
 
 
@@ -92,6 +103,7 @@ def private_variance(
         dims=1,
         terms=Terms(epsilon, delta, relation, name),
         what="variance",
+        facts={"middle": [middle], "size": half, "scalar": True},
     )
 
 
@@ -155,8 +167,7 @@ def private_covariance(
     into_unit_ball, middle, size = public_ball(center, radius, dims)
 
     def finish(moments: Moments) -> dict[str, jax.Array]:
-        covariance = moments.second - jnp.outer(moments.mean, moments.mean)
-        return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
+        return _mean_and_covariance(moments, middle, size)
 
     return released_moments(
         key,
@@ -166,6 +177,7 @@ def private_covariance(
         dims=dims,
         terms=Terms(epsilon, delta, relation, name),
         what="covariance",
+        facts={"middle": middle.tolist(), "size": size, "scalar": False},
     )
 
 
@@ -236,15 +248,34 @@ def private_pca(
         name=name,
     )
 
-    def directions(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        vectors, variances = lax.linalg.eigh(found["covariance"])
-        return {
-            "mean": found["mean"],
-            "components": vectors.T[::-1][:count],
-            "variances": variances[::-1][:count],
-        }
+    facts = {**release.accuracy.facts, "statistic": "pca", "components": count, "simulated": True}
+    accuracy = Accuracy.of("bootstrap", facts, release.accuracy.measured)
+    return dataclasses.replace(
+        post_process(release, lambda found: _directions(found, count)),
+        accuracy=accuracy if release.accuracy.kind else UNKNOWN,
+    )
 
-    return post_process(release, directions)
+
+def _mean_and_covariance(moments: Moments, middle: np.ndarray, size: float) -> dict[str, jax.Array]:
+    covariance = moments.second - jnp.outer(moments.mean, moments.mean)
+    return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
+
+
+def _directions(found: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:
+    vectors, variances = lax.linalg.eigh(found["covariance"])
+    return {
+        "mean": found["mean"],
+        "components": vectors.T[::-1][:count],
+        "variances": variances[::-1][:count],
+    }
+
+
+def _pca_of_moments(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
+    found = _mean_and_covariance(moments, np.asarray(facts["middle"]), facts["size"])
+    return _directions(found, facts["components"])
+
+
+STATISTICS["pca"] = _pca_of_moments
 
 
 def released_moments(
@@ -256,8 +287,14 @@ def released_moments(
     dims: int,
     terms: Terms,
     what: str,
+    kind: str = "moments",
+    facts: dict[str, object],
 ) -> Release:
-    """A statistic computed from the noisy moments of vectors, clipped to the unit ball."""
+    """A statistic computed from the noisy moments of vectors, clipped to the unit ball.
+
+    Kind and public facts say how its intervals are made.
+    """
+    bits = radius_bits_for(slots_of(database, terms.relation))
 
     def statistic(
         query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
@@ -271,16 +308,18 @@ def released_moments(
         statistic,
         terms=terms,
         what=what,
+        kind=kind,
+        facts={**facts, "edge": edge_of_ball(dims, bits)},
     )
 
 
 def public_ball(
     center: ArrayLike, radius: float, dims: int
-) -> tuple[Callable[[Database], jax.Array], jax.Array, float]:
+) -> tuple[Callable[[Database], jax.Array], np.ndarray, float]:
     """A map from a public ball to the unit ball, and the center and radius of the ball."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
         raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
-    middle = jnp.asarray(np.broadcast_to(middle, dims), jnp.result_type(float))
+    middle = np.broadcast_to(middle, dims).astype(jnp.result_type(float))
     return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size

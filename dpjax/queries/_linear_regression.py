@@ -1,6 +1,7 @@
 """Linear regression from noisy sums of products."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Database, Key
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax.queries._bootstrap import STATISTICS
 from dpjax.queries._covariance import released_moments
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import Terms
@@ -97,27 +99,43 @@ def private_linear_regression(
         both = jnp.concatenate([x / x_radius, (y / y_radius)[:, None]], axis=1)
         return both / math.sqrt(2)
 
-    def solve(moments: Moments) -> dict[str, jax.Array]:
-        with_one = jnp.concatenate([jnp.ones(1), moments.mean])
-        products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
-        products = jnp.concatenate([with_one[None], products])
-        penalty = jnp.full(dims + 1, regularization / 2).at[0].set(0)
-        eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
-        least = moments.noise * math.sqrt(dims + 1)
-        # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
-        rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
-        found = eigenvectors @ rotated
-        return {
-            "weights": found[1:] * (y_radius / x_radius),
-            "intercept": found[0] * (math.sqrt(2) * y_radius),
-        }
+    facts = {
+        "statistic": "linear regression",
+        "x_radius": x_radius,
+        "y_radius": y_radius,
+        "regularization": regularization,
+        "simulated": True,
+    }
 
     return released_moments(
         key,
         database,
         vectors,
-        solve,
+        lambda moments: _solution(moments, facts),
         dims=dims + 1,
         terms=Terms(epsilon, delta, relation, name),
         what="linear regression",
+        kind="bootstrap",
+        facts=facts,
     )
+
+
+def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
+    """Solves the normal equations of noisy averages."""
+    size, x_radius, y_radius = len(moments.mean), facts["x_radius"], facts["y_radius"]
+    with_one = jnp.concatenate([jnp.ones(1), moments.mean])
+    products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
+    products = jnp.concatenate([with_one[None], products])
+    penalty = jnp.full(size, facts["regularization"] / 2).at[0].set(0)
+    eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
+    least = moments.noise * math.sqrt(size)
+    # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
+    rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
+    found = eigenvectors @ rotated
+    return {
+        "weights": found[1:] * (y_radius / x_radius),
+        "intercept": found[0] * (math.sqrt(2) * y_radius),
+    }
+
+
+STATISTICS["linear regression"] = _solution

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
@@ -94,6 +95,8 @@ def private_mean(
         average,
         terms=Terms(epsilon, delta, relation, name),
         what="mean",
+        kind="mean",
+        facts={"lower": low, "upper": high},
     )
 
 

@@ -1,5 +1,6 @@
 """The release of a query, which private statistics then turn into what they estimate."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._records import check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
@@ -54,11 +56,13 @@ def released(
     *,
     terms: Terms,
     what: str,
+    kind: str,
+    facts: dict[str, object],
 ) -> Release:
     """A statistic computed from one noisy query, called `what` in the history of ledgers.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise.
+    is private) and the scale of the noise. Kind and public facts say how its intervals are made.
     """
     epsilon, delta, relation, name = terms
     relation = NeighboringRelation(relation)
@@ -76,4 +80,9 @@ def released(
 
     target.__name__ = what
     release = privatize(target, mechanism)(key, database, name=name)
-    return post_process(release, lambda value: finish(query, value, n, mechanism.scale))
+    finished = post_process(release, lambda value: finish(query, value, n, mechanism.scale))
+    if release.accuracy.kind != "noise":
+        return finished
+    about = {**release.accuracy.facts, **facts, "unit": query.unit, "rounding": query.rounding}
+    accuracy = Accuracy.of(kind, about, {"sums": release.value, "n": n})
+    return dataclasses.replace(finished, accuracy=accuracy)

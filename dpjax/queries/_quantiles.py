@@ -11,10 +11,12 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Database
+from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
+from dpjax.queries import _quantile_intervals as _quantile_intervals
 from dpjax.queries._padded_records import present_records
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._interval import comparable, increasing
@@ -23,7 +25,7 @@ from dpjax.targets._quantile import exact_probability
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class QuantileScores(KnownSensitivity):
+class QuantileScores(KnownSensitivity, KnowsAccuracy):
     """Scores of the numbers of a grid as quantiles; made by `quantile_scores`.
 
     Attributes:
@@ -84,6 +86,22 @@ class QuantileScores(KnownSensitivity):
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
+
+    def _accuracy_of(
+        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
+    ) -> Accuracy:
+        if noise.kind != "selections":
+            return noise
+        n = None
+        if relation is NeighboringRelation.REPLACE_ONE:
+            n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
+        if _checks.is_traced(value):
+            found = jnp.where(value < 0, jnp.nan, jnp.asarray(self.grid)[value])
+        else:
+            found = self.numbers(value)
+        facts = {**noise.facts, "numerators": self.numerators, "denominator": self.denominator}
+        ends = {"lower": float(self.grid[0]), "upper": float(self.grid[-1])}
+        return Accuracy.of("quantiles", {**facts, **ends}, {"numbers": found, "n": n})
 
     def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
         """The numbers of the grid that were released.

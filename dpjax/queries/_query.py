@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Database
+from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.queries._padded_records import present_records
@@ -19,7 +20,7 @@ from dpjax.targets._known_sensitivity import KnownSensitivity
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Query(KnownSensitivity):
+class Query(KnownSensitivity, KnowsAccuracy):
     """A target with a known sensitivity, whose value is integers in units of a public grid.
 
     `query(database)` takes a pytree of arrays with leading axis n, or a `PaddedRecords`, and
@@ -59,6 +60,12 @@ class Query(KnownSensitivity):
     ) -> float:
         del n, dtype  # Values are integers, and the bound holds for any number of records.
         return self.reach(norm, relation)
+
+    def _accuracy_of(
+        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
+    ) -> Accuracy:
+        del relation, value, database  # Integers and their noise do not depend on n.
+        return noise.having(unit=self.unit, rounding=self.rounding)
 
     def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
         """The value of a release in the units of the records, computed exactly on the host.

@@ -105,7 +105,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
-    margin = (math.sqrt(dims) + 2 * dims + 16) / radius
+    margin = margin_in_units(dims) / radius
     # Without the barrier XLA fuses root and division into an approximate inverse root.
     longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
@@ -126,12 +126,26 @@ def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
 
 def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: Scalar) -> Moments:
     """Averages, from a noisy triangle, the scale of its noise, and n if it is public."""
+    return averages(rounded_estimate(query, triangle), n, scale * query.unit)
+
+
+def averages(triangle: jax.Array, n: jax.Array | None, noise: Scalar) -> Moments:
+    """Averages, from a noisy triangle in floats and the scale of its noise."""
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
-    upper = _upper(size)
-    sums = jnp.zeros((size, size)).at[upper].set(rounded_estimate(query, triangle))
+    sums = jnp.zeros((size, size)).at[_upper(size)].set(triangle)
     sums = jnp.where(jnp.arange(size)[:, None] <= jnp.arange(size)[None], sums, sums.T)
     count = jnp.maximum(sums[0, 0] if n is None else n, 1)
-    return Moments(sums[0, 1:] / count, sums[1:, 1:] / count, scale * query.unit / count)
+    return Moments(sums[0, 1:] / count, sums[1:, 1:] / count, noise / count)
+
+
+def edge_of_ball(dims: int, bits: int) -> float:
+    """How far `in_ball` may move a vector of the unit ball, in every coordinate."""
+    return (margin_in_units(dims) + 2) / 2**bits
+
+
+def margin_in_units(dims: int) -> float:
+    """How far inside of the ball a vector at its edge is scaled, so that rounding stays in it."""
+    return math.sqrt(dims) + 2 * dims + 16
 
 
 def _upper(size: int) -> tuple[np.ndarray, ...]:

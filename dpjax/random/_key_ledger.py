@@ -6,7 +6,13 @@ from pathlib import Path
 
 import jax
 
-from dpjax._core._open_ledgers import OpenLedger, Request, fingerprint_of_key, refuse_traced
+from dpjax._core._open_ledgers import (
+    Drawing,
+    OpenLedger,
+    Request,
+    fingerprint_of_key,
+    refuse_traced,
+)
 from dpjax._core._values import Guarantee
 from dpjax._files._durable import database_file
 from dpjax.random._keys import check_key
@@ -82,10 +88,15 @@ class KeyLedger(OpenLedger):
             ) from error
 
     def record(
-        self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
+        self,
+        key: jax.Array,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+        drawing: Drawing | None = None,
     ) -> None:
         """Claims the key of a release."""
-        del guarantee, what, request
+        del guarantee, what, request, drawing
         self.claim(key)
 
     def __len__(self) -> int:

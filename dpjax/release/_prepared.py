@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Scalar, TreeDef, Value
 from dpjax._core._values import Sensitivity
 from dpjax.random._facade import key_for_each
@@ -60,11 +62,13 @@ class Prepared:
         form: the structure.
         numbers: the leaves.
         accepted: structures, shapes and dtypes of the values that its checks have accepted.
+        accuracies: how far releases of such values may be off.
     """
 
     form: Form
     numbers: list[Scalar]
     accepted: set[PyTree]
+    accuracies: dict[TreeSpec, Accuracy]
 
     def noisy_value(self, key: Key, value: Value) -> Value:
         """The value of a release."""
@@ -107,7 +111,7 @@ def prepared(mechanism: Drawn) -> Prepared:
         whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
     )
     numbers, structure = jax.tree.flatten(dataclasses.replace(mechanism, sensitivity=bare))
-    made = Prepared(_form(structure), numbers, set())
+    made = Prepared(_form(structure), numbers, set(), {})
     if not any(map(_checks.is_traced, leaves)):
         _PREPARED.setdefault(mechanism, {})[x64] = made
     return made

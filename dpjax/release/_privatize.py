@@ -1,6 +1,7 @@
 """From a target and a mechanism to a private function of the database."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import OpenLedger, Request
+from dpjax._core._accuracy import UNKNOWN, KnowsAccuracy
+from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import check_padded, record_arrays
 from dpjax._core._types import Database, Key, Value
@@ -117,7 +119,7 @@ def privatize(
             with host_errors() if traced.calls_host else contextlib.nullcontext():
                 return mechanism.unpaid_draw(key, evaluate_alone(records, program=traced))
 
-        return pay_and_draw(
+        release = pay_and_draw(
             draw,
             key,
             (mechanism, records, traced.jaxpr.consts),
@@ -128,9 +130,23 @@ def privatize(
                 name, key.dtype, traced.outputs, traced.fingerprint, TreeSpec.of(records)
             ),
             ledger=ledger,
+            drawing=Drawing.of(mechanism, traced.outputs),
         )
+        return _described(release, mechanism, target, traced.outputs, database)
 
     return private
+
+
+def _described(
+    release: Release, mechanism: Mechanism, target: Target, outputs: TreeSpec, database: Database
+) -> Release:
+    """The release with how far it may be off, if mechanism and target know it."""
+    accuracy = mechanism.accuracy(outputs) if hasattr(mechanism, "accuracy") else UNKNOWN
+    if isinstance(target, KnowsAccuracy):
+        accuracy = target._accuracy_of(
+            accuracy, mechanism.sensitivity.relation, release.value, database
+        )
+    return dataclasses.replace(release, accuracy=accuracy)
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import jax
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import Account, OpenLedger, Request, open_ledgers, refuse_traced
+from dpjax._core._open_ledgers import (
+    Account,
+    Drawing,
+    OpenLedger,
+    Request,
+    open_ledgers,
+    refuse_traced,
+)
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, Release
 from dpjax.random._facade import is_seeded
@@ -23,6 +30,7 @@ def pay_and_draw(
     name: str | None = None,
     request: Callable[[str | None], Request | None] | None = None,
     ledger: OpenLedger | None = None,
+    drawing: Drawing | None = None,
 ) -> Release:
     """Pays for a release from all open ledgers and draws it, or returns the one paid for before.
 
@@ -38,6 +46,7 @@ def pay_and_draw(
         request: makes the request under a name, or refuses it. It is called without a name too: a
             release that will be refused must not be paid for.
         ledger: another one to pay from.
+        drawing: what is drawn, if it is one draw of a mechanism.
     """
     # Check. What is wrong with the call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
@@ -65,7 +74,7 @@ def pay_and_draw(
     # Pay. Ledgers of keys come first: a refused key costs no budget. The debit reaches the disk
     # before anything is computed, so a crash from here on loses budget and reveals nothing.
     for one in sorted(ledgers, key=lambda one: one is account):
-        one.record(key, guarantee, what, asked)
+        one.record(key, guarantee, what, asked, drawing)
 
     # Compute and draw. A NaN in a private value is not an error to stop at.
     with jax.debug_nans(False), jax.debug_infs(False):

@@ -1,0 +1,217 @@
+"""Guarantees, and how their numbers are checked and printed: always outward."""
+
+import decimal
+import enum
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._types import Scalar, Value
+
+
+class NeighboringRelation(enum.Enum):
+    """Which two databases count as neighbors.
+
+    Attributes:
+        REPLACE_ONE: both have n records and differ in one of them.
+        ADD_OR_REMOVE_ONE: one of them has one record more.
+
+    Formal guarantees:
+        A guarantee under one relation says nothing about the other: replacing a record is removing
+        one and adding another, at twice the epsilon.
+    """
+
+    REPLACE_ONE = "replace-one"
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@frozen_pytree
+class SampledEvent:
+    """The event that one sampled sensitivity covers the pair of databases at hand.
+
+    Attributes:
+        gamma: the probability over random pairs that it does not.
+        confidence: the probability over the samples that gamma holds; None where marginal.
+        identity: which sampling it was; releases under equal identities share the event.
+
+    Formal guarantees:
+        Everything that was released under one event fails together, so its gamma counts once.
+    """
+
+    gamma: Scalar = up()
+    confidence: Scalar | None = down()
+    identity: str = static()
+
+    def __post_init__(self) -> None:
+        _check_number("gamma", self.gamma, 1)
+        if self.confidence is not None:
+            _check_number("confidence", self.confidence, 1)
+
+    def __repr__(self) -> str:
+        statement = f"gamma={shown_number(self.gamma)}, {describe_confidence(self.confidence)}"
+        return f"SampledEvent({statement}, {self.identity})"
+
+
+@frozen_pytree
+class Guarantee:
+    """What a release promises: (epsilon, delta, gamma)-random differential privacy.
+
+    On all pairs of neighboring databases but those of probability gamma under the oracle, every set
+    of outputs S satisfies P(M(D) in S) <= exp(epsilon) P(M(D') in S) + delta. At gamma = .05 and
+    n = 1000, on average over databases, up to 50 people, typically the outliers, may be less
+    protected than epsilon says.
+
+    Attributes:
+        epsilon: the bound on the log ratio of probabilities.
+        delta: the additive slack.
+        gamma: the probability over random pairs that the bound fails; 0 is differential privacy.
+        confidence: the probability over the samples that gamma holds; 1 without samples; None where
+            gamma is over the samples and the pair together ("marginal", the weaker statement).
+        events: the samplings that gamma stands for; empty without samples.
+        relation: which databases are neighbors.
+        notes: other facts that a reader must know, such as "no noise".
+        group_size: in how many records neighboring databases differ.
+
+    Raises:
+        TypeError: if a number is not a real number, or another attribute is of another type.
+        ValueError: if epsilon is negative or NaN, or delta, gamma or confidence outside [0, 1], or
+            group_size below 1. NaN in an array is no error: it marks a bad traced parameter.
+
+    Formal guarantees:
+        The statement above, for the mechanism run once. `dpjax.accounting` composes several. Where
+        its numbers become float32, as on the way out of `jit`, they are rounded outward: epsilon,
+        delta and gamma up, the confidence down. So they are in print, except for a part of 2^-50,
+        which sums in float64 add to decimals. Traced numbers, and what `jax.tree.map` or pickles
+        make, are not checked here, but wherever dpjax uses a guarantee.
+    """
+
+    epsilon: Scalar = up()
+    delta: Scalar = up(default=0.0)
+    gamma: Scalar = up(default=0.0)
+    confidence: Scalar | None = down(default=1.0)
+    events: tuple[SampledEvent, ...] = ()
+    relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
+    notes: tuple[str, ...] = static(default=())
+    group_size: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        _check_number("epsilon", self.epsilon, math.inf)
+        _check_number("delta", self.delta, 1)
+        _check_number("gamma", self.gamma, 1)
+        if self.confidence is not None:
+            _check_number("confidence", self.confidence, 1)
+        _checks.integer("group_size", self.group_size, least=1)
+        if not isinstance(self.relation, NeighboringRelation):
+            raise TypeError(
+                f"relation must be a NeighboringRelation, got {_checks.shown(self.relation)}"
+            )
+        if not all(isinstance(event, SampledEvent) for event in self.events):
+            raise TypeError(f"events must be SampledEvents, got {_checks.shown(self.events)}")
+
+    def __repr__(self) -> str:
+        budget = f"epsilon={shown_number(self.epsilon)}, delta={shown_number(self.delta)}"
+        if not self.events and _is(self.gamma, 0) and _is(self.confidence, 1):
+            statement = f"({budget})-DP"
+        else:
+            statement = f"({budget}, gamma={shown_number(self.gamma)})-random DP, " + (
+                describe_confidence(self.confidence)
+            )
+        if self.relation is not NeighboringRelation.REPLACE_ONE:
+            statement += f", under {self.relation}"
+        if _is(self.epsilon, math.inf):
+            statement = "no guarantee"
+        group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
+        return ", ".join((statement, *group, *self.notes))
+
+
+def concrete(guarantee: object) -> Guarantee:
+    """The same guarantee with Python numbers as leaves; refuses other objects, batches and NaN."""
+    if not isinstance(guarantee, Guarantee):
+        raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
+
+    def number(name: str, value: Scalar) -> float:
+        if _checks.is_traced(value):
+            raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
+        if np.ndim(value) > 0:
+            raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
+        if math.isnan(value):
+            raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
+        return float(value)
+
+    def confidence(of: Guarantee | SampledEvent) -> float | None:
+        return None if of.confidence is None else number("confidence", of.confidence)
+
+    # Made anew, field by field: a subclass may not check what its fields hold.
+    events = tuple(
+        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity)
+        for event in guarantee.events
+    )
+    return Guarantee(
+        number("epsilon", guarantee.epsilon),
+        number("delta", guarantee.delta),
+        number("gamma", guarantee.gamma),
+        confidence(guarantee),
+        events,
+        guarantee.relation,
+        guarantee.notes,
+        guarantee.group_size,
+    )
+
+
+def describe_confidence(confidence: Scalar | None) -> str:
+    """How a confidence is printed; a marginal statement must never read as the stronger one."""
+    if confidence is None:
+        return "marginal"
+    return f"confidence {shown_number(confidence, decimal.ROUND_FLOOR)}"
+
+
+def _check_number(name: str, value: Value, most: float) -> None:
+    """Refuses a known number outside [0, most]."""
+    if isinstance(value, float) and 0 <= value <= most:
+        return
+    if _checks.is_traced(value) or not getattr(value, "is_fully_addressable", True):
+        return
+    array = np.asarray(jax.device_get(value) if isinstance(value, jax.Array) else value)
+    expected = "a number, 0 or above" if most == math.inf else f"a number from 0 to {most}"
+    if not any(jax.numpy.issubdtype(array.dtype, kind) for kind in (np.integer, np.floating)):
+        raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
+    inside = (array >= 0) & (array <= most)
+    if isinstance(value, (jax.Array, np.ndarray)):
+        inside |= np.isnan(array)  # The mark of a bad traced parameter.
+    if not np.all(inside):
+        raise ValueError(f"{name} must be {expected}, got {shown_number(value)}")
+
+
+def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
+    if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
+        return str(value)
+    array = np.asarray(value)
+    if array.ndim > 0:
+        return np.array2string(array, formatter={"all": lambda x: _digits(x, rounding)})
+    return _digits(array[()], rounding)
+
+
+def _digits(number: Any, rounding: str) -> str:
+    """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
+    text, every_digit = f"{number:.6g}", str(number)
+    if not np.isfinite(number):
+        return text
+    exact, short = decimal.Decimal(every_digit), decimal.Decimal(text)
+    # Sums of decimals in float64 are a few units in the last place above the decimal.
+    is_short = abs(short - exact) <= abs(exact) * decimal.Decimal(2) ** -50
+    if short == exact or (is_short and not exact < short == 1):
+        return text
+    if text in ("0", "1"):
+        return every_digit
+    return f"{float(decimal.Context(6, rounding).create_decimal(every_digit)):.6g}"
+
+
+def _is(value: Value, number: float) -> bool:
+    return not _checks.is_traced(value) and bool(np.all(np.asarray(value) == number))

@@ -1,0 +1,288 @@
+"""Intervals of releases: they contain the truth as often as they say, and are not much too wide.
+
+Each case makes DRAWS releases under one fixed key. At most so many may miss the truth as a binomial
+count exceeds with probability FALSE_ALARM. To show its power, the same test must fail for intervals
+of 0.8 times the ideal width, that of the true distribution of the error. The mean width may exceed
+the ideal by the factor of the case, which is above 1 where several noisy numbers make one.
+"""
+
+import json
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy
+
+import dpjax
+from dpjax import queries
+
+DRAWS, CONFIDENCE, FALSE_ALARM = 1500, 0.9, 1e-7
+MOST_MISSES = scipy.stats.binom.isf(FALSE_ALARM, DRAWS, 1 - CONFIDENCE)
+ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+KEYS = jax.random.split(dpjax.random.seeded_key(20261122), DRAWS)
+
+N = 400
+X = np.asarray(jax.random.beta(jax.random.key(1), 2.0, 5.0, (N,)), np.float64) * 90 + 5
+POINTS = np.asarray(jax.random.normal(jax.random.key(2), (N, 2)), np.float64) * 0.3
+BALL = POINTS / np.maximum(1, np.linalg.norm(POINTS, axis=1, keepdims=True))
+COVARIANCE = {"mean": BALL.mean(axis=0), "covariance": np.cov(BALL.T, bias=True)}
+CLAMPED = np.clip(X, 10, 60)
+SCALAR = {"mean": CLAMPED.mean(), "variance": CLAMPED.var()}
+SUMS = queries.sum_query(lower=10, upper=60, capacity=1000)
+HISTOGRAM = queries.histogram_query(3)
+CODES = np.arange(N) % 3
+ADD = {"relation": ADDED}
+
+
+def privatized(query, mechanism, database):
+    private = dpjax.privatize(query, mechanism)
+    return lambda key: private(key, jnp.asarray(database))
+
+
+def private(statistic, database, **terms):
+    if terms.get("relation") is ADDED:
+        database = queries.padded_records(jnp.asarray(database), capacity=N + 50)
+    else:
+        database = jnp.asarray(database)
+    return lambda key: statistic(key, database, **terms)
+
+
+# Releases of a key, the truth, and how much wider than ideal an interval may be.
+BOUNDS = {"lower": 10, "upper": 60}
+CASES = {
+    "laplace": (lambda key: dpjax.laplace(0.5, 1.0)(key, jnp.arange(3.0)), np.arange(3.0), 1.1),
+    "gaussian": (
+        lambda key: dpjax.gaussian(0.5, 1.0, 1e-6)(key, {"a": jnp.float32(7)}),
+        {"a": np.float64(7)},
+        1.1,
+    ),
+    "integers": (lambda key: dpjax.laplace(1.0, 0.1)(key, jnp.arange(2)), np.arange(2), 1.1),
+    "sum": (
+        privatized(SUMS, dpjax.laplace(SUMS.sensitivity(), 1.0), X),
+        CLAMPED.sum(),
+        1.1,
+    ),
+    "histogram": (
+        privatized(HISTOGRAM, dpjax.laplace(HISTOGRAM.sensitivity(), 0.1), CODES),
+        np.bincount(CODES),
+        1.1,
+    ),
+    "mean": (
+        private(queries.private_mean, X, **BOUNDS, epsilon=1.0),
+        CLAMPED.mean(),
+        1.1,
+    ),
+    "mean of vectors": (
+        private(queries.private_mean, POINTS, lower=-1, upper=1, epsilon=1.0, delta=1e-6),
+        np.clip(POINTS, -1, 1).mean(axis=0),
+        1.1,
+    ),
+    "mean of a private number": (
+        private(queries.private_mean, X, **BOUNDS, epsilon=1.0, **ADD),
+        CLAMPED.mean(),
+        1.7,
+    ),
+    "variance": (private(queries.private_variance, X, **BOUNDS, epsilon=1.0), SCALAR, 2.0),
+    "variance of a private number": (
+        private(queries.private_variance, X, **BOUNDS, epsilon=1.0, delta=1e-6, **ADD),
+        SCALAR,
+        2.5,
+    ),
+    "covariance": (
+        private(queries.private_covariance, POINTS, radius=1.0, epsilon=2.0, delta=1e-6),
+        COVARIANCE,
+        2.0,
+    ),
+    "covariance of a private number": (
+        private(queries.private_covariance, POINTS, radius=1.0, epsilon=4.0, **ADD),
+        COVARIANCE,
+        2.0,
+    ),
+}
+
+
+def flat(tree, count=DRAWS):
+    return np.concatenate([np.reshape(leaf, (count, -1)) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+def numbers(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def in_units_of_records(release):
+    unit = release.accuracy.facts.get("unit", 1) if release.accuracy.kind == "noise" else 1
+    return flat(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) * unit, release.value))
+
+
+# The other cases compile larger programs.
+FAST = {"laplace", "integers", "histogram", "mean", "mean of a private number", "variance"}
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in CASES if case not in FAST]
+
+
+@pytest.mark.parametrize("case", [*sorted(FAST), *SLOW])
+def test_intervals_contain_the_truth(case):
+    private, truth, factor = CASES[case]
+    release = jax.vmap(private)(KEYS)
+    low, high = map(flat, release.interval(confidence=CONFIDENCE))
+    truth, value = numbers(truth), in_units_of_records(release)
+    misses = np.sum((truth < low) | (truth > high), axis=0)
+    assert np.all(misses <= MOST_MISSES), misses
+    ideal = np.quantile(abs(value - truth), CONFIDENCE, axis=0)
+    assert np.all(np.mean(high - low, axis=0) <= factor * 2 * ideal)
+    if case != "integers":  # The noise of an integer can only be an integer.
+        too_short = np.sum(abs(value - truth) > 0.8 * ideal, axis=0)
+        assert np.all(too_short > MOST_MISSES), too_short
+
+
+@pytest.mark.parametrize("case", ["histogram", pytest.param("variance", marks=pytest.mark.slow)])
+def test_intervals_hold_at_once(case):
+    private, truth, _ = CASES[case]
+    release = jax.vmap(private)(KEYS)
+    low, high = map(flat, release.interval(confidence=CONFIDENCE, simultaneous=True))
+    truth = numbers(truth)
+    assert np.sum(np.any((truth < low) | (truth > high), axis=1)) <= MOST_MISSES
+    low, high = map(flat, release.interval(confidence=0.8))
+    assert np.sum(np.any((truth < low) | (truth > high), axis=1)) > 0
+
+
+def test_without_noise_to_speak_of_only_rounding_is_left():
+    """A record at the edge of the ball is moved into it, by more than `Query.rounding` says."""
+    edge = jnp.arange(N) % 2
+    for relation in dpjax.NeighboringRelation:
+        terms = {"lower": 0, "upper": 1, "epsilon": 1e6, "relation": relation}
+        for statistic, truth in (
+            (queries.private_mean, 0.5),
+            (queries.private_variance, {"mean": 0.5, "variance": 0.25}),
+        ):
+            low, high = private(statistic, edge, **terms)(KEYS[0]).interval()
+            assert np.all(numbers(low) <= numbers(truth))
+            assert np.all(numbers(truth) <= numbers(high))
+            assert np.all(numbers(high) - numbers(low) < 1e-4)
+
+
+AGES = np.asarray(jax.random.randint(jax.random.key(3), (2000,), 0, 80))
+PROBABILITIES = (0.25, 0.45, 0.5, 0.55, 0.75)
+SCORES = queries.quantile_scores(PROBABILITIES, grid=range(121))
+
+
+@pytest.mark.slow
+def test_quantiles_lie_between_released_quantiles():
+    """The bound on ranks is a union over the grid, so misses are far below 1 - confidence."""
+    mechanism = queries.select_each(SCORES.sensitivity(), 1.0, count=5)
+    release = jax.vmap(privatized(SCORES, mechanism, AGES))(KEYS[:200])
+    low, high = release.interval(confidence=CONFIDENCE)
+    truth = np.quantile(AGES, PROBABILITIES, method="inverted_cdf")
+    assert np.sum((truth < low) | (truth > high)) <= scipy.stats.binom.isf(1e-7, 200, 0.1)
+    assert np.all(low[:, 0] == 0)  # Nothing was released below the first quartile.
+    assert np.all(high[:, -1] == 120)
+    assert np.mean((high - low)[:, 2]) < 10  # A tenth of the records, of 80 ages.
+
+
+def test_the_flanks_of_a_quantile_are_further_away_than_ranks_may_be_wrong():
+    """At n = 100, five percent of the records are within the error, and 20% are not."""
+    mechanism = queries.select_each(SCORES.sensitivity(), 5.0, count=5)
+    release = privatized(SCORES, mechanism, AGES[:100])(KEYS[0])
+    numbers = SCORES.numbers(release.value)
+    low, high = release.interval(confidence=CONFIDENCE)
+    assert low.tolist() == [0, *numbers[[0, 0, 0]], numbers[3]]
+    assert high.tolist() == [numbers[1], *numbers[[4, 4, 4]], 120]
+
+
+def test_a_quantile_alone_and_a_private_n_have_no_interval():
+    one = queries.quantile_scores(0.5, grid=range(121))
+    mechanism = queries.select_each(one.sensitivity(), 1.0, count=1)
+    with pytest.raises(ValueError, match="release two more at once"):
+        privatized(one, mechanism, AGES)(KEYS[0]).interval()
+    mechanism = queries.select_each(SCORES.sensitivity(relation=ADDED), 1.0, count=5)
+    hidden = queries.padded_records(jnp.asarray(AGES), capacity=3000)
+    with pytest.raises(ValueError, match="private number of records"):
+        dpjax.privatize(SCORES, mechanism)(KEYS[0], hidden).interval()
+
+
+XS = np.linspace(-1, 1, 5000)
+LINE = {"x": jnp.asarray(XS[:, None]), "y": jnp.asarray(0.5 * XS + 0.2)}
+WIDE = jax.random.uniform(jax.random.key(4), (5000, 2), minval=-0.5, maxval=0.5) * jnp.array(
+    [[1.0, 0.3]]
+)
+AXES = {
+    "mean": np.mean(np.asarray(WIDE, float), axis=0),
+    "variances": np.linalg.eigvalsh(np.cov(np.asarray(WIDE, float).T, bias=True))[::-1][:1],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statistic", ["regression", "pca"])
+def test_simulated_intervals_contain_the_truth(statistic):
+    """The noise is small against the data here, as it must be for a bootstrap."""
+    draws, terms = 200, {"epsilon": 1.0, "delta": 1e-6}
+
+    def release(key):
+        if statistic == "pca":
+            return queries.private_pca(key, WIDE, components=1, radius=1.0, **terms)
+        return queries.private_linear_regression(key, LINE, x_radius=1.0, y_radius=1.0, **terms)
+
+    truth = numbers({"intercept": 0.2, "weights": [0.5]} if statistic == "regression" else AXES)
+    batch = jax.vmap(release)(KEYS[:draws])
+    distances, inside, widths = [], [], []
+    for i in range(draws):
+        one = jax.tree.map(operator.itemgetter(i), batch)
+        ends = [
+            numbers({k: v for k, v in end.items() if k != "components"})
+            for end in one.interval(confidence=CONFIDENCE)
+        ]
+        value = numbers({k: v for k, v in one.value.items() if k != "components"})
+        distances.append(abs(value - truth))
+        inside.append((ends[0] <= truth) & (truth <= ends[1]))
+        widths.append(ends[1] - ends[0])
+    most = scipy.stats.binom.isf(FALSE_ALARM, draws, 1 - CONFIDENCE)
+    assert np.all(np.sum(~np.array(inside), axis=0) <= most)
+    ideal = np.quantile(distances, CONFIDENCE, axis=0)
+    assert np.all(np.mean(widths, axis=0) <= 1.3 * 2 * ideal)
+    assert np.all(np.sum(np.array(distances) > 0.6 * ideal, axis=0) > most)
+
+
+def test_simulated_intervals_say_so():
+    release = queries.private_linear_regression(
+        KEYS[0], LINE, x_radius=1.0, y_radius=1.0, epsilon=1.0, delta=1e-6
+    )
+    assert "(95%, simulated)" in repr(release)
+    with pytest.raises(ValueError, match=r"at most 0\.995 for an interval that is simulated"):
+        release.interval(confidence=0.999)
+
+
+def test_a_known_interval_prints():
+    release = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), 50)
+    assert repr(release) == "Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, seeded key)"
+    many = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.arange(100.0))
+    assert repr(many).startswith("Release([0.1 2.7 1.8 ...] of shape (100,) ± 3.1 (95%), (")
+
+
+def test_intervals_depend_on_public_things_alone():
+    """Two databases under one noise: the distance of the ends from the release is the same."""
+    mechanism = dpjax.laplace(HISTOGRAM.sensitivity(), 1.0)
+    first = privatized(HISTOGRAM, mechanism, CODES)(KEYS[0])
+    other = privatized(HISTOGRAM, mechanism, np.zeros(N, int))(KEYS[0])
+    assert first.accuracy.public == other.accuracy.public
+    assert first.accuracy.measured is other.accuracy.measured is None
+
+
+def test_where_nothing_is_known_interval_says_why():
+    release = dpjax.laplace(1.0, 1.0)(KEYS[0], 50)
+    processed = dpjax.accounting.post_process(release, jnp.sqrt)
+    traced = jax.jit(lambda epsilon: dpjax.laplace(1.0, epsilon)(KEYS[0], 50))(1.0)
+    index = dpjax.exponential(1.0, 1.0)(KEYS[0], jnp.arange(3.0))
+    for unknown in (processed, traced, index):
+        with pytest.raises(ValueError, match="no interval is known for this release"):
+            unknown.interval()
+        assert "±" not in repr(unknown)
+    with pytest.raises(TypeError, match="interval runs on the host"):
+        jax.jit(lambda key: dpjax.laplace(1.0, 1.0)(key, 50).interval())(KEYS[0])
+    with pytest.raises(ValueError, match="confidence must be strictly between 0 and 1"):
+        release.interval(confidence=1)
+
+
+def test_descriptions_are_json():
+    for case, (private, _, _) in CASES.items():
+        assert json.loads(jax.eval_shape(private, KEYS[0]).accuracy.public), case
