@@ -20,7 +20,7 @@ class Mixture(IndependentRecords):
 
     Attributes:
         components: the oracles.
-        choice: which one draws a record.
+        choice: of the one that draws a record.
     """
 
     components: tuple[IndependentRecords, ...]
@@ -40,13 +40,13 @@ def mixture(
     components: Sequence[IndependentRecords | Callable[[Key], PyTree]],
     weights: ArrayLike | Sequence[float],
 ) -> IndependentRecords:
-    """An oracle whose records each come from one of several models.
+    """An oracle that draws each record from one of several models.
 
-    Under `vmap`, and so in the sampler, every model draws and one draw is kept.
+    Under `vmap`, as in the sampler, every model draws, and one draw is kept.
 
     Args:
         components: oracles of independent records, as `dpjax.oracles` makes them, or functions
-            that take a key to one record; all records of one structure, shapes and dtypes.
+            that take a key to one record. All records have one structure, shapes and dtypes.
         weights: public, one for each component, finite and above 0. They need not add up to 1.
 
     Returns:
@@ -59,10 +59,10 @@ def mixture(
             not above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of the mixture, so components and weights must come
-        from public knowledge: the share of a group among private records is a private fact.
-        gamma is over the mixture as a whole and may leave out all of a component whose weight is
-        small. Probabilities are within 2^-32 of the weights.
+        A guarantee under this oracle is about the mixture. So components and weights must come from
+        public knowledge: the share of a group among private records is a private fact. gamma covers
+        the mixture as a whole, and may leave out all of a component with a small weight.
+        Probabilities are within 2^-32 of the weights.
 
     Source:
         Rubinstein and Aldà (2017), Section 7, draws its data in this way.
