@@ -19,11 +19,7 @@ class SeveralSelections(SelectionMechanism):
     """Selects an option of each row by its score; made by `select_each`.
 
     Attributes:
-        sensitivity: how far any score moves, norm "linf".
-        epsilon: of the guarantee, for all selections together.
-        rule: how to select.
-        exact: whether the noise is exact.
-        count: number of selections, each at epsilon / count.
+        count: number of selections, each at epsilon / count. Others are as in `SelectionMechanism`.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -85,9 +81,8 @@ def select_each(
         selected score to the best one of its row, with probability .95.
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
-            release, if the scores are not one array of shape (count, K).
+        TypeError: as for `dpjax.exponential`.
+        ValueError: as for `dpjax.exponential`, but scores have shape (count, K).
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic

@@ -25,14 +25,8 @@ class ShapedGaussianMechanism(AdditiveMechanism):
     `range`, `clamped`, `error` and `log_prob` describe the value and its release. Arguments `shape`
     and `dtype` are ignored, since the shape of the noise knows the value. Releases lie on no grid.
 
-    Attributes:
-        sensitivity: of A^-1 f.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        scale: of the noise in A^-1 f.
-        norm: the `NoiseShape`, which holds A.
-        noise: the distribution at scale 1.
-        dims: None, since the shape of the noise knows the number of coordinates.
+    The attributes are those of `AdditiveMechanism`: `norm` is the `NoiseShape`, which holds A, and
+    `scale` is that of the noise in A^-1 f.
 
     Formal guarantees:
         Those of the factory that made it.

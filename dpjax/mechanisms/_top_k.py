@@ -19,12 +19,7 @@ from dpjax.random._facade import peeled_indices, remaining_scores
 class TopK(SeveralSelections):
     """Selects k options by their scores, without replacement; made by `top_k`.
 
-    Attributes:
-        sensitivity: how far any score moves, norm "linf".
-        epsilon: of the guarantee, for all k together.
-        rule: how to select.
-        exact: whether the noise is exact.
-        count: k; each selection is made at epsilon / k.
+    The attributes are those of `SeveralSelections`, with k as its count.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -80,9 +75,8 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
         below the true k-th best, with probability .95.
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
-            release, if the scores are not one array of shape (K,) with K >= k.
+        TypeError: as for `dpjax.exponential`.
+        ValueError: as for `dpjax.exponential`, or if there are fewer than k scores.
 
     Formal guarantees:
         Those of `dpjax.queries.select_each` with count=k: (epsilon, 0, gamma)-random DP by basic

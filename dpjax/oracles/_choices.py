@@ -47,9 +47,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses each with a probability of its own, a multiple of 2^-32 above 0.
 
-    Attributes:
-        ends: the number of words, of 2^32, that choose this index or a lower one; without the last.
-        log_probabilities: of every index.
+    `ends` has, for all indices but the last, the number of words, of 2^32, that choose it or a
+    lower one.
     """
 
     ends: jax.Array

@@ -16,21 +16,13 @@ from dpjax.oracles._independent import IndependentRecords
 
 @frozen_pytree
 class ClassGaussians(IndependentRecords):
-    """Records {"x", "y"}: labels by their frequency, then Gaussian features by label.
-
-    Attributes:
-        labels: of the classes, shape (classes,).
-        choice: of the class.
-        means: of the features, shape (classes, d).
-        deviations: of the features, shape (classes, d).
-        factors: of the correlations, lower triangular, shape (classes, d, d).
-    """
+    """Records {"x", "y"}: labels by their frequency, then Gaussian features by label."""
 
     labels: jax.Array
     choice: WeightedChoice
-    means: jax.Array
-    deviations: jax.Array
-    factors: jax.Array
+    means: jax.Array  # Of the features, shape (classes, d).
+    deviations: jax.Array  # The same shape.
+    factors: jax.Array  # Of the correlations, lower triangular, shape (classes, d, d).
 
     def record(self, key: jax.Array) -> dict[str, jax.Array]:
         key_class, key_noise = jax.random.split(key)

@@ -20,17 +20,11 @@ _DEFAULT_BITS = 14
 
 @frozen_pytree
 class PiecewiseUniform(IndependentRecords):
-    """Points of the unit cube, cut into equal cells, with uniform points in each cell.
+    """Points of the unit cube, cut into equal cells, with uniform points in each cell."""
 
-    Attributes:
-        places: the numbers of the cells above mass 0, in row-major order.
-        choice: of one of these.
-        log_densities: of all cells, one axis for each coordinate.
-    """
-
-    places: jax.Array
-    choice: WeightedChoice
-    log_densities: jax.Array
+    places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
+    choice: WeightedChoice  # Of one of these.
+    log_densities: jax.Array  # Of all cells, one axis for each coordinate.
 
     def record(self, key: jax.Array) -> jax.Array:
         key_cell, key_offset = jax.random.split(key)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree
 from dpjax._core._types import Key, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
@@ -16,12 +15,7 @@ from dpjax.oracles._independent import IndependentRecords, independent
 
 @frozen_pytree
 class Mixture(IndependentRecords):
-    """Records of several oracles.
-
-    Attributes:
-        components: the oracles.
-        choice: of the one that draws a record.
-    """
+    """Records of several oracles; `choice` picks the one that draws a record."""
 
     components: tuple[IndependentRecords, ...]
     choice: WeightedChoice
@@ -78,19 +72,12 @@ def mixture(
     """
     if len(components) == 0:
         raise ValueError("components must hold at least one, got none")
-    oracles = tuple(_as_oracle(component) for component in components)
-    kinds = [TreeSpec.of(jax.eval_shape(each.record, _key())) for each in oracles]
+    oracles = tuple(
+        each if isinstance(each, IndependentRecords) else independent(each) for each in components
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    kinds = [TreeSpec.of(jax.eval_shape(each.record, key)) for each in oracles]
     for kind in kinds[1:]:
         if kind != kinds[0]:
             raise ValueError(f"components must draw records of one kind, got {kinds[0]} and {kind}")
     return Mixture(oracles, weighted_choice("weights", weights, len(oracles)))
-
-
-def _as_oracle(component: IndependentRecords | Callable[[Key], PyTree]) -> IndependentRecords:
-    if isinstance(component, IndependentRecords):
-        return component
-    return independent(_checks.function("components", component))
-
-
-def _key() -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(lambda: jax.random.key(0))

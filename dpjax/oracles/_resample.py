@@ -15,12 +15,7 @@ from dpjax.oracles._independent import IndependentRecords
 
 @frozen_pytree
 class Resampled(IndependentRecords):
-    """Whole public records.
-
-    Attributes:
-        public: the records, a pytree of arrays with a common leading axis.
-        choice: of one of them.
-    """
+    """Draws whole public records, which have a common leading axis."""
 
     public: Database
     choice: Choice

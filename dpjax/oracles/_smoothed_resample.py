@@ -13,12 +13,7 @@ from dpjax.oracles._resample import Resampled, equal_entries, public_records
 
 @frozen_pytree
 class SmoothedResample(IndependentRecords):
-    """Public records with Gaussian noise.
-
-    Attributes:
-        resampled: the public records.
-        spread: the standard deviation of the noise in every coordinate.
-    """
+    """Public records with Gaussian noise; `spread` is its standard deviation, per coordinate."""
 
     resampled: Resampled
     spread: PyTree

@@ -94,11 +94,12 @@ TABLE = {
 
 
 def by_itself(query):
-    """The answer to the same numbers in float32, without noise."""
+    """The answer to the same numbers in float32, without noise; wide ones are its largest."""
 
     def answer(x):
-        with np.errstate(over="ignore"):
-            return query.estimate(query(x.astype("float32")))
+        end = np.finfo("float32").max
+        finite = np.where(np.isinf(x), x, np.clip(x, -end, end))
+        return query.estimate(query(finite.astype("float32")))
 
     return answer
 
