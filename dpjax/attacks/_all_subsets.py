@@ -93,11 +93,8 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
 def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
     """Guesses bits by the candidate that is nearest to all 2^n answers.
 
-    Let every answer be within E of the truth. Then the nearest candidate's answers are within E of
-    the given ones, and so within 2 E of the truth. Take the subset of records that are 1 in the
-    truth and 0 in the candidate. Its two sums differ by its size, so it has at most 2 E records.
-    The same holds the other way around. 4 E wrong records are possible, see `most_wrong`. Works
-    inside `jit` and under `vmap`.
+    If every answer is within E of the truth, at most `most_wrong` guesses are wrong
+    (docs/proofs/reconstruction.md). Works inside `jit` and under `vmap`.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`; n from 1 to 20.
@@ -134,13 +131,10 @@ def most_wrong(n: int, *, error: float | Fraction) -> int:
     """The most of n bits that a candidate can have wrong, if it agrees with all answers up to E.
 
     That is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
-    attained. Let floor(2 E) records be 1 in the truth and 0 in the candidate, as many the other way
-    around, and every answer the middle of both.
-
-    With E = n/400 at most 1% is wrong. The lecture calls that blatantly non-private, but also says
-    that noise bounded by n/400 avoids it. n/401 is just one number with 4 E below n/100, and
-    nothing changes between the two. The theorem says that less noise than n/400 is too little. It
-    never says that more is enough: half of the records are surely right until E = n/8.
+    attained (docs/proofs/reconstruction.md). With E = n/400 at most 1% is wrong. The lecture calls
+    that blatantly non-private, but also says that noise bounded by n/400 avoids it. The theorem
+    only says that less noise than n/400 is too little, never that more is enough: half of the
+    records are surely right until E = n/8.
 
     Args:
         n: the number of records, at least 1.

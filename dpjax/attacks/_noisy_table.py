@@ -52,13 +52,12 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
 def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
     """Guesses bits from a table that gives accurate counts, by rounding it.
 
-    Let the sums over all subsets be within E of the truth. Then entries that are too large exceed
-    the truth by at most E in total, and so do those that are too small. An entry that rounds to the
-    wrong bit is off by at least 1/2. So at most 4 E guesses are wrong, and no search is needed.
-    This is the lecture's dilemma: a table with accurate answers can be attacked, and a table that
-    cannot be attacked has inaccurate answers. The lecture concludes that only an interactive
-    mechanism escapes it. That does not follow. No release that answers *all* subsets well escapes,
-    interactive or not. A static release may be accurate for the queries that it was made for.
+    If all subset sums are within E of the truth, at most 4 E guesses are wrong, without any search
+    (docs/proofs/reconstruction.md). This is the lecture's dilemma: a table with accurate answers
+    can be attacked, and a table that cannot be attacked has inaccurate answers. The lecture
+    concludes that only an interactive mechanism escapes it. That does not follow. No release that
+    answers *all* subsets well escapes, interactive or not. A static release may be accurate for the
+    queries that it was made for.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.

@@ -20,31 +20,15 @@ _MOST_NUMBERS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """The uses of the samples of one value.
+    """The numbers of samples of one value for each use. The uses share no samples."""
 
-    Attributes:
-        batch: outputs per compiled program.
-        learning: the number of outputs that propose events; as many others choose among them.
-        bounding: the number of outputs that bound the probabilities of the chosen events.
-
-    Formal guarantees:
-        The parts are disjoint.
-    """
-
-    batch: int
-    learning: int
-    bounding: int
+    batch: int  # Outputs per compiled program.
+    learning: int  # Outputs that propose events; as many others choose among them.
+    bounding: int  # Outputs that bound the probabilities of the chosen events.
 
 
 class Sampler:
-    """Runs a mechanism under many keys.
-
-    Attributes:
-        mechanism: `mechanism(key, value)` returns a release or any pytree of real arrays.
-
-    Formal guarantees:
-        Outputs of different keys are as independent as the keys.
-    """
+    """Runs `mechanism(key, value)`, which gives a release or a tree of arrays, under many keys."""
 
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Takes a mechanism, and compiles it at its first use if `jit` is True."""

@@ -30,16 +30,9 @@ def as_clamped(mechanism: object, value: Value) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class StatedGrid:
-    """The grid that a mechanism states for each array of its outputs.
+    """The grid that a mechanism states for each array of its outputs."""
 
-    Attributes:
-        exponents: of the spacings, which are powers of two; None for an array without a grid.
-
-    Formal guarantees:
-        None of its own.
-    """
-
-    exponents: tuple[int | None, ...]
+    exponents: tuple[int | None, ...]  # Of powers of two; None for an array without a grid.
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":

@@ -8,15 +8,10 @@ from jax.typing import ArrayLike
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The quantity to bound: epsilon at a delta, or delta at an epsilon.
+    """The quantity to bound: "epsilon" or "delta", at a value of the other one.
 
-    Attributes:
-        bounded: "epsilon" or "delta".
-        at: the value of the other one.
-
-    Formal guarantees:
-        (epsilon, delta)-DP says p <= exp(epsilon) q + delta for the probabilities p and q of any
-        event. So a lower limit of p and an upper limit of q bound epsilon and delta from below.
+    (epsilon, delta)-DP says p <= exp(epsilon) q + delta for the probabilities p and q of any event.
+    So a lower limit of p and an upper limit of q bound epsilon and delta from below.
     """
 
     bounded: str

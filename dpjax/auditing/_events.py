@@ -58,42 +58,22 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ChosenEvent:
-    """An event and its test, fixed before the outputs of the test are drawn.
-
-    Attributes:
-        event: the set of outputs.
-        swapped: whether the event is likelier under neighbor.
-        share: of the error, for the lower limit.
-        caution: the divisor of the error during the choice.
-        promise: the expected bound at that caution; below 0 if the event shows nothing.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """An event and its test, fixed before the outputs of the test are drawn."""
 
     event: Event
-    swapped: bool
-    share: float
-    caution: float
-    promise: float
+    swapped: bool  # Whether the event is likelier under neighbor.
+    share: float  # Of the error, for the lower limit.
+    caution: float  # The divisor of the error during the choice.
+    promise: float  # The expected bound at that caution; below 0 if the event shows nothing.
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The test of a chosen event.
-
-    Attributes:
-        question: the quantity to bound.
-        error: 1 - confidence.
-        trials: the number of outputs of each value.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """The test of a chosen event."""
 
     question: Question
-    error: float
-    trials: int
+    error: float  # 1 - confidence.
+    trials: int  # The number of outputs of each value.
 
     def answer(
         self, likelier: ArrayLike, other: ArrayLike, share: float = 0.5, caution: float = 1.0
@@ -123,20 +103,11 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """The counts of outputs whose score is at least, or at most, some thresholds.
-
-    Attributes:
-        score: the score.
-        thresholds: numbers.
-        counts: shape (2, 2, thresholds): of value and neighbor; at least and at most.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """The counts of outputs whose score is at least, or at most, some thresholds."""
 
     score: Score
     thresholds: np.ndarray
-    counts: np.ndarray
+    counts: np.ndarray  # (2, 2, thresholds): of value and neighbor; at least and at most.
 
 
 def _batch_of_one(leaf: ArrayLike) -> np.ndarray:

@@ -19,16 +19,7 @@ _STRAYS = 0.02
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Code:
-    """An integer for every output of a batch, and the meaning of each integer.
-
-    Attributes:
-        name: of the coded feature, for descriptions.
-        encode: maps a batch of outputs to integers.
-        label: maps an integer to its meaning in words.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """An integer for every output of a batch, and the meaning of each integer in words."""
 
     name: str
     encode: Callable[[Value], np.ndarray]
@@ -37,16 +28,7 @@ class Code:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinate:
-    """One number of an output.
-
-    Attributes:
-        leaf: the array, among the leaves of the output.
-        index: within the array, flattened.
-        name: for descriptions.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """One number of an output: its array among the leaves, and its index there, flattened."""
 
     leaf: int
     index: int

@@ -18,14 +18,10 @@ _NAMED = 3  # The most kinds of output that a description names.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A number for every output of a batch; its thresholds make events.
+    """A number for every output of a batch; its thresholds make events, all of them valid.
 
-    Attributes:
-        evaluate: maps a batch of outputs to numbers; a NaN is in no event.
-        describe: names the event that the score is at least (True) or at most (False) a threshold.
-
-    Formal guarantees:
-        None. Any score makes valid events.
+    `evaluate` maps a batch of outputs to numbers, and a NaN is in no event. `describe` names the
+    event that the score is at least (True) or at most (False) a threshold.
     """
 
     evaluate: Callable[[Value], np.ndarray]
@@ -34,19 +30,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs that scores are learned from.
-
-    Attributes:
-        sampler: draws from the mechanism.
-        value: the first input.
-        neighbor: the second input.
-        here: outputs of value.
-        there: outputs of neighbor.
-        batch: outputs per compiled program.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """The outputs that scores are learned from: `here` those of value, `there` of neighbor."""
 
     sampler: Sampler
     value: Value

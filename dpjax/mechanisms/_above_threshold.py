@@ -1,10 +1,11 @@
-"""The sparse vector technique: which queries are above a threshold, paid by how many are.
+"""The sparse vector technique: finds the queries above a threshold, and pays only for those.
 
 docs/proofs/sparse-vector.md has the proofs.
 """
 
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
 from dpjax.mechanisms._mechanism import begin
+from dpjax.mechanisms._one_array import check_one_array
 from dpjax.random._facade import (
     LAPLACE,
     Calibration,
@@ -37,23 +39,22 @@ from dpjax.release._prepared import prepared
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
-# The quadrature of log_prob: how many scales of the threshold's noise on either side, in panels
-# that are narrower where the density is higher, and nodes of a panel.
+# The quadrature of log_prob: its reach on either side, in scales of the threshold's noise; its
+# panels, which are narrower where the density is higher; and the nodes of a panel.
 _REACH, _PANELS, _NODES = 24.0, 48, 4
 
 
 @frozen_pytree
 class SparseVectorState:
-    """What the next query of an `AboveThreshold` is compared with.
+    """The secret state of an `AboveThreshold` between two queries.
 
     Attributes:
-        key: of the noise to come.
+        key: for the noise to come.
         noisy_threshold: in steps of the grid.
-        remaining: how many positive answers are left.
+        remaining: the number of positive answers that are left.
 
     Formal guarantees:
-        None of its own: it is a secret. The promise fails for two queries to one state, and for a
-        state that is shown.
+        None of its own. The promise fails if one state answers two queries, or if a state is shown.
     """
 
     key: Key
@@ -69,10 +70,10 @@ class AboveThreshold(LatticeMechanism):
     """Says which queries are above a threshold; made by `above_threshold`.
 
     Attributes:
-        sensitivity: how far any query moves, norm "linf".
+        sensitivity: the largest change of any query, norm "linf".
         epsilon: of the guarantee, for all answers together.
         threshold: that queries are compared with.
-        positives: how many positive answers are given.
+        positives: the number of positive answers that are given.
         monotone: whether one record moves all queries in the same direction.
 
     Formal guarantees:
@@ -84,12 +85,7 @@ class AboveThreshold(LatticeMechanism):
     threshold: Scalar
     positives: int = static()
     monotone: bool = static()
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
-
+    norm: ClassVar[Norm] = "linf"
     _scale_name = "scale of the noise of a query"
 
     @property
@@ -97,19 +93,15 @@ class AboveThreshold(LatticeMechanism):
         return LAPLACE.lattice
 
     def _check_structure(self, value: Value) -> None:
-        if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
-            raise ValueError(
-                "value must be one array of queries' answers, shape (K,), got"
-                f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
-            )
+        check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # For shapes and dtypes: the draw rounds integers to the grid as they are.
+        # Only shapes and dtypes matter here: the draw rounds integers to the grid as they are.
         return value.astype(jnp.result_type(float))
 
     @property
     def _charged(self) -> int:
-        """The scales of a query's noise that the sensitivity is charged for positive answers."""
+        """2c, or c if monotone: positive answers are charged for so many sensitivities."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -124,7 +116,7 @@ class AboveThreshold(LatticeMechanism):
             self.sensitivity.value,
             self.epsilon,
             rounding_norm("linf", arrays),
-            # Negative answers cost nothing, so neither do the tables of their noise.
+            # Negative answers cost nothing, and neither do the tables of their noise.
             1 + self.positives,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -153,15 +145,15 @@ class AboveThreshold(LatticeMechanism):
 
         Raises:
             TypeError: if the key is not a typed key, or a ledger is open inside `jit` or `vmap`.
-            ValueError: if a ledger knows the key; if the sensitivity was sampled, since nothing is
-                known then of queries that are chosen by answers.
+            ValueError: if a ledger knows the key, or the sensitivity was sampled: a sample says
+                nothing about queries that are chosen by answers.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         check_key(key)
         if self.sensitivity.identity is not None:
             raise ValueError(
                 "sensitivity must be a global bound for queries that come one by one: a sampled one"
-                " speaks of those that were sampled, fixed in advance"
+                " only holds for queries that were fixed in advance"
             )
         prepared(self)  # Refuses a batch.
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
@@ -174,18 +166,18 @@ class AboveThreshold(LatticeMechanism):
         ).value
 
     def step(self, state: SparseVectorState, query: PyTree) -> tuple[SparseVectorState, jax.Array]:
-        """Answers one query, which may be chosen by the answers before it.
+        """Answers one query. Earlier answers may decide which query it is.
 
-        A state serves one query: go on with the one that is returned.
+        A state answers one query only. Use the returned state for the next one.
 
         Args:
             state: of `start`, or of the step before.
-            query: its answer on the private database, a real scalar that one record moves by the
-                sensitivity at most. NaN counts as 0.
+            query: its answer on the private database, a real scalar. One record moves it by at most
+                the sensitivity. NaN counts as 0.
 
         Returns:
-            The next state, and whether the query is above the threshold: False for good once as
-            many as `positives` were, and where a traced parameter was bad.
+            The next state, and whether the query is above the threshold. After `positives` positive
+            answers, or if a traced parameter was bad, that is False.
 
         Raises:
             TypeError: if the query is not a real number.
@@ -198,7 +190,7 @@ class AboveThreshold(LatticeMechanism):
             return _step(self, state, answer)
 
     def clamped(self, value: Value) -> Value:
-        """Answers as they are compared: NaN as 0, and numbers out of `range` as its nearer end.
+        """The answers that are compared: NaN becomes 0, a number out of `range` its nearer end.
 
         Args:
             value: an array of queries' answers.
@@ -214,7 +206,7 @@ class AboveThreshold(LatticeMechanism):
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
     def range(self) -> tuple[Scalar, Scalar]:
-        """Between which answers nothing is clamped: 2^61 steps of the grid, 10^13 sensitivities."""
+        """The interval in which nothing is clamped: 2^61 steps of the grid, 10^13 sensitivities."""
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high
@@ -226,7 +218,7 @@ class AboveThreshold(LatticeMechanism):
         places, count = jnp.asarray(output), answers.size
         gaps = (answers.astype(dtype) - jnp.asarray(self.threshold, dtype)) / noise.numbers.scale
         above = jnp.any(jnp.arange(count)[:, None] == places[None, :], axis=1)
-        # Nothing after the last positive answer is compared.
+        # No query after the last positive answer is compared.
         last = jnp.where(places[-1] < count, places[-1], count)
         asked = jnp.arange(count) <= last
         nodes, log_weights = _threshold_rule(dtype)
@@ -251,13 +243,11 @@ class AboveThreshold(LatticeMechanism):
     ) -> Scalar:
         """The distance from the threshold at which a comparison is right, at a confidence.
 
-        For each query that is compared; simultaneous: for the first K of them at once.
-
         Args:
             confidence: in (0, 1).
-            shape: (K,), the number of queries; it, or `like`, is needed where simultaneous.
+            shape: (K,), for K queries; simultaneous bounds need it, or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of answers.
-            simultaneous: for all queries at once.
+            simultaneous: for the first K comparisons at once, instead of for each one.
 
         Returns:
             A scalar in the units of the answers; it covers the rounding to the grid.
@@ -268,9 +258,9 @@ class AboveThreshold(LatticeMechanism):
         tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
-        # One half of the tail for the threshold's noise, the other for that of the queries.
+        # Half of the tail is for the threshold's noise, the other half for that of the queries.
         line = noise.threshold.scale * -math.log(tail)
-        # Query, threshold and their noise are each rounded by half a step.
+        # Rounding moves a query, the threshold and both noises by half a step each.
         steps = 2 * power_of_two(noise.numbers.exponent, jnp.result_type(float))
         return as_number(line + noise.numbers.scale * math.log(queries / tail) + steps)
 
@@ -283,32 +273,33 @@ def above_threshold(
     positives: int = 1,
     monotone: bool = False,
 ) -> AboveThreshold:
-    """The sparse vector technique: which queries are above a threshold, for the price of c of them.
+    """The sparse vector technique: finds c queries above a threshold, at a cost that grows with c.
 
-    Compares q_i + nu_i >= T + rho for one query after the other, until c of them were above: rho is
-    drawn once, nu_i for every query. However many are below, they cost nothing. Laplace noise of
-    scales Delta / epsilon_1 and 2 c Delta / epsilon_2, with epsilon_2 = (2c)^(2/3) epsilon_1, the
-    split that makes their difference smallest; for monotone queries c instead of 2c.
+    Compares q_i + nu_i >= T + rho for one query after the other, until c of them were above. rho is
+    drawn once, and nu_i for every query. Queries below cost nothing, however many there are. The
+    Laplace noises have scales Delta / epsilon_1 and 2 c Delta / epsilon_2. The split
+    epsilon_2 = (2c)^(2/3) epsilon_1 gives their difference the least variance. Monotone queries
+    need c instead of 2c.
 
-    Only places are released. For c numbers spend another epsilon on them:
-    `dpjax.laplace(c * Delta, other)` of `queries[release.value]` (Algorithm 7). Publishing
-    q_i + nu_i instead gives the threshold's noise away.
+    Only positions are released. To release the c numbers too, spend another epsilon:
+    `dpjax.laplace(c * Delta, other)` on `queries[release.value]` (Algorithm 7). Do not publish
+    q_i + nu_i instead: it reveals the threshold's noise.
 
     Args:
         sensitivity: a `Sensitivity` of the queries in the norm "linf", or a number, taken as a
             global bound in it.
         epsilon: finite, above 0; of all answers together.
-        threshold: T, a public number in the units of the queries. For a threshold of its own for
-            each query let the target subtract them.
-        positives: c, how many positive answers are given, at least 1.
-        monotone: your promise that replacing one record moves no two queries in opposite
-            directions. Counts do under add-or-remove-one; under replace-one counts of x > t for
-            several t do, but not counts in several bins.
+        threshold: T, a public number in the units of the queries. To give each query a threshold of
+            its own, let the target subtract them.
+        positives: c, the number of positive answers, at least 1.
+        monotone: your promise that replacing one record never moves two queries in opposite
+            directions. Counts keep it under add-or-remove-one. Under replace-one, counts of x > t
+            for several t keep it, but counts in several bins do not.
 
     Returns:
         An `AboveThreshold`: `mechanism(key, queries)` takes answers of shape (K,) and releases the
-        first c places above, int32 of shape (c,), K where there are no more. Queries that are
-        chosen by the answers before: `state = mechanism.start(key)`, then
+        first c positions above, int32 of shape (c,), with K where there are no more. For queries
+        chosen by earlier answers: `state = mechanism.start(key)`, then
         `state, above = mechanism.step(state, query)`.
 
     Raises:
@@ -318,20 +309,15 @@ def above_threshold(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for the integers that are drawn. On a grid of
-        step g a query moves by at most d = ceil(Delta / g) steps, and integer noise M of scale b
-        steps has P(M = k) <= e^(|s| / b) P(M = k + s). Fix an output, and let rho be d steps higher
-        on the neighbor, for e^(d / b_1). Each negative answer is then at least as likely as it was,
-        at no charge; each of the c positive ones needs a nu_i that is at most 2 d steps higher, for
-        e^(2 d / b_2). If no query falls, and none rises more than d, d is enough; if none rises,
-        rho stays and d is enough. What comes after the c-th is not looked at. The scales cover
-        d g <= Delta + g and the tables of the 1 + c noises that are charged. All K comparisons are
-        made, so the time does not tell where the last one was.
+        the sensitivity is a global bound. Holds for the integers that are drawn, by the proof in
+        docs/proofs/sparse-vector.md. The scales cover rounding to the grid, and the tables of the
+        1 + c noises that are charged. All K comparisons are made, so the time does not reveal the
+        position of the last positive answer.
 
-        Published variants without one of these are not private, however large epsilon (Lyu, Su and
-        Li, section 3): no noise on queries, no limit on positive answers, or q_i + nu_i released
-        along with them; noise on queries that does not grow with c costs (1 + 6c) / 4 epsilon. One
-        noise for all queries makes answers exact relative to each other.
+        Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): those
+        without noise on queries, without a limit on positive answers, or that release q_i + nu_i.
+        If the noise on queries does not grow with c, the true cost is (1 + 6c) / 4 epsilon. With
+        one noise for all queries, answers are exact relative to each other.
 
     Source:
         Lyu, Su and Li (2017), Algorithms 1 and 7, with their split of epsilon and their theorem on
@@ -396,5 +382,5 @@ def _threshold_rule(dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
 
 
 def _selected_sum(selected: jax.Array, terms: jax.Array) -> jax.Array:
-    """The sum of some rows: as a product, which takes less memory for a batch of selections."""
+    """The sum of some rows, as a product: for a batch of selections that takes less memory."""
     return jnp.dot(selected.astype(terms.dtype), terms, precision="highest")

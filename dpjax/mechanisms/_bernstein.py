@@ -1,7 +1,7 @@
 """The Bernstein mechanism: private release of functions on the unit cube."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from dpjax.sensitivity._norms import grid_dtype
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
-    `effective_scale`, `grid_for`, `range` and `error` ignore a shape: they speak of one lattice.
-    With `like` they know how many there are.
+    `effective_scale`, `grid_for`, `range` and `error` ignore a shape, and assume one lattice. Give
+    them `like` for a pytree of lattices.
 
     Attributes:
         sensitivity: of the lattice values, norm "linf".
@@ -44,11 +44,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     dims: int = static()
     order: int = static()
     noise: Noise = static(default=LAPLACE)
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
+    norm: ClassVar[Norm] = "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:
@@ -57,7 +53,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     @property
     def scale(self) -> Scalar:
-        """Scale of the noise in a lattice value, where the value is one lattice."""
+        """Scale of the noise in a lattice value, if the value is one lattice."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
@@ -75,7 +71,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     def _calibration(self, arrays: PyTree) -> Calibration:
         lattices = len(jax.tree.leaves(arrays))
-        # In the l1 norm: every one of the coordinates moves by the sensitivity.
+        # In the l1 norm, since all coordinates may move by the sensitivity.
         coordinates = lattices * math.prod(self.lattice_shape)
         return Calibration(
             lattices * self.scale,
@@ -107,18 +103,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> PyTree:
-        """A bound on the distance of a noisy lattice value, or of the polynomial, from the truth.
-
-        Args:
-            confidence: the probability, at least, that the bound is kept; in (0, 1).
-            shape: ignored: the shape of a lattice is the mechanism's.
-            like: a pytree of lattices; without it, one lattice.
-            simultaneous: for all the polynomials everywhere on the cube, against the polynomials
-                without noise, instead of for each lattice value.
-
-        Returns:
-            A scalar in the units of the function, one for every lattice of `like`.
-        """
+        """As for additive noise; if simultaneous, for the polynomials everywhere on the cube."""
         bounds = super().error(
             confidence=confidence, shape=shape, like=like, simultaneous=simultaneous
         )
@@ -135,7 +120,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
 
 def _as_float(lattice: jax.Array) -> jax.Array:
-    """Lattice values in floats; integers are first clamped to those that a float can tell apart."""
+    """Lattice values in floats; integers are first clamped to those that floats hold exactly."""
     dtype = compute_dtype(lattice.dtype)
     if jnp.issubdtype(lattice.dtype, jnp.integer):
         limits, exact = jnp.iinfo(lattice.dtype), 2 ** (jnp.finfo(dtype).nmant + 1)
@@ -154,8 +139,8 @@ def bernstein(
 ) -> BernsteinMechanism:
     """The Bernstein mechanism: releases a function on [0, 1]^dims as a polynomial.
 
-    Laplace noise of scale (degree + 1)^dims Delta / epsilon enters the lattice values; the iterated
-    operator I - (I - B)^h is applied to the noisy values, as post-processing.
+    The lattice values get Laplace noise of scale (degree + 1)^dims Delta / epsilon. The iterated
+    operator I - (I - B)^h is applied to the noisy values.
 
     Args:
         sensitivity: a `Sensitivity` of the lattice values in the norm "linf", or a number, taken as
@@ -163,25 +148,25 @@ def bernstein(
         epsilon: finite, above 0.
         degree: k, at least 1: the lattice is {0, 1/k, ..., 1}^dims.
         dims: number of coordinates, at least 1.
-        order: h, at least 1; smooth functions are approximated better at higher orders.
+        order: h, at least 1; a higher order approximates smooth functions better.
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes shape (degree + 1,) * dims,
-        as `dpjax.on_lattice` makes it, and releases a `BernsteinPolynomial`. A pytree of J lattices
-        gets J times the scale and gives a pytree of polynomials.
+        as `dpjax.on_lattice` makes it, and releases a `BernsteinPolynomial`. For a pytree of J
+        lattices the scale grows by J, and the release is a pytree of polynomials.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, or the sensitivity's norm is not linf; at a
-            release, if a value has not the shape of the lattice.
+            release, if a value does not have the shape of the lattice.
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. The polynomial may be evaluated anywhere, any number of
-        times. Holds for the noise that is drawn, given uniform bits: the scale covers rounding to
-        the grid and the tables of the noise, see `effective_scale`. With noise="float" nothing is
-        promised.
+        the sensitivity is a global bound. The polynomial is post-processing: evaluate it anywhere,
+        any number of times. Holds for the noise that is drawn, given uniform bits. The scale covers
+        rounding to the grid and the tables of the noise (`effective_scale`). noise="float" promises
+        nothing.
 
     Source:
         Aldà and Rubinstein (2017), Theorem 1; Rubinstein and Aldà (2017), Corollary 14.

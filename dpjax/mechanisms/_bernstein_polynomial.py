@@ -20,9 +20,9 @@ from dpjax._exact._numerics import compute_dtype
 class BernsteinPolynomial:
     """The iterated Bernstein polynomial of a function on [0, 1]^dims, from its lattice values.
 
-    `polynomial(points)` evaluates it at points of shape (..., dims). The operator
-    I - (I - B)^h, of order h, is applied to the lattice values v when it is called:
-    the coefficients are sum_{i < h} (I - B)^i v.
+    `polynomial(points)` evaluates it at points of shape (..., dims). That applies the operator
+    I - (I - B)^h, of order h, to the lattice values v: the coefficients are
+    sum_{i < h} (I - B)^i v.
 
     Attributes:
         values: on the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims; coordinate i
@@ -30,7 +30,7 @@ class BernsteinPolynomial:
         order: h; 1 is the plain Bernstein polynomial.
 
     Formal guarantees:
-        A function of the lattice values alone: where they are private, so is all that it computes.
+        It depends on the lattice values alone. If these are private, so are its values.
     """
 
     values: jax.Array
@@ -90,10 +90,7 @@ def lattice_points(degree: int, dims: int) -> np.ndarray:
 
 
 def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
-    """The values of a function on the lattice; it takes shape (dims,) and returns scalars.
-
-    A function that returns a pytree of scalars gives a pytree of lattices.
-    """
+    """The values on the lattice of a function from shape (dims,) to scalars, or a tree of them."""
     _checks.function("the value of the target", function)
     points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
     values = jax.vmap(function)(points.reshape(-1, dims))
@@ -112,27 +109,27 @@ def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: in
 def on_lattice(
     target: Callable[[Database], Callable[[jax.Array], Value]], *, degree: int, dims: int
 ) -> Target:
-    """Turns a target that returns a function into one that returns its values on a lattice.
+    """Turns a target that returns functions into one that returns their values on a lattice.
 
     The lattice is {0, 1/degree, ..., 1}^dims; coordinate i lies along axis i.
 
     Args:
-        target: takes a database to a function on [0, 1]^dims, which takes points of shape (dims,)
-            to scalars (or to a tuple of scalars, for one lattice each).
+        target: takes a database to a function, which takes points of [0, 1]^dims, shape (dims,), to
+            scalars, or to a tuple of scalars for one lattice each.
         degree: of the polynomial, at least 1.
         dims: number of coordinates, at least 1.
 
     Returns:
-        A target whose value has shape (degree + 1,) * dims, to be sampled in the norm "linf" and
-        released by `dpjax.bernstein` with the same degree and dims.
+        A target whose value has shape (degree + 1,) * dims. Sample it in the norm "linf", and
+        release it by `dpjax.bernstein` with the same degree and dims.
 
     Raises:
         TypeError: if the target is not a function, or does not return one.
         ValueError: if degree or dims is below 1, or the function does not return scalars.
 
     Formal guarantees:
-        The released polynomial depends on the database through these values alone, so their
-        sensitivity is all that counts.
+        The released polynomial depends on the database through these values alone, so only their
+        sensitivity matters.
 
     Source:
         Aldà and Rubinstein (2017), Section 4; Rubinstein and Aldà (2017), Corollary 14.
@@ -161,7 +158,7 @@ def approximate_bernstein(
 ) -> PyTree:
     """The iterated Bernstein approximation of a function, without any privacy.
 
-    For comparison with a release: the Bernstein mechanism would publish it without noise.
+    For comparison with a release: it is what the Bernstein mechanism would release without noise.
 
     Args:
         function: takes points of shape (dims,) in [0, 1]^dims to scalars.
@@ -177,7 +174,7 @@ def approximate_bernstein(
         ValueError: if a number is below 1, or the function does not return scalars.
 
     Formal guarantees:
-        None: it is not private.
+        None. It is not private.
 
     Source:
         Micchelli (1973) for the iterated operator; Aldà and Rubinstein (2017), Section 4.
@@ -198,16 +195,17 @@ def approximate_bernstein(
 
 
 def bernstein_matrix(degree: int) -> np.ndarray:
-    """B on the lattice: entry (j, i) is the i-th basis polynomial at j / degree."""
+    """B on the lattice: entry (j, i) is basis polynomial i at j / degree."""
     lattice = np.linspace(0.0, 1.0, degree + 1)
     return scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
 
 
 def sup_norm_growth(degree: int, dims: int, order: int) -> float:
-    """A bound on sup |polynomial| over max |lattice values|.
+    """A bound on sup |polynomial| / max |lattice values|.
 
-    In one dimension the norm of the operator itself: its largest value on n Chebyshev nodes, over
-    cos(pi degree / (2 n)) for the values of a polynomial between them (Ehlich and Zeller 1964).
+    In one dimension it is nearly the norm of the operator: the largest value on n Chebyshev nodes,
+    divided by cos(pi degree / (2 n)), which covers the points between nodes (Ehlich and Zeller
+    1964).
     """
     if order == 1:
         return 1.0  # A convex combination.
@@ -233,7 +231,7 @@ def _along_every_axis(operator: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
-    """De Casteljau's algorithm along each axis: convex combinations, hence stable at any degree."""
+    """De Casteljau's algorithm along each axis. Convex combinations are stable at any degree."""
     for coordinate in range(x.shape[0]):
         t = x[coordinate]
 

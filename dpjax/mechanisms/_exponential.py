@@ -22,9 +22,9 @@ def exponential(
 ) -> SelectionMechanism:
     """The exponential mechanism: selects r with probability ~ exp(epsilon score_r / (2 Delta)).
 
-    Drawn by rejection: a uniform r is kept with probability exp(epsilon (score_r - best) /
-    (2 Delta)). How long that takes depends a little on the scores. `permute_and_flip` has the same
-    guarantee, takes the same time for all scores, and never has a larger expected gap.
+    A uniform r is kept with probability exp(epsilon (score_r - best) / (2 Delta)), else another one
+    is drawn. So the time depends a little on the scores. `permute_and_flip` has the same guarantee,
+    takes the same time for all scores, and never has a larger expected gap.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
@@ -43,9 +43,8 @@ def exponential(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for the integers that are drawn, given uniform
-        bits, with the rounding of float scores covered, see `effective_scale`. With noise="float"
-        nothing is promised.
+        the sensitivity is a global bound. This holds for the integers that are drawn, given uniform
+        bits. `effective_scale` covers the rounding of float scores. noise="float" promises nothing.
 
     Source:
         McSherry and Talwar (2007); Rubinstein and Aldà (2017), Corollary 13.

@@ -22,16 +22,17 @@ def gaussian(
 ) -> AdditiveMechanism:
     """The Gaussian mechanism: independent normal noise of standard deviation sigma.
 
-    The analytic sigma is the least with Phi(x) - exp(epsilon) Phi(x - mu) <= delta, where
-    mu = Delta / sigma and x = mu / 2 - epsilon / mu; the classical one is
+    The analytic sigma is the least one with Phi(x) - exp(epsilon) Phi(x - mu) <= delta, where
+    mu = Delta / sigma and x = mu / 2 - epsilon / mu. The classical one is
     Delta sqrt(2 log(1.25 / delta)) / epsilon.
 
     Args:
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
-        epsilon: finite, above 0; at most 1 for the classical calibration, which under-noises above.
-        delta: at most 1 - 1e-9 (traced: .999), and far enough from 0 and 1 for the tables of the
-            noise: from about 2e-28 exp(epsilon) on, and up to about 1 - 5e-7, for every coordinate
-            that is released (traced: NaN outside).
+        epsilon: finite, above 0. For the classical calibration at most 1: above, its noise is too
+            small.
+        delta: at most 1 - 1e-9 (traced: .999). For every coordinate that is released, the tables of
+            the noise allow from about 2e-28 exp(epsilon) to about 1 - 5e-7. Other values raise, or
+            give NaN if traced.
         calibration: "analytic" or "classical".
         noise: "exact", or "float" for sweeps where nothing is published.
 
@@ -45,15 +46,15 @@ def gaussian(
 
     Formal guarantees:
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation;
-        (epsilon, delta)-DP where the sensitivity is a global bound. sigma is rounded outward: by
-        less than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Holds for what is
-        really drawn, in any dimension: the noise is a discrete Gaussian on a lattice of 2^-35
-        sigma, within e^(2^-46) of the rounded normal but for a mass of 2^-118, and divided down to
-        the grid. With noise="float" nothing is promised.
+        (epsilon, delta)-DP where the sensitivity is a global bound. sigma is rounded up: by less
+        than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Holds for the noise
+        that is drawn, in any dimension. That is a discrete Gaussian on a lattice of 2^-35 sigma,
+        divided down to the grid. It is within e^(2^-46) of the rounded normal, except for a mass of
+        2^-118. noise="float" promises nothing.
 
     Source:
         Balle and Wang (2018), Theorem 8; Dwork and Roth (2014), Theorem A.1, for the classical
-        one; Rubinstein and Aldà (2017), Corollary 12.
+        calibration; Rubinstein and Aldà (2017), Corollary 12.
 
     Example:
         >>> import dpjax
@@ -68,7 +69,7 @@ def gaussian(
     if calibration == "classical" and not _checks.is_traced(epsilon) and epsilon > 1:
         raise ValueError(
             f"epsilon must be at most 1 for the classical calibration, got {epsilon}:"
-            ' above, its delta is wrong; use calibration="analytic"'
+            ' above, it adds too little noise; use calibration="analytic"'
         )
     drawn = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     return additive(

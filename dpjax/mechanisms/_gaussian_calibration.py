@@ -1,17 +1,17 @@
 """The least noise that makes the Gaussian mechanism (epsilon, delta)-DP, in log space.
 
-Balle and Wang (2018), Theorem 8: noise sigma at sensitivity Delta, with mu = Delta / sigma, is
-(epsilon, delta)-DP if and only if
+Let the noise be sigma at sensitivity Delta, and mu = Delta / sigma. By Balle and Wang (2018),
+Theorem 8, it is (epsilon, delta)-DP if and only if
 
     delta >= Phi(x) - exp(epsilon) Phi(x - mu),   x = mu / 2 - epsilon / mu.
 
-The difference cancels: through `erf` it is off by 26% at epsilon 20, delta 1e-8. Its derivative in
-mu is phi(x), and with x = sqrt(2 epsilon) sinh(y), mu = sqrt(2 epsilon) exp(y) it becomes
+This difference cancels: by `erf` it is off by 26% at epsilon 20, delta 1e-8. But its derivative in
+mu is phi(x). With x = sqrt(2 epsilon) sinh(y) and mu = sqrt(2 epsilon) exp(y) it becomes
 
-    delta = sqrt(2 epsilon) integral_{-inf}^{y} phi(sqrt(2 epsilon) sinh(s)) exp(s) ds,
+    delta = sqrt(2 epsilon) integral_{-inf}^{y} phi(sqrt(2 epsilon) sinh(s)) exp(s) ds.
 
-a smooth integral of positive terms, which Gauss-Legendre quadrature takes in log space without any
-cancellation. The host evaluates it in float64, a traced epsilon in the dtype at hand.
+This integral is smooth, with positive terms. Gauss-Legendre quadrature takes it in log space,
+without cancellation. The host uses float64, and a traced epsilon its own dtype.
 """
 
 import math
@@ -27,25 +27,22 @@ from dpjax._core._types import Scalar
 from dpjax._exact._numerics import compute_dtype, legendre_rule
 
 _NODES = 100
-# The bracket of x: delta underflows float64 below, and is 1 to within rounding above.
+# The bracket of x. Below it delta underflows float64, and above it delta is 1 up to rounding.
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
-# What the tables of the noise may miss of delta, see `random._grid_fit`.
+# The tables of the noise may miss this part of delta, see `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
-# Outward margins on sigma: above the error of the root in float64, and in float32.
+# Outward margins on sigma. They cover the error of the root in float64, and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
 
 
 def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta of the analytic Gaussian mechanism, rounded outward.
-
-    At most 1e-6 above the exact value for concrete parameters, at most 0.2% for traced ones.
-    """
+    """Sigma / Delta of the analytic Gaussian mechanism, rounded up as `gaussian` says."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
         dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
-    # For delta near 1 it is 1 - delta that must not suffer.
+    # If delta is near 1, the margin must be small against 1 - delta.
     log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
     low, high = _LOWEST_X, _HIGHEST_X
     for _ in range(100):
@@ -58,7 +55,7 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
 
 
 def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; valid for epsilon <= 1 only."""
+    """Sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; only for epsilon <= 1."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         multiplier = jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
         return jnp.where(epsilon <= 1, multiplier * (1 + _TRACED_MARGIN), jnp.nan)
@@ -77,7 +74,7 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
     low, _ = lax.fori_loop(0, 60, halve, start)
     multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    # Closer to 1, float32 cannot tell delta from 1.
+    # In float32, a delta closer to 1 cannot be told from 1.
     usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
     return jnp.where(usable, multiplier, jnp.nan)
 
@@ -89,11 +86,11 @@ def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
 
 
 def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """Log of the exact delta at x, by quadrature over the interval that carries the integral."""
+    """Log of the exact delta at x, by quadrature where the integrand is not negligible."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)
-    # Below, the integrand has fallen by exp(-depth) from its largest value, either through the
-    # normal density or through exp(s).
+    # Below `lower`, the integrand is at most exp(-depth) of its largest value, by the normal
+    # density or by exp(s).
     depth = 45.0
     tail = numpy.sqrt(numpy.minimum(x, 0.0) ** 2 + 2 * depth)
     lower = numpy.maximum(-numpy.arcsinh(tail / root), upper - depth)

@@ -1,6 +1,7 @@
-"""The base of mechanisms that everybody runs on an answer of their own."""
+"""The base of mechanisms that each person runs on an answer of their own."""
 
 import abc
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,34 +14,25 @@ from dpjax.random._facade import in_range
 
 
 class LocalMechanism(SensitivityMechanism):
-    """A mechanism whose value holds an answer of each person, and which draws for each by itself.
-
-    Attributes:
-        sensitivity: one answer changes, norm "hamming".
-        epsilon: of the guarantee.
-        categories: number of possible answers.
-
-    Formal guarantees:
-        None of its own.
-    """
+    """A mechanism whose value holds one answer of each person, and which draws for each alone."""
 
     sensitivity: Sensitivity
     epsilon: Scalar
     categories: int
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "hamming"
+    norm: ClassVar[Norm] = "hamming"
 
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probability of a report, where it is true and where it is not."""
+        """2^32 times the probability of a report about its own category, and about another."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
-        """What is reported for an array of answers."""
+        """The reports for an array of answers."""
+
+    @abc.abstractmethod
+    def _most_lies(self, confidence: float, answers: int) -> float:
+        """A number of lies among the reports of some answers that is kept at a confidence."""
 
     def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
@@ -55,17 +47,38 @@ class LocalMechanism(SensitivityMechanism):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
 
-    def _number_of_answers(self, shape: tuple[int, ...] | None, like: PyTree) -> int:
+    def lies(
+        self,
+        *,
+        confidence: float = 0.95,
+        shape: tuple[int, ...] | None = None,
+        like: PyTree = None,
+        simultaneous: bool = False,
+    ) -> int:
+        """The most lies in the report of one answer, or of all answers of a shape, at a confidence.
+
+        Args:
+            confidence: the probability, at least, that there are no more; in (0, 1).
+            shape: shape of the value.
+            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
+            simultaneous: over all the answers, instead of for each one of them.
+
+        Returns:
+            An integer. For bits, a lie is a bit that differs from the truth.
+        """
+        confidence = _checks.fraction("confidence", confidence)
         if like is None:
-            return count(() if shape is None else shape)
-        if shape is not None:
+            answers = count(() if shape is None else shape)
+        elif shape is not None:
             raise ValueError(f"like has shapes and dtypes of its own: leave out shape={shape}")
-        value = _checks.real_shapes("like", like)
-        self._check_value(value)
-        return sum(leaf.size for leaf in jax.tree.leaves(value))
+        else:
+            value = _checks.real_shapes("like", like)
+            self._check_value(value)
+            answers = sum(leaf.size for leaf in jax.tree.leaves(value))
+        return int(self._most_lies(confidence, answers if simultaneous else 1))
 
     def clamped(self, value: Value) -> Value:
-        """Answers as they are kept or lied about: clamped to [0, categories).
+        """The answers that are reported on: clamped to [0, categories).
 
         Args:
             value: a pytree of integers.

@@ -1,4 +1,4 @@
-"""Permute-and-flip, the better sibling of the exponential mechanism."""
+"""Permute-and-flip, which improves on the exponential mechanism."""
 
 from functools import partial
 
@@ -17,8 +17,8 @@ _NODES = 200
 def _log_pmf(logits: jax.Array) -> jax.Array:
     """Log of p_i * integral_0^1 prod_{j != i} (1 - t p_j) dt, with p_j = exp(logit_j).
 
-    With t = exp(-s) the integrand is smooth in s and varies where s is near log K. In float32 the
-    error grows with K: 6e-4 at K = 10^5.
+    With t = exp(-s) the integrand is smooth, and varies near s = log K. In float32 the error grows
+    with K: 6e-4 at K = 10^5.
     """
     logits = logits - jnp.max(logits)
     nodes, log_weights = legendre_rule(_NODES)
@@ -43,30 +43,24 @@ def permute_and_flip(
 ) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 
-    p_r = exp(epsilon (score_r - best) / (2 Delta)). Drawn as the largest of
-    epsilon score_r / (2 Delta) plus one-sided exponential noise, which has the same distribution.
-    Its expected gap is never above that of the exponential mechanism, and down to half of it.
+    p_r = exp(epsilon (score_r - best) / (2 Delta)). The same distribution has the largest of
+    epsilon score_r / (2 Delta) plus one-sided exponential noise, which is drawn. The expected gap
+    is at most that of the exponential mechanism, and can be half of it.
 
     Args:
-        sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it.
+        sensitivity: as for `exponential`.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
-        A `SelectionMechanism`: `mechanism(key, scores)` takes scores of shape (K,) and releases an
-        index, int32. NaN counts as the lowest score.
+        A `SelectionMechanism`, as `exponential` does.
 
     Raises:
-        TypeError: if epsilon or the sensitivity is not a number.
-        ValueError: if one of them is not positive and finite, or the sensitivity's norm is not
-            linf; at a release, if the scores are not one array of shape (K,).
+        TypeError: as for `exponential`.
+        ValueError: as for `exponential`.
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for the integers that are drawn, given uniform
-        bits, with the rounding of float scores covered, see `effective_scale`. With noise="float"
-        nothing is promised.
+        Those of `exponential`.
 
     Source:
         McKenna and Sheldon (2020), Theorem 1; Ding et al. (2021) for report-noisy-max.

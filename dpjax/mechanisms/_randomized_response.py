@@ -10,7 +10,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
@@ -42,7 +42,6 @@ class RandomizedResponse(LocalMechanism):
 
     @property
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probability of a report, where it is true and where it is not."""
         lie = int(self.lie_weight)
         return 2**32 - (self.categories - 1) * lie, lie
 
@@ -63,35 +62,15 @@ class RandomizedResponse(LocalMechanism):
 
         return sum_over_leaves(answer, output, _checks.real_arrays("value", value))
 
-    def lies(
-        self,
-        *,
-        confidence: float = 0.95,
-        shape: tuple[int, ...] | None = None,
-        like: PyTree = None,
-        simultaneous: bool = False,
-    ) -> int:
-        """The most lies among the answers of a shape, at a confidence; of one answer, 0 or 1.
-
-        Args:
-            confidence: the probability, at least, that there are no more; in (0, 1).
-            shape: shape of the value.
-            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: over all the answers, instead of for each one of them.
-
-        Returns:
-            An integer.
-        """
-        confidence = _checks.fraction("confidence", confidence)
-        answers = self._number_of_answers(shape, like)
+    def _most_lies(self, confidence: float, answers: int) -> float:
         lying = (self.categories - 1) * (np.asarray(self.lie_weight, float) / 2.0**32)
-        return int(scipy.stats.binom.ppf(confidence, answers if simultaneous else 1, lying))
+        return scipy.stats.binom.ppf(confidence, answers, lying)
 
     @property
     def dp_event(self) -> Any:
         """The event of one answer, for accountants under the relation `REPLACE_ONE`.
 
-        Under `REPLACE_SPECIAL` dp-accounting would charge less, for an answer that is blotted out.
+        Under `REPLACE_SPECIAL`, dp-accounting would charge less, as for an answer that is removed.
         It also ignores the count of a repeated event: compose several one by one.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
@@ -103,8 +82,8 @@ class RandomizedResponse(LocalMechanism):
 def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedResponse:
     """Randomized response: the truth with probability e^eps / (e^eps + K - 1), else a uniform lie.
 
-    Drawn from one 32-bit word: each lie has probability ceil(2^32 / (e^eps + K - 1)) / 2^32,
-    rounded up, so the ratio of truth to lie never exceeds e^eps. No floating-point noise.
+    One 32-bit word decides. Each lie has probability 1 / (e^eps + K - 1), rounded up to a multiple
+    of 2^-32. So the ratio of truth to lie never exceeds e^eps. There is no floating-point noise.
 
     Args:
         epsilon: above 0, at most 22.
@@ -112,7 +91,7 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
     Returns:
         A `RandomizedResponse`: `mechanism(key, answers)` takes integer arrays of categories in
-        [0, K), of any shape, and releases int32. Out of range they are clamped.
+        [0, K), of any shape, and releases int32. Answers out of range are clamped.
 
     Raises:
         TypeError: if epsilon is not a number or K not an integer; at a release, if the answers
@@ -120,10 +99,9 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
         ValueError: if one of them is out of range, or epsilon is too small for K (below K^2 2^-32).
 
     Formal guarantees:
-        epsilon-DP when one answer changes: every entry of a value is the answer of another person.
-        A person who gives t of the entries gets t * epsilon; with `dpjax.privatize` you promise
-        that one record of the database moves one entry of the target's value. Exact given uniform
-        random bits.
+        epsilon-DP when one answer changes. Each entry of a value is the answer of another person. A
+        person who gives t entries gets t epsilon. With `dpjax.privatize`, you promise that one
+        record of the database moves one entry of the target's value. Exact given uniform bits.
 
     Source:
         Warner (1965); Kairouz, Bonawitz and Ramage (2016) for K categories.
@@ -143,11 +121,11 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
 
 def two_coins(categories: int = 2) -> RandomizedResponse:
-    """The protocol of two coins: tails, the truth; heads, a uniform answer, which may be true too.
+    """The protocol of two coins: at tails the truth, at heads a uniform answer, true or not.
 
-    The truth has probability 1/2 + 1/(2 K) and each lie 1/(2 K), rounded up to a multiple of 2^-32:
-    randomized response of epsilon ln(K + 1). With K = 2 a second coin says yes or no, and epsilon
-    is ln 3.
+    The truth has probability 1/2 + 1/(2 K), and each lie 1/(2 K), rounded up to a multiple of
+    2^-32. This is randomized response at epsilon ln(K + 1). For K = 2 the second coin says yes or
+    no, and epsilon is ln 3.
 
     Args:
         categories: K, the number of possible answers, from 2 to 2^15.
@@ -160,8 +138,8 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
         ValueError: if K is out of range.
 
     Formal guarantees:
-        Those of `randomized_response`, for epsilon = ln(K + 1), rounded up. For K a power of two
-        its probabilities are those of the coins, exactly.
+        Those of `randomized_response` at epsilon = ln(K + 1), rounded up. If K is a power of two,
+        the probabilities are exactly those of the coins.
 
     Source:
         Warner (1965); Dwork and Roth (2014), section 3.2, for K = 2.
@@ -177,7 +155,7 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
-    """Refuses an epsilon above 22, NaN where traced: a lie of probability below 2^-32 is none."""
+    """Refuses an epsilon above 22 (NaN if traced), where lies would need less than 2^-32."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
@@ -188,13 +166,13 @@ def within_a_word(epsilon: Scalar) -> Scalar:
 
 
 def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
-    """2^32 times the probability of each lie, rounded up; 0 where epsilon is traced and too small.
+    """2^32 times the probability of each lie, rounded up; 0 if a traced epsilon is too small.
 
-    At most floor(2^32 / K): above, a lie would be likelier than the truth.
+    At most floor(2^32 / K), since a lie may not be likelier than the truth.
     """
     most = 2**32 // count
     if isinstance(epsilon, float):
-        # exp is good to an ulp; a weight one too high is the outward direction.
+        # The error of exp is below 1e-14. A weight that is too high is on the safe side.
         share = 2**32 / (math.exp(min(epsilon, 700.0)) + count - 1)
         weight = math.ceil(share * (1 + 1e-14))
         if weight > most:

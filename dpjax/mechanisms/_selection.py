@@ -1,8 +1,9 @@
-"""Private selection: a noisy maximum over an array of scores."""
+"""Private selection: an option with a high score, found by a noisy maximum."""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from dpjax.mechanisms._lattice_mechanism import (
     whole,
 )
 from dpjax.mechanisms._mechanism import begin, check_noise
+from dpjax.mechanisms._one_array import check_one_array
 from dpjax.random._facade import (
     EXPONENTIAL,
     Calibration,
@@ -34,13 +36,13 @@ from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
 @dataclasses.dataclass(frozen=True)
 class SelectionRule:
-    """How to select: the noise of the race, and the log probabilities that it gives.
+    """How to select: the noise of the race, and its log probabilities.
 
     Attributes:
         name: for messages.
         draw: draws an index, `draw(key, scores, calibration)`.
         draw_in_floats: the same with noise in floats.
-        log_pmf: log probabilities from score / temperature, shape (K,) to (K,).
+        log_pmf: takes score / temperature, shape (K,), to log probabilities, shape (K,).
         bounded_range: whether log ratios of probabilities lie in an interval of length epsilon.
 
     Formal guarantees:
@@ -62,7 +64,7 @@ class SelectionMechanism(LatticeMechanism):
         sensitivity: how far any score moves, norm "linf".
         epsilon: of the guarantee.
         rule: how to select.
-        exact: whether the noise is; nothing is promised under noise in floats.
+        exact: whether the noise is exact; noise in floats promises nothing.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -72,17 +74,12 @@ class SelectionMechanism(LatticeMechanism):
     epsilon: Scalar = up()
     rule: SelectionRule = static()
     exact: bool = static(default=True)
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
-
+    norm: ClassVar[Norm] = "linf"
     _scale_name = "2 sensitivity / epsilon"
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """Of the exponential mechanism, whose range is bounded: epsilon^2 / 8 and 0.
+        """For the exponential mechanism epsilon^2 / 8 and 0, since its range is bounded.
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
@@ -94,14 +91,10 @@ class SelectionMechanism(LatticeMechanism):
         return EXPONENTIAL if self.exact else None
 
     def _check_structure(self, value: Value) -> None:
-        if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
-            raise ValueError(
-                "value must be one array of scores over the response set, shape (K,), got"
-                f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
-            )
+        check_one_array(value, "scores over the response set, shape (K,)")
 
     def _calibration(self, arrays: PyTree) -> Calibration:
-        # Of the noise of a single option at a time, on both of the neighbors.
+        # A proof compares the noise of one option, on both neighbors.
         return Calibration(
             2 * self.sensitivity.value / self.epsilon,
             self.sensitivity.value,
@@ -125,11 +118,11 @@ class SelectionMechanism(LatticeMechanism):
     ) -> tuple[Scalar, Scalar]:
         """The range of gaps to the best score; a larger gap counts as the largest in it.
 
-        About 2^18 times the scale, where no response is ever selected. Scores themselves are not
-        clamped, but floats to half of the largest one.
+        The largest gap is about 2^18 scales. No response is ever selected there. Scores are not
+        clamped, except floats to half of the largest float.
 
         Args:
-            shape: of the scores; it is the same for any number of them.
+            shape: of the scores; the range does not depend on it.
             dtype: of the scores; by default JAX's default float.
             like: instead of both, an array or `jax.ShapeDtypeStruct` of scores.
 
@@ -146,7 +139,7 @@ class SelectionMechanism(LatticeMechanism):
         return largest_gap(calibration.fit(EXPONENTIAL, scores.dtype), dtype)
 
     def clamped(self, value: Value) -> Value:
-        """Scores as they are compared: finite, NaN as the lowest; integers as they are.
+        """The scores that are compared: integers as they are; floats finite, and NaN the lowest.
 
         Args:
             value: an array of scores.
@@ -163,7 +156,7 @@ class SelectionMechanism(LatticeMechanism):
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array) -> jax.Array:
-        """Minus the gaps of scores, over the scale that is drawn; 0 for the best."""
+        """Minus the gap of each score, over the drawn scale; 0 for the best."""
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         return -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -176,15 +169,15 @@ class SelectionMechanism(LatticeMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A gap of scores that the selected one stays within, at a confidence.
+        """A bound on the gap of the selected response to the best score, at a confidence.
 
-        A response with a gap g is selected with probability at most exp(-epsilon g / (2 Delta)).
-        For each response: with probability at least `confidence` it is not selected, if its gap is
-        larger. For all K at once: with that probability the selected one has no larger gap.
+        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). The
+        bound for each response: if its gap is larger, it is not selected with probability at least
+        `confidence`. The bound for all K: the selected one keeps it, with that probability.
 
         Args:
             confidence: in (0, 1).
-            shape: (K,), the number of responses; it, or `like`, is needed where simultaneous.
+            shape: (K,), for K responses; simultaneous bounds need it, or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of scores.
             simultaneous: for all responses at once, instead of for each one of them.
 
@@ -197,16 +190,16 @@ class SelectionMechanism(LatticeMechanism):
         tail = 1 - _checks.fraction("confidence", confidence)
         responses = self._responses(scores) if simultaneous else 1
         gap = self._scale_drawn(scores, calibration) * math.log(responses / tail)
-        # Either score of a gap is rounded by half a step.
+        # Rounding moves both scores of a gap by up to half a step.
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
-        """The number of options, in all selections together."""
+        """The number of options, over all selections."""
         return scores.size
 
 
 def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
-    """The log probability of an option; -inf for an index out of range."""
+    """The log probability of an index; -inf if it is out of range."""
     possible = (index >= 0) & (index < log_pmf.size)
     return jnp.where(possible, log_pmf[jnp.clip(index, 0, log_pmf.size - 1)], -jnp.inf)
 

@@ -21,11 +21,7 @@ class SeveralSelections(SelectionMechanism):
     """Selects an option of each row by its score; made by `select_each`.
 
     Attributes:
-        sensitivity: how far any score moves, norm "linf".
-        epsilon: of the guarantee, for all selections together.
-        rule: how to select.
-        exact: whether the noise is.
-        count: number of selections, each at epsilon / count.
+        count: number of selections, each at epsilon / count. Others are as in `SelectionMechanism`.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -37,7 +33,7 @@ class SeveralSelections(SelectionMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """Each selection has a bounded range of epsilon / count: together epsilon^2 / (8 count)."""
+        """epsilon^2 / (8 count) and 0: each selection has a bounded range of epsilon / count."""
         rho, delta = super().zcdp
         return rho / self.count, delta
 
@@ -88,19 +84,19 @@ def select_each(
     Returns:
         A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
         releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
-        score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` is a gap to the best score
-        of its row that no selection exceeds, with probability .95.
+        score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` bounds the gap of every
+        selected score to the best one of its row, with probability .95.
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
-            release, if the scores are not one array of shape (count, K).
+        TypeError: as for `dpjax.exponential`.
+        ValueError: as for `dpjax.exponential`, but scores have shape (count, K).
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic
-        composition of `dpjax.exponential`. Each selection has a bounded range, so that all are
-        epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`): at a delta, `dpjax.accounting.compose_at` by
-        "zcdp" makes less of many selections than epsilon. Exact given uniform bits.
+        composition of `dpjax.exponential`. Each selection has a bounded range, so all together are
+        epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). At a delta above 0,
+        `dpjax.accounting.compose_at` by "zcdp" then finds less than epsilon for many selections.
+        Exact given uniform bits.
 
     Source:
         McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).

@@ -1,4 +1,4 @@
-"""The shaped Gaussian mechanism: noise shaped like the differences that it hides."""
+"""The shaped Gaussian mechanism: its noise has the shape of the differences that it hides."""
 
 import dataclasses
 
@@ -22,18 +22,12 @@ from dpjax.sensitivity._shaped_norm import NoiseShape
 class ShapedGaussianMechanism(AdditiveMechanism):
     """Adds Gaussian noise to A^-1 f and releases A times that; made by `shaped_gaussian`.
 
-    `scale`, `effective_scale` and `grid_for` are of the one array A^-1 f that gets noise, whatever
-    the shape that they are asked for; `range`, `clamped`, `error` and `log_prob` are of
-    value and release. Releases lie on no grid.
+    `scale`, `effective_scale` and `grid_for` describe the one array A^-1 f that gets noise.
+    `range`, `clamped`, `error` and `log_prob` describe the value and its release. Arguments `shape`
+    and `dtype` are ignored, since the shape of the noise knows the value. Releases lie on no grid.
 
-    Attributes:
-        sensitivity: of A^-1 f.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        scale: of the noise in A^-1 f.
-        norm: the `NoiseShape`, which has A.
-        noise: the distribution at scale 1.
-        dims: None: the shape of the noise says what may be released.
+    The attributes are those of `AdditiveMechanism`: `norm` is the `NoiseShape`, which holds A, and
+    `scale` is that of the noise in A^-1 f.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -49,7 +43,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         return "l2"
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """The value of the target, whatever the shape."""
+        """The value that the shape was learned from."""
         del shape, dtype
         return self._shape.outputs.tree()
 
@@ -75,17 +69,9 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """Between which values nothing is clamped: 2^36 steps of the grid before A^-1.
+        """The interval in which nothing is clamped: 2^36 steps of the grid before A^-1.
 
-        That is sixteen times the largest value that the shape was learned from, at least.
-
-        Args:
-            shape: ignored: the shapes are those of the target's value.
-            dtype: ignored.
-            like: instead, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-
-        Returns:
-            The two ends, in the units of the value; those of every array of `like`.
+        Its ends are at least sixteen times the largest value that the shape was learned from.
         """
         del shape, dtype
         if like is None:
@@ -94,14 +80,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
 
     def clamped(self, value: Value) -> Value:
-        """The value that is released: NaN becomes 0, and a number out of `range` its nearer end.
-
-        Args:
-            value: a pytree of real arrays.
-
-        Returns:
-            A pytree of the same structure and shapes, as private as the value.
-        """
+        """The value that is released: NaN becomes 0, and a number out of `range` its nearer end."""
         return self._shape.clamped(_checks.real_arrays("value", value))
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
@@ -117,17 +96,8 @@ class ShapedGaussianMechanism(AdditiveMechanism):
     ) -> PyTree:
         """A bound on the distance of each coordinate of a release from the true value.
 
-        It covers the noise and the rounding to both grids. For all coordinates at once they count
-        as independent, which is the worst case (Šidák 1967).
-
-        Args:
-            confidence: the probability, at least, that a coordinate keeps its bound; in (0, 1).
-            shape: ignored: the shapes are those of the target's value.
-            like: a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: for all coordinates of all arrays at once, instead of for each one.
-
-        Returns:
-            A pytree like the value, with a bound for each coordinate.
+        It covers the noise and the rounding to both grids. Simultaneous bounds count the
+        coordinates as independent, which is the worst case (Šidák 1967).
         """
         del shape
         matrix = self._shape.matrix
@@ -139,7 +109,7 @@ class ShapedGaussianMechanism(AdditiveMechanism):
         """For each coordinate, the scale of its noise, and its rounding to both grids."""
         matrix = self._shape.matrix
         scales = self.effective_scale(like=like) * np.linalg.norm(matrix, axis=1)
-        # Steps of the noise's grid are mapped like noise. The value's own grid adds half a step.
+        # A maps steps of the noise's grid, too. The value's own grid adds half a step.
         steps = self.grid_for(like=like) * np.abs(matrix).sum(axis=1)
         return scales, steps + 2.0 ** (self._shape.unit - 1)
 
@@ -159,9 +129,9 @@ def shaped_gaussian(
     """The Gaussian mechanism with noise of a shape: A times normal noise, for a public matrix A.
 
     Releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
-    With the A of `dpjax.noise_shape` the noise is large where replacing a record moves the value
-    far, and small elsewhere: for a logistic regression of 30 features .47 to .75 of the energy of
-    isotropic noise, depending on how correlated the oracle makes them.
+    With the A of `dpjax.noise_shape`, the noise is large where replacing a record moves the value
+    far, and small elsewhere. For a logistic regression of 30 features it has .47 to .75 of the
+    energy of isotropic noise, depending on the correlations in the oracle.
 
     Args:
         sensitivity: a `Sensitivity` whose norm is a `NoiseShape`: sampled with `norm=shape`, or a
@@ -172,21 +142,20 @@ def shaped_gaussian(
 
     Returns:
         A `ShapedGaussianMechanism`: `mechanism(key, value)` releases a pytree like the value that
-        the shape was learned from; integers become floats. `error` is per coordinate.
+        the shape was learned from, in floats. `error` has a bound for each coordinate.
 
     Raises:
         TypeError: if a parameter is not a number, or the sensitivity not a `Sensitivity`.
         ValueError: if a parameter is out of range, or the sensitivity's norm is not a `NoiseShape`.
 
     Formal guarantees:
-        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, that of
-        `dpjax.gaussian` on A^-1 f, exactly: values are rounded to a fine grid and multiplied by a
-        matrix of integers without rounding, so that the noisy numbers are the same in the sampler
-        and in a release, and the sampled distances are of that. Rounding to the grid of the noise
-        comes after the map and is charged to the scale. A is applied to the noisy numbers, which is
-        post-processing. A was fixed before the pairs were drawn: `dpjax.sample_sensitivity` refuses
-        the key of the shape. A bound of your own must be of A^-1 f as `shape.mapped` computes it.
-        With noise="float" nothing is promised.
+        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, exactly that
+        of `dpjax.gaussian` on A^-1 f. Values are rounded to a fine grid, and multiplied by a matrix
+        of integers without rounding. So the sampler and a release compute the same A^-1 f, and the
+        sampled distances hold for it. It is then rounded to the grid of the noise, which the scale
+        covers. Applying A to the noisy numbers is post-processing. A is fixed before the pairs are
+        drawn: `dpjax.sample_sensitivity` refuses the key of the shape. A bound of your own must be
+        of A^-1 f as `shape.mapped` computes it. noise="float" promises nothing.
 
     Source:
         Balle and Wang (2018), Theorem 8, on A^-1 f; Dwork and Roth (2014), Proposition 2.1, for

@@ -1,4 +1,4 @@
-"""A quantile with noise of its smooth sensitivity: little where the records are dense around it.
+"""A quantile with noise of its smooth sensitivity: little noise if records are dense around it.
 
 docs/proofs/smooth-quantile.md has the proofs.
 """
@@ -13,21 +13,19 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import down, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, outward
 from dpjax.mechanisms._lattice_mechanism import as_number
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._noise_intervals import noise_quantile
-from dpjax.mechanisms._ordered_records import (
-    OrderedRecords,
+from dpjax.mechanisms._ordered_records import OrderedRecords, rank_of, smooth_bound
+from dpjax.mechanisms._quantile_mechanism import (
+    QuantileMechanism,
     check_bounds,
-    check_records,
-    clamped_records,
-    rank_of,
+    check_probability,
     rounding_of_a_release,
-    smooth_bound,
 )
 from dpjax.random._facade import (
     LAPLACE,
@@ -39,25 +37,25 @@ from dpjax.random._facade import (
 )
 
 # A margin of the decay: 2^-15 for the sixteen bits of the noise's divisor, 2^-16 for the factors of
-# the smooth bound, and less for the products and quotients of floats between them.
+# the smooth bound, and the rest for products and quotients of floats.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
-# A margin of the scale and of w below. It covers float32 and the tables of the noise.
+# A margin of the scale, and of w in `_smoothing`. It covers float32 and the tables of the noise.
 _MARGIN = 2.0**-16
-# A finer grid would have more steps between the bounds than float32 knows integers.
+# On a finer grid, float32 could not hold all integers between the bounds.
 _MOST_BITS = 23
 
 
 @frozen_pytree
-class SmoothQuantile(SensitivityMechanism):
+class SmoothQuantile(QuantileMechanism):
     """Adds noise of a private scale to a quantile; made by `smooth_quantile`.
 
     Attributes:
         sensitivity: one record changes, norm "hamming".
         epsilon: of the guarantee.
         delta: of the guarantee.
-        shift: how many scales of the noise the smooth sensitivity is, alpha.
-        decay: of the smooth sensitivity, beta minus a margin for rounding.
+        shift: alpha: the smooth sensitivity, in scales of the noise.
+        decay: of the smooth sensitivity: beta, minus a margin for rounding.
         lower: of the records.
         upper: of the records.
         probability: of the quantile.
@@ -76,27 +74,17 @@ class SmoothQuantile(SensitivityMechanism):
     probability: float = static()
 
     @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "hamming"
-
-    def _delta(self) -> Scalar:
-        return self.delta
-
-    def _check_value(self, value: Value) -> None:
-        check_records(value)
-
-    @property
     def _exponent(self) -> jax.Array:
-        """Of the grid, by public numbers alone: noise of any private scale can be drawn on it."""
+        """The exponent of the grid, from public numbers. It carries any private scale."""
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
-        # The scale is below 2^25 steps: at most 2^bits of them, over alpha >= 2^(exponent - 1).
+        # The smooth bound has at most 2^bits steps, and alpha >= 2^(its exponent - 1). So the scale
+        # is below 2^25 steps.
         bits = jnp.minimum(jnp.frexp(shift)[1] + SCALE_BITS - 1, _MOST_BITS)
         width = jnp.asarray(self.upper, jnp.float32) - jnp.asarray(self.lower, jnp.float32)
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, int, GridFit]:
-        """The records in order, which of them is the quantile, and the noise that it gets."""
+        """The records in order, the rank of the quantile, and the fit of its noise."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         rank = rank_of(self.probability, records.n)
         smooth = smooth_bound(records, rank, self.decay)
@@ -113,21 +101,14 @@ class SmoothQuantile(SensitivityMechanism):
         return jnp.where(jnp.isnan(fit.scale), jnp.nan, released)
 
     def grids(self, value: Value) -> PyTree:
-        """What the release is a multiple of, a power of two.
-
-        Args:
-            value: an array of records; its contents do not matter.
-
-        Returns:
-            A scalar.
-        """
+        """The spacing of releases, a power of two; `value` does not matter."""
         del value
         return power_of_two(self._exponent, jnp.float32)
 
     def noise_scale(self, value: Value) -> jax.Array:
-        """The scale of the noise that a database gets: S(x) / alpha, as private as the database.
+        """The scale of the noise for a database: S(x) / alpha, as private as the database.
 
-        Run it on public or drawn records, to see what to expect.
+        Run it on public or drawn records, to see the scale that you can expect.
 
         Args:
             value: an array of records, shape (n,).
@@ -135,24 +116,10 @@ class SmoothQuantile(SensitivityMechanism):
         Returns:
             A scalar in the units of the records.
         """
-        records = _checks.real_arrays("value", value)
-        self._check_value(records)
-        return _noise_scale(self, records)
-
-    def clamped(self, value: Value) -> Value:
-        """Records as they are ordered: between the bounds, NaN as the lower one.
-
-        Args:
-            value: an array of records.
-
-        Returns:
-            An array of the same shape, as private as the value.
-        """
-        return clamped_records(value, self.lower, self.upper)
+        return _noise_scale(self, self._checked(value))
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        value = _checks.real_arrays("value", value)
-        self._check_value(value)
+        value = self._checked(value)
         records, rank, fit = self._measured(value)
         dtype = compute_dtype(value.dtype)
         center = steps_to_float(records.absolute(records.steps[rank]), records.exponent, dtype)
@@ -162,8 +129,8 @@ class SmoothQuantile(SensitivityMechanism):
     def error(self, *, confidence: float = 0.95) -> Scalar:
         """A bound on the distance of a release from the true quantile, for all databases.
 
-        The scale of the noise is private. This is the bound for the largest one, (upper - lower) /
-        alpha. Run `noise_scale` on public records to see what to expect on databases like yours.
+        The scale of the noise is private, so this is the bound at the largest one,
+        (upper - lower) / alpha. `noise_scale` on public records shows smaller ones.
 
         Args:
             confidence: the probability, at least, that a release keeps the bound; in (0, 1).
@@ -178,11 +145,6 @@ class SmoothQuantile(SensitivityMechanism):
         bound = as_number(scale * quantile + step)
         return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
 
-    @property
-    def dp_event(self) -> Any:
-        """An event that no accountant knows: the privacy loss depends on the database."""
-        return _checks.extra("dp_accounting", "accounting").UnsupportedDpEvent()
-
 
 def smooth_quantile(
     epsilon: Scalar,
@@ -192,57 +154,45 @@ def smooth_quantile(
     upper: float,
     probability: float = 0.5,
 ) -> SmoothQuantile:
-    """A quantile with Laplace noise of scale S(x) / alpha, S the smooth sensitivity of the median.
+    """A quantile with Laplace noise of scale S(x) / alpha, where S is its smooth sensitivity.
 
-    The global sensitivity of a quantile is upper - lower. S(x) is the largest local sensitivity of
-    any database, times e^(-beta) for every record in which it differs from x: small where the
-    records around the quantile are close to each other. Its mechanism takes the records themselves.
+    The global sensitivity of a quantile is upper - lower. The local one is small where records are
+    dense around the quantile. S(x) is the largest local sensitivity of any database, times
+    e^(-beta) for each record in which that database differs from x. The mechanism takes records.
 
     Args:
         epsilon: finite, above 0.
         delta: in (0, 1).
         lower: of the records, which are clamped; public.
         upper: of the records, public.
-        probability: of the quantile: the ceil(p n)-th smallest record, as `targets.quantile` has
-            it. 0.5 is the (lower) median.
+        probability: p, for the ceil(p n)-th smallest record, as in `targets.quantile`. At 0.5 it is
+            the (lower) median.
 
     Returns:
         A `SmoothQuantile`: `mechanism(key, records)` takes numbers of shape (n,), NaN as lower, and
-        releases a float, which may lie outside of the bounds. It takes O(n log n) time, and n times
-        18 / beta at most.
+        releases a float, which may lie outside of the bounds. It takes O(n log n) time, plus at
+        most 18 n / beta steps.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range, the bounds are out of order, or epsilon is so small that
-            rounding takes what beta is; at a release, if the value is not one array of records.
+        ValueError: if a number is out of range, the bounds are out of order, or beta is so small
+            that rounding could use it up; at a release, if the value is not one array of records.
 
     Formal guarantees:
-        (epsilon, delta)-DP when one record is replaced, for the noise that is drawn. With alpha =
-        epsilon / 2, let the noise of the neighbor have 1/r of the scale, r <= e^beta. Where y is z
-        scales from the quantile of x, log p(y) / p'(y) is at most alpha + beta for r <= 1, and
-        alpha - log r + |z| (r - 1) for r > 1, since the two quantiles are at most alpha of either
-        scale apart. Averaged over Laplace z, the excess over epsilon is
+        (epsilon, delta)-DP when one record is replaced, for the integers that are drawn, by the
+        proof in docs/proofs/smooth-quantile.md. With alpha = epsilon / 2 and
+        w = (epsilon / 2) / beta, it needs w >= 1 and w >= log(beta / delta) + epsilon / 2 - 1. The
+        least such w is taken. beta pays 2^-14 for rounding.
 
-            (1 - 1/r) exp(-(epsilon - alpha + log r) / (r - 1)),
-
-        which is largest for r = e^beta. With w = (epsilon / 2) / beta it is at most delta if w >= 1
-        and w >= log(beta / delta) + epsilon / 2 - 1, by 1/(e^beta - 1) >= 1/beta - 1/2; the least
-        such w is taken.
-
-        That the scale is private gives nothing away: the grid is made of epsilon and the bounds,
-        and for every scale all integers are possible. What is drawn, floor(x + N / c + 1/2) with an
-        even integer c, is a function of the real number x + N / c, for which the proof is. beta
-        pays 2^-14 for the sixteen bits of c and for floats in S, which is at least a step.
-        How long a release takes depends on the records (they are sorted), and is not protected.
-
-        There is no variant with delta = 0 here: it takes noise of heavier tails than there are
-        exact tables for.
+        The private scale reveals nothing more: the grid follows from epsilon and the bounds, and at
+        every scale all integers are possible. The time of a release depends on the records, which
+        are sorted. It is not protected. There is no variant with delta = 0: it needs noise of
+        heavier tails, and dpjax has no exact tables for it.
 
     Source:
-        Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The usual constant, beta =
-        epsilon / (2 log(2 / delta)), is 29% smaller at epsilon = 1, delta = 1e-6, and the usual
-        argument, half of epsilon and of delta for shift and for scale each, adds up to
-        delta (1 + e^(epsilon / 2)) / 2; the proof above stands by itself.
+        Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The proof is our own: the usual
+        argument adds up to delta (1 + e^(epsilon / 2)) / 2, and its beta, epsilon /
+        (2 log(2 / delta)), is 29% smaller at epsilon = 1, delta = 1e-6.
 
     Example:
         >>> import jax.numpy as jnp
@@ -255,9 +205,7 @@ def smooth_quantile(
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
     delta = _checks.fraction("delta", delta)
     low, high = check_bounds(lower, upper)
-    p = _checks.fraction("probability", probability)
-    if _checks.is_traced(p):
-        raise TypeError("probability must be known when the mechanism is made")
+    p = check_probability(probability)
     shift, decay = _smoothing(epsilon, delta)
     if not _checks.is_traced(decay) and decay < _LEAST_DECAY:
         raise ValueError(
@@ -276,9 +224,10 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 
 
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
-    """Alpha and the decay, rounded down: w + log w = log u + u - 1 - log delta by Newton's method.
+    """Alpha and the decay, rounded down; w solves w + log w = log u + u - 1 - log delta.
 
-    The function is concave, so Newton's method ends a little below the root. The margin covers it.
+    Here u = epsilon / 2. Newton's method on this concave function ends a little below the root. The
+    margin covers that.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

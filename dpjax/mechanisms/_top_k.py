@@ -19,12 +19,7 @@ from dpjax.random._facade import peeled_indices, remaining_scores
 class TopK(SeveralSelections):
     """Selects k options by their scores, without replacement; made by `top_k`.
 
-    Attributes:
-        sensitivity: how far any score moves, norm "linf".
-        epsilon: of the guarantee, for all k together.
-        rule: how to select.
-        exact: whether the noise is.
-        count: k; each selection is made at epsilon / k.
+    The attributes are those of `SeveralSelections`, with k as its count.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -56,42 +51,36 @@ class TopK(SeveralSelections):
 
 
 def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
-    """The k options of the largest scores, in order: a race with Gumbel noise.
+    """The k options with the largest scores, in order: a race with Gumbel noise.
 
     Option i is the j-th with probability ~ exp(epsilon score_i / (2 k Delta)) among those that are
-    left. So are the k largest of the scores with Gumbel noise of scale 2 k Delta / epsilon, drawn
-    once: let T_i = exp(-(score_i + noise_i) / scale), independent exponential variables of rates
-    w_i = exp(score_i / scale). The first to arrive is i with probability w_i / sum w, whenever that
-    is; and then, by the lack of memory, the others start anew. The k largest with *Laplace* noise
-    have another distribution, and need a proof of their own. Ties of Gumbel noise in floats, or
-    from tables, would change it too. Here one exact selection is drawn after the other.
+    left. The k largest scores with Gumbel noise of scale 2 k Delta / epsilon, drawn once, have the
+    same distribution (docs/proofs/shorter.md). Laplace noise would give another one, and need
+    another proof. Ties of Gumbel noise from floats or tables would change it, too. So k exact
+    selections are drawn, one after the other.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it under replace-one. Softmax does not see what is added to all scores:
-            where a record that is added raises scores by at most Delta and lowers none, as it does
-            counts, Delta / 2 is enough under add-or-remove-one, as `dpjax.analytic_sensitivity(
-            Delta / 2, norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`.
+            global bound in it under replace-one. Adding one number to all scores changes nothing.
+            So if an added record raises scores by at most Delta and lowers none, as for counts,
+            Delta / 2 is enough under add-or-remove-one: `dpjax.analytic_sensitivity(Delta / 2,
+            norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`.
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 
     Returns:
         A `TopK`: `mechanism(key, scores)` takes scores of shape (K,) and releases indices of shape
-        (k,), int32, no two the same. NaN counts as the lowest score.
+        (k,), int32, all different. NaN counts as the lowest score.
         `mechanism.score_gap(shape=(K,), simultaneous=True)` bounds how far any of them may score
-        below the truly k-th best, with probability .95.
+        below the true k-th best, with probability .95.
 
     Raises:
-        TypeError: if a parameter is not a number.
-        ValueError: if one of them is out of range, or the sensitivity's norm is not linf; at a
-            release, if the scores are not one array of shape (K,) with K >= k.
+        TypeError: as for `dpjax.exponential`.
+        ValueError: as for `dpjax.exponential`, or if there are fewer than k scores.
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic
-        composition of k exponential mechanisms at epsilon / k. Each of them has a bounded range, so
-        that all are epsilon^2 / (8 k)-zCDP (`mechanism.zcdp`): at a delta,
-        `dpjax.accounting.compose_at` by "zcdp" makes less of a large k than epsilon. Exact given
-        uniform bits.
+        Those of `dpjax.queries.select_each` with count=k: (epsilon, 0, gamma)-random DP by basic
+        composition, and epsilon^2 / (8 k)-zCDP. Exact given uniform bits.
 
     Source:
         Durfee and Rogers (2019), Lemma 4.2, for one-shot Gumbel noise; McSherry and Talwar (2007).

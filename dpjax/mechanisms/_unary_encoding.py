@@ -9,7 +9,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
 from dpjax.mechanisms._mechanism import begin, sum_over_leaves
@@ -22,7 +22,7 @@ _MOST_CATEGORIES = 2**20
 
 @frozen_pytree
 class UnaryEncoding(LocalMechanism):
-    """Reports a bit for each category, each of them flipped or not; made by `unary_encoding`.
+    """Reports a bit for each category, and may flip each; made by `unary_encoding`.
 
     Attributes:
         sensitivity: one answer changes, norm "hamming".
@@ -43,7 +43,6 @@ class UnaryEncoding(LocalMechanism):
 
     @property
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probability of a report, where it is true and where it is not."""
         return int(self.truth_weight), int(self.lie_weight)
 
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
@@ -59,7 +58,7 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # Modulo 2^32, the weights of 0.
+            # The weights of a 0 are minus these, modulo 2^32.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
                 for of_true, of_others in ((truth, lie), (-truth, -lie))
@@ -69,45 +68,26 @@ class UnaryEncoding(LocalMechanism):
 
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
-    def lies(
-        self,
-        *,
-        confidence: float = 0.95,
-        shape: tuple[int, ...] | None = None,
-        like: PyTree = None,
-        simultaneous: bool = False,
-    ) -> int:
-        """The most bits that differ from the truth, of one answer or of all, at a confidence.
-
-        Args:
-            confidence: the probability, at least, that there are no more; in (0, 1).
-            shape: shape of the value.
-            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: over all the answers, instead of for each one of them.
-
-        Returns:
-            An integer.
-        """
-        answers = self._number_of_answers(shape, like) if simultaneous else 1
-        each = (1 + _checks.fraction("confidence", confidence)) / 2
+    def _most_lies(self, confidence: float, answers: int) -> float:
+        each = (1 + confidence) / 2  # For true bits that are lost, and for others that are set.
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)
-        missed = scipy.stats.binom.ppf(each, answers, 1 - truth)
-        return int(missed + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie))
+        lost = scipy.stats.binom.ppf(each, answers, 1 - truth)
+        return lost + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie)
 
 
 def unary_encoding(
     epsilon: Scalar, categories: int, *, flips: BitFlips = "optimized"
 ) -> UnaryEncoding:
-    """Randomized response on a bit for each category, 1 for the true one: each may be flipped.
+    """Randomized response on one bit for each category, 1 for the true one; any bit may flip.
 
-    - "optimized": the true bit stays with probability 1/2, another becomes 1 with probability
-      1 / (e^epsilon + 1);
-    - "symmetric": every bit is flipped with probability 1 / (e^(epsilon / 2) + 1).
+    - "optimized": the true bit stays 1 with probability 1/2. Another bit becomes 1 with probability
+      1 / (e^epsilon + 1).
+    - "symmetric": each bit flips with probability 1 / (e^(epsilon / 2) + 1).
 
-    `dpjax.queries.frequencies` makes frequencies of either. Optimized, their variance is about
-    4 e^epsilon / (n (e^epsilon - 1)^2) however many categories there are, below that of
-    `randomized_response` where there are more than 3 e^epsilon + 2 of them. Probabilities are
-    multiples of 2^-32, those of lies rounded up. No floating-point noise.
+    `dpjax.queries.frequencies` estimates frequencies from either. For optimized flips their
+    variance is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any K. With K above 3 e^epsilon + 2,
+    that is less than for `randomized_response`. Probabilities are multiples of 2^-32, and those of
+    lies are rounded up. There is no floating-point noise.
 
     Args:
         epsilon: above 0, at most 22.
@@ -116,8 +96,8 @@ def unary_encoding(
 
     Returns:
         A `UnaryEncoding`: `mechanism(key, answers)` takes integer arrays of categories in [0, K),
-        of any shape, and releases bits, int8, with an axis of size K at the end. Out of range they
-        are clamped.
+        of any shape, and releases bits, int8, with a last axis of size K. Answers out of range are
+        clamped.
 
     Raises:
         TypeError: if epsilon is not a number or K not an integer; at a release, if the answers
@@ -125,9 +105,10 @@ def unary_encoding(
         ValueError: if one of them is out of range, or epsilon is too small (below 10^-13).
 
     Formal guarantees:
-        epsilon-DP when one answer changes, as `randomized_response` promises it: another answer
-        changes two bits, and no report of them is likelier by more than p (1 - q) / (q (1 - p)), at
-        most e^epsilon for p and q as they are drawn. Exact given uniform random bits.
+        epsilon-DP when one answer changes, in the sense of `randomized_response`. Another answer
+        changes two bits. Let p and q be the probabilities of a 1 as they are drawn, for the true
+        category and for others. No report gets likelier by more than p (1 - q) / (q (1 - p)), which
+        is at most e^epsilon. Exact given uniform bits.
 
     Source:
         Wang, Blocki, Li and Jha (2017), section 4.3; Erlingsson, Pihur and Korolova (2014) for

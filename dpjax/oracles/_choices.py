@@ -1,4 +1,4 @@
-"""One of several things at random, with probabilities that are known exactly."""
+"""Random choices among several things, with probabilities that are known exactly."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Choice(Protocol):
 
     @property
     def log_probabilities(self) -> jax.Array:
-        """Of every index."""
+        """The log probability of every index."""
         ...
 
     def draw(self, key: jax.Array) -> jax.Array:
@@ -30,7 +30,7 @@ class Choice(Protocol):
 
 @frozen_pytree
 class UniformChoice:
-    """All with the same probability, to within count / 2^32 of it."""
+    """Chooses all with the same probability, up to a relative error of count / 2^32."""
 
     count: int = static()
 
@@ -39,17 +39,16 @@ class UniformChoice:
         return jnp.full(self.count, -math.log(self.count))
 
     def draw(self, key: jax.Array) -> jax.Array:
-        # From half the words that `randint` takes.
+        # `randint` would take twice as many random words.
         return jax.random.bits(key, (), jnp.uint32) % jnp.uint32(self.count)
 
 
 @frozen_pytree
 class WeightedChoice:
-    """Each with a probability of its own, a multiple of 2^-32 that is not 0.
+    """Chooses each with a probability of its own, a multiple of 2^-32 above 0.
 
-    Attributes:
-        ends: how many of the 2^32 words choose one up to this, for all but the last.
-        log_probabilities: of every one.
+    `ends` has, for all indices but the last, the number of words, of 2^32, that choose it or a
+    lower one.
     """
 
     ends: jax.Array
@@ -57,7 +56,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """From how many of the 2^32 words choose each."""
+        """From the number of words, of 2^32, that choose each index."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -67,13 +66,13 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """How many of the 2^32 words each weight gets: its share, to within one word."""
+    """The number of words, of 2^32, for each weight: its share, up to one word."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 
 
 def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int) -> WeightedChoice:
-    """A choice by public weights, which need not add up to 1; refuses impossible ones."""
+    """A choice by public weights above 0, which need not add up to 1."""
     if _checks.is_traced(weights):
         raise TypeError(
             f"{name} must be known when an oracle is made, got traced {jnp.asarray(weights).dtype}"

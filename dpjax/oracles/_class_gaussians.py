@@ -1,4 +1,4 @@
-"""Labeled records: a Gaussian for each class, fitted to public records."""
+"""Labeled records: one Gaussian for each class, fitted to public records."""
 
 import math
 
@@ -16,28 +16,20 @@ from dpjax.oracles._independent import IndependentRecords
 
 @frozen_pytree
 class ClassGaussians(IndependentRecords):
-    """Records {"x", "y"}: a label by its frequency, and Gaussian features given the label.
-
-    Attributes:
-        labels: of the classes, shape (classes,).
-        choice: of the class.
-        means: of the features, shape (classes, d).
-        deviations: of the features, shape (classes, d).
-        factors: of the correlations, lower triangular, shape (classes, d, d).
-    """
+    """Records {"x", "y"}: labels by their frequency, then Gaussian features by label."""
 
     labels: jax.Array
     choice: WeightedChoice
-    means: jax.Array
-    deviations: jax.Array
-    factors: jax.Array
+    means: jax.Array  # Of the features, shape (classes, d).
+    deviations: jax.Array  # The same shape.
+    factors: jax.Array  # Of the correlations, lower triangular, shape (classes, d, d).
 
     def record(self, key: jax.Array) -> dict[str, jax.Array]:
         key_class, key_noise = jax.random.split(key)
         chosen = self.choice.draw(key_class)
         classes, d = self.means.shape
         noise = jax.random.normal(key_noise, (d,), self.means.dtype)
-        # One product with all factors, instead of a copy of the chosen one for every record.
+        # One product with all factors is faster than a copy of one factor for every record.
         in_class = jax.nn.one_hot(chosen, classes, dtype=noise.dtype)[:, None] * noise[None]
         correlated = jnp.einsum("cj,cij->i", in_class, self.factors)
         x = self.means[chosen] + self.deviations[chosen] * correlated
@@ -60,34 +52,35 @@ class ClassGaussians(IndependentRecords):
 def class_gaussians(
     records: Database, *, shrinkage: float | None = None, floor: float = 0.01
 ) -> IndependentRecords:
-    """Class-conditional Gaussians: fitted to public labeled records.
+    """Class-conditional Gaussians, fitted to public labeled records.
 
-    Each class gets the frequency, means, standard deviations and correlations of its records.
-    Correlations R of d features from p records are shrunk to (1 - s) R + s I: without that, classes
-    of at most d records would lie in a subspace, outside of which no record is ever drawn. The
-    result does not depend on the units of the features.
+    Each class gets the frequency, means, standard deviations and correlations of its records. The
+    correlations R of d features are shrunk to (1 - s) R + s I. Otherwise a class of at most d
+    records would lie in a subspace, and no record would ever be drawn outside of it. The result
+    does not depend on the units of the features.
 
     Args:
         records: {"x": (p, d) features, "y": (p,) labels}: public records, at least 2 of each class.
-        shrinkage: s in (0, 1); by default for each class the oracle-approximating one, which is
-            near 1 where records are few and falls like 1/p.
-        floor: a feature varies in every class by at least this share of its standard deviation
-            among all records, so that a feature that happens to be constant in few records has a
-            density; 0 or above. Where it is constant in all records, it stays so.
+        shrinkage: s in (0, 1). By default each class gets the oracle-approximating one, which is
+            near 1 for few records and falls like 1/p.
+        floor: 0 or above. In every class, the standard deviation of a feature is at least this
+            share of the one among all records. So a feature that happens to be constant in a few
+            records still has a density. A feature that is constant in all records stays constant.
 
     Returns:
         An oracle: `oracle(key, n)` draws a database {"x": (n, d), "y": (n,)} of independent
         records; its `log_prob` is a density in x and a probability in y.
 
     Raises:
-        TypeError: if the records are no real arrays, x no floats, or either is traced.
-        ValueError: if they have not these shapes, a number is NaN or infinite, a class has fewer
+        TypeError: if the records are not real arrays, x is not floats, or either is traced.
+        ValueError: if they do not have these shapes, a number is NaN or infinite, a class has fewer
             than 2 records, or shrinkage or floor is out of range.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of the fitted Gaussians, whose tails are light, and not
-        of the population that the public records came from: `dpjax.accounting.transfer` bounds the
-        difference. gamma is over all classes together, and may leave out all of a rare one.
+        A guarantee under this oracle is about the fitted Gaussians, whose tails are light. It is
+        not about the population that the public records came from. `dpjax.accounting.transfer`
+        bounds the difference. gamma covers all classes together, and may leave out all of a rare
+        class.
 
     Source:
         Chen, Wiesel, Eldar and Hero (2010), Equation (23), on standardized features: the
@@ -142,7 +135,7 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
 def _fit(
     x: np.ndarray, least: np.ndarray, shrinkage: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, standard deviations and the factor of the shrunk correlations of one class."""
+    """Mean, standard deviations and the factor of the shrunk correlations, for one class."""
     count, d = x.shape
     spread = _spread(x)
     mean = np.where(spread > 0, x.mean(axis=0), x[0])
@@ -156,7 +149,7 @@ def _fit(
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviations; exactly 0 where all are equal, whatever their mean is rounded to."""
+    """Standard deviations; exactly 0 for equal numbers, even if their mean is rounded."""
     return np.where(np.ptp(x, axis=0) > 0, x.std(axis=0, ddof=1), 0)
 
 
@@ -173,7 +166,7 @@ def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> floa
 def _log_density(
     x: jax.Array, mean: jax.Array, deviation: jax.Array, factor: jax.Array
 ) -> jax.Array:
-    """Of the features that vary; of the others, 0 or minus infinity."""
+    """Log density of the features that vary, plus 0 or minus infinity for the others."""
     varies = deviation > 0
     standard = (x - mean) / jnp.where(varies, deviation, 1)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.where(varies, standard, 0), lower=True)

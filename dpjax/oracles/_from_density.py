@@ -1,4 +1,4 @@
-"""Records by a density on the unit cube, such as one that the Bernstein mechanism has released."""
+"""Records drawn by a density on the unit cube, such as a release of the Bernstein mechanism."""
 
 from collections.abc import Callable
 
@@ -13,24 +13,18 @@ from dpjax._core._types import PyTree
 from dpjax.oracles._choices import WeightedChoice, words_of
 from dpjax.oracles._independent import IndependentRecords
 
-_BITS = 24  # Of a coordinate: multiples of 2^-24 are exact in float32.
+_BITS = 24  # Coordinates are multiples of 2^-24, which float32 holds exactly.
 _MOST_CELLS = 2**22
 _DEFAULT_BITS = 14
 
 
 @frozen_pytree
 class PiecewiseUniform(IndependentRecords):
-    """Points of a cube that is cut into equal cells, uniform in each cell.
+    """Points of the unit cube, cut into equal cells, with uniform points in each cell."""
 
-    Attributes:
-        places: the numbers of the cells that have any mass, in row-major order.
-        choice: of one of these.
-        log_densities: of all cells, one axis per coordinate.
-    """
-
-    places: jax.Array
-    choice: WeightedChoice
-    log_densities: jax.Array
+    places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
+    choice: WeightedChoice  # Of one of these.
+    log_densities: jax.Array  # Of all cells, one axis for each coordinate.
 
     def record(self, key: jax.Array) -> jax.Array:
         key_cell, key_offset = jax.random.split(key)
@@ -58,34 +52,35 @@ def from_density(
 ) -> IndependentRecords:
     """An oracle of points in [0, 1]^dims, drawn by a density that is known up to a factor.
 
-    Made for a density that the Bernstein mechanism has released, the value of its release: noise
-    leaves that negative in places and its integral is not 1. The cube is cut into cells^dims equal
-    cells. A cell gets the density at its center, or 0 where that is negative, divided by the sum
-    over all cells; inside of a cell points are uniform. This piecewise density is drawn exactly,
-    but for masses that are rounded to 2^-32 and coordinates that are multiples of 2^-24, and
-    `log_prob` is its own.
+    It is made for the polynomials that the Bernstein mechanism releases. Their noise makes them
+    negative in places, and their integral is not 1. The cube is cut into cells^dims equal cells. A
+    cell gets the density at its center, or 0 if that is negative, divided by the sum over all
+    cells. Points are uniform in a cell. Masses are rounded to 2^-32, and coordinates are multiples
+    of 2^-24. Otherwise this piecewise density is drawn exactly, and `log_prob` states it.
 
     Args:
         density: takes points of shape (..., dims) to their densities, shape (...), like a
             `dpjax.BernsteinPolynomial`.
         dims: number of coordinates, at least 1.
-        cells: along each coordinate, a power of two up to 2^16; by default the largest one that
-            makes at most 2^14 cells altogether. More cost memory, and a draw one step more.
+        cells: along each coordinate, a power of two up to 2^16; by default the largest one with at
+            most 2^14 cells in total. Twice the cells take twice the memory, and one more step for a
+            draw.
 
     Returns:
         An oracle: `oracle(key, n)` draws n independent points, shape (n, dims).
 
     Raises:
-        TypeError: if `density` is not a function, or is traced, or a number is no integer.
-        ValueError: if dims or cells is out of range or cells^dims above 2^22, if the density has
-            another shape, is NaN or infinite at a center, or is above 0 at none.
+        TypeError: if `density` is not a function, or is traced, or a number is not an integer.
+        ValueError: if dims or cells is out of range or cells^dims above 2^22, or if the density has
+            another shape, is NaN or infinite at a center, or is not above 0 at any center.
 
     Formal guarantees:
-        What is computed from a release costs nothing more. Where the release was of other records
-        than those that are to be protected, this is an oracle like any other. Where it was of the
-        same records, epsilon and delta of both releases add up, but `dpjax.accounting.compose` does
-        not speak of gamma: the oracle was not fixed in advance, and after the first release the
-        records are no longer a draw from it.
+        A computation from a release costs nothing more. If the release was about other records than
+        those to protect, this is an oracle like any other. If it was about the same records,
+        epsilon and delta of both releases add up. But then `dpjax.accounting.compose` says nothing
+        about
+        gamma: the oracle was not fixed in advance, and given the first release, the records are no
+        longer a draw from it.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), Section

@@ -15,15 +15,15 @@ from dpjax._tracing._lanes import check_lanes
 class IndependentRecords(abc.ABC):
     """An oracle whose records are independent draws, each with a key of its own.
 
-    Made by the functions of `dpjax.oracles`, as frozen pytrees, whose leaves are fitted numbers.
+    The functions of `dpjax.oracles` make them, as frozen pytrees whose leaves are fitted numbers.
 
     Attributes:
         record: draws one record from a key.
         log_prob: log density of one record, where it is known.
 
     Formal guarantees:
-        Record i of a database is `record(fold_in(key, i))`, whatever their number, so two records
-        drawn without the others are those that the whole database has.
+        Record i of a database is `record(fold_in(key, i))`, whatever n is. So two records that are
+        drawn alone are the same as in the whole database.
     """
 
     @abc.abstractmethod
@@ -33,7 +33,7 @@ class IndependentRecords(abc.ABC):
     def log_prob(self, record: PyTree) -> jax.Array:
         """Log density of one record; log probability for discrete parts.
 
-        Of a whole database it is the sum: records are independent. Use `jax.vmap` for many.
+        Records are independent, so that of a database is the sum. Use `jax.vmap` for many records.
 
         Args:
             record: as `record(key)` draws it, without the leading axis of a database.
@@ -42,7 +42,7 @@ class IndependentRecords(abc.ABC):
             A scalar; minus infinity for a record that is never drawn.
 
         Raises:
-            TypeError: if it is not known.
+            TypeError: if the density is not known.
         """
         del record
         raise TypeError(
@@ -56,7 +56,7 @@ class IndependentRecords(abc.ABC):
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
     def at(self, key: Key, numbers: jax.Array) -> Database:
-        """The records of these numbers, the same ones that any database of the key has there."""
+        """The records at these positions of any database of the key."""
 
         def record(number: jax.Array) -> PyTree:
             return self.record(jax.random.fold_in(key, number))
@@ -67,7 +67,7 @@ class IndependentRecords(abc.ABC):
 
 @frozen_pytree
 class _FromSampler(IndependentRecords):
-    """Records from a function of the caller's."""
+    """Records from a caller's function."""
 
     sampler: Callable[[Key], PyTree] = static()
     log_density: Callable[[PyTree], jax.Array] | None = static(default=None)
@@ -82,33 +82,32 @@ class _FromSampler(IndependentRecords):
 def independent(
     record: Callable[[Key], PyTree], log_prob: Callable[[PyTree], jax.Array] | None = None
 ) -> IndependentRecords:
-    """An oracle that says that its records are independent: each is drawn with a key of its own.
+    """An oracle that declares its records independent: each is drawn with a key of its own.
 
-    Record i of a database is `record(fold_in(key, i))`, whatever their number. So the sampler can
-    draw two records without the others, and does where no more is needed: for
-    `dpjax.targets.summable` targets whose `finish` is affine, a pair costs two records instead of
-    n + 1. For other targets an oracle that draws all records in one call is faster, for it makes
-    do with one key.
+    Record i of a database is `record(fold_in(key, i))`, whatever n is. So the sampler can draw two
+    records without the others. It does so for `dpjax.targets.summable` targets whose `finish` is
+    affine: a pair then costs two records instead of n + 1. For other targets, an oracle that draws
+    all records in one call is faster, since it uses one key.
 
     Args:
         record: `record(key)` draws one record from public knowledge, a pytree of arrays.
-        log_prob: `log_prob(record)` is the log density of one record, a scalar, where it is known.
+        log_prob: `log_prob(record)` is the log density of one record, a scalar, if it is known.
 
     Returns:
         An oracle: `oracle(key, n)` draws a database of n independent records, `oracle.record(key)`
         one record, and `oracle.log_prob(record)` is its log density.
 
     Raises:
-        TypeError: if an argument is not a function; later, where `oracle.log_prob` is called and
-            none was given.
-        ValueError: later, where records are drawn, if one may depend on others under `vmap`: by a
-            rule for `vmap` of its own, keys of rbg, or operations that are not JAX's own.
+        TypeError: if an argument is not a function; later, if `oracle.log_prob` is called and none
+            was given.
+        ValueError: later, when records are drawn, if one may depend on others under `vmap`. That is
+            possible with keys of rbg, a custom rule for `vmap`, or operations that are not JAX's.
 
     Formal guarantees:
-        Records are independent and identically distributed, as far as keys are: what exchangeable
-        records, groups and `dpjax.accounting.transfer` ask for. Two records drawn without the
-        others are those that the whole database would have, and the sampler compares the distances
-        from both on random databases. Nothing compares `log_prob` with the draws.
+        Records are independent and identically distributed, as far as keys are. Exchangeable
+        records, groups and `dpjax.accounting.transfer` need that. Two records that are drawn alone
+        are the same as in the whole database. The sampler compares the distances from both on
+        random databases. Nothing compares `log_prob` with the draws.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree
 from dpjax._core._types import Key, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
@@ -16,12 +15,7 @@ from dpjax.oracles._independent import IndependentRecords, independent
 
 @frozen_pytree
 class Mixture(IndependentRecords):
-    """Records of several oracles.
-
-    Attributes:
-        components: the oracles.
-        choice: which one draws a record.
-    """
+    """Records of several oracles; `choice` picks the one that draws a record."""
 
     components: tuple[IndependentRecords, ...]
     choice: WeightedChoice
@@ -40,13 +34,13 @@ def mixture(
     components: Sequence[IndependentRecords | Callable[[Key], PyTree]],
     weights: ArrayLike | Sequence[float],
 ) -> IndependentRecords:
-    """An oracle whose records each come from one of several models.
+    """An oracle that draws each record from one of several models.
 
-    Under `vmap`, and so in the sampler, every model draws and one draw is kept.
+    Under `vmap`, as in the sampler, every model draws, and one draw is kept.
 
     Args:
         components: oracles of independent records, as `dpjax.oracles` makes them, or functions
-            that take a key to one record; all records of one structure, shapes and dtypes.
+            that take a key to one record. All records have one structure, shapes and dtypes.
         weights: public, one for each component, finite and above 0. They need not add up to 1.
 
     Returns:
@@ -59,10 +53,10 @@ def mixture(
             not above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of the mixture, so components and weights must come
-        from public knowledge: the share of a group among private records is a private fact.
-        gamma is over the mixture as a whole and may leave out all of a component whose weight is
-        small. Probabilities are within 2^-32 of the weights.
+        A guarantee under this oracle is about the mixture. So components and weights must come from
+        public knowledge: the share of a group among private records is a private fact. gamma covers
+        the mixture as a whole, and may leave out all of a component with a small weight.
+        Probabilities are within 2^-32 of the weights.
 
     Source:
         Rubinstein and Aldà (2017), Section 7, draws its data in this way.
@@ -78,19 +72,12 @@ def mixture(
     """
     if len(components) == 0:
         raise ValueError("components must hold at least one, got none")
-    oracles = tuple(_as_oracle(component) for component in components)
-    kinds = [TreeSpec.of(jax.eval_shape(each.record, _key())) for each in oracles]
+    oracles = tuple(
+        each if isinstance(each, IndependentRecords) else independent(each) for each in components
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    kinds = [TreeSpec.of(jax.eval_shape(each.record, key)) for each in oracles]
     for kind in kinds[1:]:
         if kind != kinds[0]:
             raise ValueError(f"components must draw records of one kind, got {kinds[0]} and {kind}")
     return Mixture(oracles, weighted_choice("weights", weights, len(oracles)))
-
-
-def _as_oracle(component: IndependentRecords | Callable[[Key], PyTree]) -> IndependentRecords:
-    if isinstance(component, IndependentRecords):
-        return component
-    return independent(_checks.function("components", component))
-
-
-def _key() -> jax.ShapeDtypeStruct:
-    return jax.eval_shape(lambda: jax.random.key(0))

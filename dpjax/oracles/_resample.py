@@ -15,12 +15,7 @@ from dpjax.oracles._independent import IndependentRecords
 
 @frozen_pytree
 class Resampled(IndependentRecords):
-    """Whole public records.
-
-    Attributes:
-        public: the records, a pytree of arrays with a common leading axis.
-        choice: which one.
-    """
+    """Draws whole public records, which have a common leading axis."""
 
     public: Database
     choice: Choice
@@ -43,12 +38,12 @@ def resample(
     Args:
         records: a pytree of arrays with a common leading axis: public records, at least 2. A
             DataFrame counts as the dict of its columns.
-        weights: public, one for each record, finite and above 0; by default all the same. They
-            need not add up to 1.
+        weights: public, one for each record, finite and above 0; by default all equal. They need
+            not add up to 1.
 
     Returns:
-        An oracle: `oracle(key, n)` draws a database of n independent records; its `log_prob` is
-        that of all public records which equal the one given.
+        An oracle: `oracle(key, n)` draws a database of n independent records. Its `log_prob` adds
+        up all public records that equal the given one.
 
     Raises:
         TypeError: if the records or weights are not real arrays.
@@ -56,10 +51,10 @@ def resample(
             not above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of the public records, not of the population that they
-        came from: a private record unlike any of them is not covered. Each of p public records is
-        the replaced or the replacing one in about 2/p of the pairs, so a larger gamma may leave
-        one of them out altogether. Probabilities are within 2^-32 of the given ones.
+        A guarantee under this oracle is about the public records, not about the population that
+        they came from. It does not cover a private record unlike all of them. Each of p public
+        records takes part in about 2/p of the pairs, replaced or replacing. So a larger gamma may
+        leave one of them out. Probabilities are within 2^-32 of the given ones.
 
     Source:
         Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.
@@ -78,13 +73,13 @@ def resample(
 
 
 def public_records(records: Database) -> tuple[Database, int]:
-    """A copy of public records, and their number: JAX may share the memory of NumPy's arrays."""
+    """A copy of public records, since JAX may share memory with NumPy; and their number."""
     public, count = record_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
 
 def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
-    """Which entries of each public record are those of another record, shape (p, entries)."""
+    """Whether each entry of each public record equals that of a record, shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(

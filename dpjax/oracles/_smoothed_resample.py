@@ -13,12 +13,7 @@ from dpjax.oracles._resample import Resampled, equal_entries, public_records
 
 @frozen_pytree
 class SmoothedResample(IndependentRecords):
-    """Public records with Gaussian noise.
-
-    Attributes:
-        resampled: the public records.
-        spread: the standard deviation of the noise in every coordinate.
-    """
+    """Public records with Gaussian noise; `spread` is its standard deviation, per coordinate."""
 
     resampled: Resampled
     spread: PyTree
@@ -49,18 +44,17 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
         bandwidth: above 0; by default p^(-1/5) for p public records, Silverman's rate.
 
     Returns:
-        An oracle: `oracle(key, n)` draws a database of n independent records; its `log_prob` is a
-        density in the coordinates that have noise, and a probability in the others.
+        An oracle: `oracle(key, n)` draws a database of n independent records. Its `log_prob` is a
+        density in coordinates with noise, and a probability in the others.
 
     Raises:
         TypeError: if the records are not real arrays.
-        ValueError: if they have no common leading axis, fewer than 2 records, a number is NaN or
-            infinite or all are too large for their standard deviation, or if bandwidth is not above
-            0.
+        ValueError: if they have no common leading axis or fewer than 2 records, a number is NaN or
+            infinite or too large for a standard deviation, or bandwidth is not above 0.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of the smoothed public records, not of the population
-        that they came from; `dpjax.accounting.transfer` bounds the difference.
+        A guarantee under this oracle is about the smoothed public records, not about the population
+        that they came from. `dpjax.accounting.transfer` bounds the difference.
 
     Source:
         Silverman (1986), Section 3.4 and 6.4.
@@ -78,7 +72,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
     def spread(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.zeros(leaf.shape[1:])
-        varies = jnp.any(leaf != leaf[:1], axis=0)  # Of equal numbers std may be what it rounds to.
+        varies = jnp.any(leaf != leaf[:1], axis=0)  # Of equal numbers, std may round to above 0.
         return jnp.where(varies, width * jnp.std(leaf.astype(float), axis=0), 0).astype(leaf.dtype)
 
     spreads = jax.tree.map(spread, public)

@@ -11,29 +11,29 @@ from dpjax.oracles._resample import resample
 
 
 def words(frequencies: Mapping[str, float], *, width: int | None = None) -> IndependentRecords:
-    """An oracle of words: each is drawn as often as a public table says.
+    """An oracle of words, drawn by their frequencies in a public table.
 
-    A record holds the codes of a word's letters, as `dpjax.targets.encode_text` makes them: what
-    `dpjax.targets.letter_counts` counts. Where a record should be the place of a word in the table,
-    or any other array about it, use `resample(arrays, weights)`.
+    A record holds the codes of a word's letters, as `dpjax.targets.encode_text` makes them and
+    `dpjax.targets.letter_counts` counts them. For other records, such as the position of a word in
+    the table, use `resample(arrays, weights)`.
 
     Args:
-        frequencies: from word to frequency, at least 2 words; finite and above 0, in any unit.
-        width: letters that are kept of a word, at least 1; by default those of the longest.
+        frequencies: from word to frequency, finite and above 0, in any unit; at least 2 words.
+        width: the number of letters that are kept of a word, at least 1; by default all.
 
     Returns:
-        An oracle: `oracle(key, n)` draws n independent words, shape (n, width), uint8; its
-        `log_prob` is that of all words of the table with the same codes.
+        An oracle: `oracle(key, n)` draws n independent words, shape (n, width), uint8. Its
+        `log_prob` adds up all words of the table with the same codes.
 
     Raises:
         TypeError: if `frequencies` is not a table, or the width not an integer.
-        ValueError: if there are fewer than 2 words, none has a letter, or if a frequency is not
+        ValueError: if there are fewer than 2 words, no word has a letter, or a frequency is not
             above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
-        A guarantee under this oracle speaks of words of the table: a private word unlike any of
-        them is not covered, nor, where gamma exceeds the frequency of a word, need that be.
-        Probabilities are within 2^-32 of the frequencies.
+        A guarantee under this oracle is about words of the table. It does not cover a private word
+        unlike all of them. If gamma exceeds the frequency of a word, that word may be left out,
+        too. Probabilities are within 2^-32 of the frequencies.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017): names

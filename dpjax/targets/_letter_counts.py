@@ -71,11 +71,9 @@ def letter_counts(*, width: int) -> BoundedSum:
 
     Formal guarantees:
         A text that is replaced moves the counts by width in linf, 2 width in l1 and sqrt(2) width
-        in l2. To see this, let a and b be the counts of two texts. They are at least 0, and each
-        add up to at most width. So |a_j - b_j| <= width, and
-        ||a - b||_2^2 <= ||a||_2^2 + ||b||_2^2 <= 2 width^2. Texts of one letter each attain it. The
-        counts are integers, so they have no rounding error and ignore the order of the records
-        exactly.
+        in l2: the counts of a text are at least 0 and add up to at most width. Texts of one letter
+        attain it. The counts are integers, so they have no rounding error and ignore the order of
+        the records exactly.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the

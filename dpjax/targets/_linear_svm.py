@@ -69,21 +69,12 @@ def linear_svm(
 
     Formal guarantees:
         On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where
-        L = min(C d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged.
+        L = min(C d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged:
+        ||w||_1 is at most L, biases lie between -1 - L and 1 + L, and the target moves its solution
+        into this set, whose diameter is the bound (docs/proofs/learners.md). The exact minimizer
+        moves by less, by 2 + L + 4 C d / n, but nobody has proven how exact a float solution is.
         Without clipping no bound is finite. Sums, selections and order statistics over records
         ignore their order, up to rounding.
-
-        L bounds ||w||_1, because w is a difference of two sums over features of the same total
-        weight A <= C / 2, and ||w||^2 <= 2 A. Biases lie between the least and the largest of the
-        y_i - w'x_i, so between -1 - L and 1 + L. The target moves its solution into this set of
-        weights and biases, and the diameter of the set is the bound.
-
-        The exact minimizer moves by less: by 2 + L + 4 C d / n. To see this, take the gradient in w
-        of the objective minimized in b. Taking a record out, or putting one in, also moves the bias
-        across at most one other record. Features of both are in [0, 1], so replacing a record moves
-        the gradient by at most 2 C / n in each coordinate. So ||w - w'||_1 <= 2 C d / n, by strong
-        convexity, and |b - b'| <= 2 + ||w||_1 + ||w - w'||_1. But nobody has proven how exact a
-        float solution is.
 
     Source:
         Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6, whose

@@ -44,17 +44,9 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
     from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
     on until the gradient is down to rounding error, which certifies that w is near the minimizer.
-    Then it goes on further, until the gradient is far below that, or a step no longer halves it.
-
-    Let b be the largest |x_i'p| of a Newton step p, and s the Newton decrement. The step is
-    shortened to log(1 + b) / b of p, which always lowers the objective. For along p its second
-    derivative grows by a factor of exp(b t) at most, so the objective falls by at least
-    s^2 ((1 + b) log(1 + b) - b) / b^2. As b is at most s / sqrt(lambda), this is at least
-    .38 sqrt(lambda) s while s > sqrt(lambda). By the same argument the objective exceeds its
-    minimum by at most h s^2, with h = (1.71 / sqrt(lambda) + 2) / 4. The root of this excess begins
-    at sqrt(log 2) or less, and a step lowers it by at least .19 sqrt(lambda / h). So
-    s <= sqrt(lambda) after 5 lambda^(-3/4) steps. From there each step lowers s by at least 13%,
-    and soon quadratically. The loop ends after 100 more steps in any case; twelve are usual.
+    Then it goes on further, until the gradient is far below that, or a step no longer halves it. It
+    ends after 5 lambda^(-3/4) + 100 steps in any case; twelve are usual. docs/proofs/learners.md
+    has the proofs of this and of the bound.
 
     Args:
         regularization: lambda, above 0.
@@ -73,19 +65,12 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         The l2 sensitivity under replace-one is at most min(2 W, 2 s(W) / (n lambda) + 2 E),
         rounding included. For the exact minimizer E is 0.
 
-        With m_i = y_i w'x_i, at the minimizer lambda ||w||^2 is the average of
-        m_i / (1 + exp(m_i)), and lambda ||w|| is at most 1. So
-        ||w|| <= W = min(1, sqrt(.2785 lambda)) / lambda. Let s(m) = 1 / (1 + exp(-m)). At the
-        minimizer a record's margin is at least -W, so its share of the gradient is at most
-        s(W) / n. Now replace a record. At the minimizer of one objective, the gradient of the other
-        is at most 2 s(W) / n long. Both are lambda-strongly convex, so their minimizers are at most
-        2 s(W) / (n lambda) apart.
-
-        E = 5 e / lambda bounds the error of a solution, by strong convexity:
-        e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and the target stops
-        at a computed gradient of length 4 e or less. It stays below 1% of the bound while n is well
-        below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are not,
-        so the order of the records shows in rounding.
+        W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So a
+        record's share of the gradient is at most s(W) / n. E = 5 e / lambda bounds the error of a
+        solution: e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and the
+        target stops at a computed gradient of length 4 e or less. E stays below 1% of the bound
+        while n is well below 1 / (500 e). Gradients are added up in fixed point, but products of
+        matrices are not, so the order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized

@@ -94,22 +94,19 @@ def optax_minibatch_training(
         key: a typed key, public: the same for all databases, sampled and released. It hides
             nothing, so never pass a key that a release uses.
         loss: `loss(parameters, batch)`, a scalar.
-        parameters: theta_0, public: a pytree of float arrays.
+        parameters: as for `optax_training`.
         optimizer: from optax.
         steps: optimizer steps, at least 1.
         batch_size: records in a minibatch, at least 1 and at most n.
         average_last: as for `optax_training`.
 
     Returns:
-        A target: takes a database, a pytree of arrays with leading axis n, to the trained
-        parameters, a pytree like `parameters`.
+        A target, as `optax_training` does.
 
     Raises:
-        TypeError: if the key is not a typed key, loss is not a function, the parameters are not
-            floats, the optimizer has no `init` and `update`, or a number is not an integer; on a
-            database, if the loss does not return a scalar.
-        ValueError: if there are no parameters, a number is below 1, or average_last above steps; on
-            a database, if it has fewer than `batch_size` records.
+        TypeError: if the key is not a typed key, or as for `optax_training`.
+        ValueError: as for `optax_training`; on a database, if it has fewer than `batch_size`
+            records.
 
     Formal guarantees:
         No global bound is known. The target depends on the order of the records: late batches have

@@ -38,11 +38,10 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
 
     Formal guarantees:
         The global sensitivity under replace-one is upper - lower in any norm. It is attained for
-        every p and n: put k records at lower and the others at upper, then move one of the k to
-        upper. The k-th smallest then moves across the whole interval. Such databases are rare. If
-        records have density g at the quantile, one record moves it by about 1/(n g).
-        `dpjax.sample_sensitivity` finds this smaller number. A quantile is one of the clamped
-        records, so it has no rounding error, and ignores the order of the records exactly.
+        every p and n: with k records at lower and the others at upper, move one of the k to upper.
+        Such databases are rare. If records have density g at the quantile, one record moves it by
+        about 1/(n g), and `dpjax.sample_sensitivity` finds this smaller number. A quantile is one
+        of the clamped records, so it has no rounding error, and ignores the order of the records.
 
     Source:
         Hyndman and Fan (1996), Definition 1; Nissim, Raskhodnikova and Smith (2007), on the median.

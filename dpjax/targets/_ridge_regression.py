@@ -52,18 +52,13 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         The l2 sensitivity under replace-one is at most min(2 W, 2 (1 + W) / (n lambda) + 2 E),
         rounding included. For the exact minimizer E is 0.
 
-        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). To see this,
-        let R^2 be the average squared residual. The minimizer is
-        w = sum_i (y_i - w'x_i) x_i / (n lambda), hence ||w|| <= R / lambda. Its product with w says
-        that lambda ||w||^2 is the average of (y_i - w'x_i) w'x_i, which is at most R - R^2. The two
-        together give W. Replacing a record then moves the gradient at w by at most 2 (1 + W) / n,
-        and the objective is lambda-strongly convex.
-
-        E = 8 (d + 8) eps (1 + (1 + lambda) W) / lambda bounds the error of a solution, which is at
-        most the gradient over lambda. Rounding moves second moments by at most (d + 8) eps / 2, in
-        the spectral norm, and a residual by 1 + (1 + lambda) W times as much. Refinement ends
-        within four times this. Second moments are added up in fixed point, exactly, so the order of
-        the records does not matter. The solution is moved into a ball that contains the exact one.
+        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E = 8 (d + 8)
+        eps (1 + (1 + lambda) W) / lambda bounds the error of a solution, which is at most the
+        gradient over lambda. docs/proofs/learners.md has the proof. Rounding moves second moments
+        by at most (d + 8) eps / 2, in the spectral norm, and a residual by 1 + (1 + lambda) W times
+        as much. Refinement ends within four times this. Second moments are added up in fixed point,
+        exactly, so the order of the records does not matter. The solution is moved into a ball that
+        contains the exact one.
 
     Source:
         Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),

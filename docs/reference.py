@@ -1,0 +1,27 @@
+"""Adds public names to the pages of docs/api/; `mkdocs.yml` names this file.
+
+A page may place names under headings. All others follow, so a new name needs no line of its own.
+"""
+
+import re
+import typing
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1] / "dpjax"
+
+
+def completed(markdown: str, room: str) -> str:
+    """The page of a room, with every public name of the room that it does not place itself."""
+    folder = _PACKAGE if room == "dpjax" else _PACKAGE / room
+    prefix = "dpjax" if room == "dpjax" else f"dpjax.{room}"
+    exported = re.findall(r"\b([a-zA-Z]\w*) as \1\b", (folder / "__init__.py").read_text())
+    names = [name for name in exported if not (folder / name).is_dir()]
+    placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
+    rest = sorted(set(names) - set(placed), key=str.lower)
+    return markdown + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
+
+
+def on_page_markdown(markdown: str, *, page: typing.Any, **_: typing.Any) -> str:
+    """Completes the pages of the reference; mkdocs calls it with every page."""
+    folder, _, file = page.file.src_uri.rpartition("/")
+    return completed(markdown, file.removesuffix(".md")) if folder == "api" else markdown
