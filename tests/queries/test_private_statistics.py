@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.queries import _k_means, _k_means_start, _means
+from dpjax.queries import _k_means, _k_means_start, _linear_regression, _means
 from dpjax.queries._second_moments import (
     in_ball,
     moments_of,
@@ -117,6 +117,33 @@ def test_no_search_finds_records_that_move_the_moments_further(dimension):
         reach = query.sensitivity(norm).value * query.unit
         part = best.max() / reach
         assert least.get(dimension, (0.4, 0.9, 0.95))[i] <= part <= 1
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_no_search_finds_records_that_move_a_line_further(dims):
+    """Hill climbing on pairs of records (x, y), many at once, in each norm; many are clipped."""
+    query = _linear_regression._line_query(lambda r: (r[:, :-1], r[:, -1:]), dims=dims, capacity=1)
+    generator = np.random.default_rng(dims)
+    total = jax.jit(jax.vmap(lambda record: query.total(record[None], jnp.ones(1, bool))))
+    # At least so much of the bound is found, in l1, l2 and linf.
+    least = {1: (0.99, 0.99, 0.98), 2: (0.75, 0.98, 0.98), 3: (0.65, 0.98, 0.98)}[dims]
+
+    def values(records):
+        return np.asarray(total(records.astype("float32")), float) * query.unit
+
+    for i, (norm, order) in enumerate(ORDS.items()):
+        pairs, best = generator.normal(size=(300, 2, 1 + dims)), np.zeros(300)
+        for _ in range(150):
+            scale = 10.0 ** generator.uniform(-2, 0.5, (len(pairs), 1, 1))
+            tried = pairs + scale * generator.normal(size=pairs.shape)
+            moved = values(tried[:, 0]) - values(tried[:, 1])
+            found = np.linalg.norm(moved, order, axis=1)
+            better = found > best
+            pairs, best = np.where(better[:, None, None], tried, pairs), np.maximum(best, found)
+        reach = query.sensitivity(norm).value * query.unit
+        assert least[i] <= best.max() / reach <= 1, (norm, best.max() / reach)
+        added = np.linalg.norm(values(pairs.reshape(-1, 1 + dims)), order, axis=1).max()
+        assert added <= query.sensitivity(norm, relation=ADD).value * query.unit
 
 
 @pytest.mark.parametrize("capacity", [1, 2**14, 10**6, 2**22, 2**22 + 1, 10**8, 2**31 - 1])
