@@ -17,8 +17,8 @@ from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.queries._covariance import public_ball
-from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
+from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
