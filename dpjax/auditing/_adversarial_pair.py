@@ -259,7 +259,7 @@ def _slope(
 def _adam(
     slopes: list[jax.Array], means: list[jax.Array], squares: list[jax.Array]
 ) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:
-    """A direction with steps of about 1 in every coordinate (Kingma and Ba, 2015), and the state."""
+    """A direction with steps of about 1 in every coordinate, and the state."""
     means = [0.9 * m + 0.1 * g for m, g in zip(means, slopes, strict=True)]
     squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, slopes, strict=True)]
     directions = [m / (jnp.sqrt(s) + 1e-30) for m, s in zip(means, squares, strict=True)]

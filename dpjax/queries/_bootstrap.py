@@ -38,7 +38,12 @@ def _of_draws(
             f" got {confidence}"
         )
     draws = _draws(measured, facts)
-    distances = jax.tree.map(lambda x, y: np.abs(_turned(np.asarray(x), y) - y), draws, value)
+    groups = measured["sums"].ndim - 1
+
+    def distance(draws: jax.Array, value: np.ndarray) -> np.ndarray:
+        return np.abs(_turned(np.asarray(draws), value, groups) - value)
+
+    distances = jax.tree.map(distance, draws, value)
     rank = math.ceil((_DRAWS + 1) * confidence) - 1
     reach = jax.tree.map(lambda x: np.sort(x, axis=0)[rank], distances)
     if simultaneous:
@@ -52,9 +57,9 @@ def _of_draws(
     return jax.tree.map(np.subtract, value, reach), jax.tree.map(np.add, value, reach)
 
 
-def _turned(draws: np.ndarray, value: np.ndarray) -> np.ndarray:
+def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
     """Rows as directions have no sign: those of draws take that of the value."""
-    if value.ndim < 2:
+    if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
 
@@ -62,13 +67,16 @@ def _turned(draws: np.ndarray, value: np.ndarray) -> np.ndarray:
 def _draws(measured: PyTree, facts: dict[str, Any]) -> PyTree:
     """The statistic of sums with one more draw of the noise, many times."""
     sums, n = jnp.asarray(measured["sums"]).astype(float), measured["n"]
-    if sums.ndim > 1:
+    if n is not None and sums.ndim > 1:
         raise ValueError("no interval is simulated for a batch of releases: take them one by one")
     scale = facts["arrays"][0]["scale"]
     # The release is public, so a public key serves: an interval is the same whenever it is asked.
     sampler = {"laplace": jax.random.laplace, "gaussian": jax.random.normal}[facts["noise"]]
     noise = scale * sampler(jax.random.key(0), (_DRAWS, *sums.shape))
-    return _program(json.dumps(facts))(sums[None] + noise, n)
+    statistic = _program(json.dumps(facts))
+    for _ in range(sums.ndim - 1):  # An axis of groups, whose sizes are private.
+        statistic = jax.vmap(statistic, (1, None), out_axes=1)
+    return statistic(sums[None] + noise, n)
 
 
 @functools.lru_cache
@@ -78,7 +86,10 @@ def _program(text: str) -> Callable[[jax.Array, jax.Array | None], PyTree]:
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
     noise = facts["arrays"][0]["scale"] * unit
 
+    weight, left_out = facts.get("weight", 1.0), facts.get("left_out", 0)
+
     def of_row(sums: jax.Array, n: jax.Array | None) -> PyTree:
-        return statistic(averages(sums * unit, n, noise), facts)
+        triangle = jnp.append(sums * unit, jnp.zeros(left_out))
+        return statistic(averages(triangle, n, noise, weight=weight), facts)
 
     return jax.jit(jax.vmap(of_row, (0, None)))

@@ -18,6 +18,7 @@ from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.queries._covariance import public_ball
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
+from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
@@ -39,7 +40,7 @@ def private_k_means(
     clusters: int,
     radius: float,
     center: ArrayLike = 0.0,
-    iterations: int = 5,
+    iterations: int = 4,
     epsilon: float,
     delta: float,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
@@ -47,9 +48,10 @@ def private_k_means(
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
 
-    The first centers are random points of the ball. Every iteration assigns records to the nearest
-    center, and releases the number of records of each cluster and their sum. A cluster keeps its
-    center if its noisy count is not above the noise.
+    The first release has more cells than clusters: 32 or 4 k, around points spread over the ball.
+    The first centers are the best of 64 k-means of its noisy counts and sums. Every iteration
+    assigns records to the nearest center, and releases the number of records of each cluster and
+    their sum. A cluster keeps its center if its noisy count is not above the noise.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -59,9 +61,9 @@ def private_k_means(
         radius: the radius of the ball that records are clipped to, public.
         center: the center of the ball, public: an array of shape (d,), or a number for all
             coordinates.
-        iterations: at least 1, public.
-        epsilon: the epsilon of all iterations together.
-        delta: the delta of all iterations together.
+        iterations: at least 1, public; the start is one more release.
+        epsilon: the epsilon of the start and all iterations together.
+        delta: the delta of them together.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
@@ -75,9 +77,10 @@ def private_k_means(
             private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation, for all iterations together. Each iteration is
-        Gaussian noise in the norm l2. They compose by zCDP (`accounting.compose_at`), which allows
-        an iteration to depend on earlier releases. Take units of the radius. A record that is added
+        (epsilon, delta)-DP under the relation, for the start and all iterations together. Each of
+        them is Gaussian noise in the norm l2. They compose by zCDP (`accounting.compose_at`), which
+        allows an iteration to depend on earlier releases. The cells do not depend on records, and
+        the first centers are post-processing. Take units of the radius. A record that is added
         moves the count and the sum of one cluster, by sqrt(1 + 1) at most. A record that is
         replaced moves those of one cluster by at most 2, or those of two clusters by at most
         sqrt(2 + 2) = 2. An open ledger counts one release.
@@ -85,10 +88,12 @@ def private_k_means(
         quantile at 1 - beta / (2 k (d + 1)), and e = sigma z. Given the assignment, with
         probability 1 - beta all counts of an iteration are within e of the truth, and all
         coordinates of the center of c records within 2 e radius / (c - e). Let rho-zCDP imply
-        (epsilon, delta)-DP; then sigma is at most 2 sqrt(T / (2 rho)) for T iterations.
+        (epsilon, delta)-DP; then sigma is at most 2 sqrt((T + 1) / (2 rho)) for T iterations.
 
     Source:
-        Blum, Dwork, McSherry and Nissim, "Practical privacy: the SuLQ framework" (2005).
+        Blum, Dwork, McSherry and Nissim, "Practical privacy: the SuLQ framework" (2005). Su, Cao,
+        Li, Bertino and Jin, "Differentially private k-means clustering" (2016), for a start from
+        noisy counts of cells.
 
     Example:
         >>> import jax.numpy as jnp
@@ -108,22 +113,27 @@ def private_k_means(
     into_unit_ball, middle, size = public_ball(center, radius, dims)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    reach = _reach(NeighboringRelation(relation), bits, dims=k * (1 + dims))
+    cells = number_of_cells(k)
+    reach = _reach(NeighboringRelation(relation), bits, dims=cells * (1 + dims))
     sensitivity = analytic_sensitivity(reach, norm="l2", relation=NeighboringRelation(relation))
-    mechanism, guarantee = _share_of(sensitivity, steps, epsilon, delta, k * (1 + dims))
+    mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism.guarantee).notes
     promised = dataclasses.replace(guarantee, notes=notes)
 
     def draw(key: Key, slots: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
         records, present = slots
-        start_key, *keys = jax.random.split(key, 1 + steps)
-        inside = _placed(into_unit_ball(records), present)
-        centers, counts = _points_of_ball(start_key, k, dims), jnp.zeros(k)
-        for step_key in keys:
+        cells_key, start_key, *keys = jax.random.split(key, 3 + steps)
+        inside, noise = _placed(into_unit_ball(records), present), mechanism.scale * unit
+
+        def noisy_step(key: jax.Array, centers: jax.Array) -> tuple[jax.Array, jax.Array]:
             total = _totals(inside, present, centers, bits=bits)
-            noisy = mechanism.unpaid_draw(step_key, total)
-            centers, counts = _next(centers, noisy, unit, mechanism.scale * unit)
+            return _next(centers, mechanism.unpaid_draw(key, total), unit, noise)
+
+        wide = noisy_step(keys[0], spread_points(cells_key, count=cells, dims=dims))
+        centers, counts = clusters_of_cells(start_key, *wide, noise, clusters=k), jnp.zeros(k)
+        for step_key in keys[1:]:
+            centers, counts = noisy_step(step_key, centers)
         return {"centers": middle[None] + size * centers, "counts": counts}
 
     slots = present_records(database)
@@ -139,22 +149,37 @@ def private_k_means(
 
 
 def _share_of(
-    sensitivity: Sensitivity, steps: int, epsilon: float, delta: float, dims: int
+    sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
 ) -> tuple[AdditiveMechanism, Guarantee]:
-    """The Gaussian mechanism for one of several iterations, and the guarantee of all together."""
+    """The Gaussian mechanism for one of several releases, and the guarantee of all together."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
+    try:
+        mechanism, guarantee = _equal_share(sensitivity, releases, epsilon, delta, dims)
+        mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
+    except ValueError:
+        # The errors inside name the share of one release, which no caller passed.
+        raise ValueError(
+            f"no Gaussian noise fits {releases} releases at epsilon={epsilon:g} and"
+            f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
+        ) from None
+    return mechanism, guarantee
+
+
+def _equal_share(
+    sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
+) -> tuple[AdditiveMechanism, Guarantee]:
     # Parts that are rounded up may add up to more than delta, and then no epsilon would be enough.
-    part = delta / steps * (1 - 2.0**-40)
+    part = delta / releases * (1 - 2.0**-40)
 
     def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
         mechanism = gaussian(sensitivity, share, part)
-        each = [mechanism] * steps
+        each = [mechanism] * releases
         together = compose_at(*each, delta=delta, method="zcdp", dims=dims)
         return mechanism, together
 
     # Bisection. By basic composition, an equal share of epsilon is small enough.
-    enough, too_much = epsilon / steps * (1 - 1e-9), epsilon
-    for _ in range(30 if steps > 1 else 0):
+    enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
+    for _ in range(30 if releases > 1 else 0):
         tried = (enough + too_much) / 2
         if runs(tried)[1].epsilon <= epsilon:
             enough = tried
@@ -209,14 +234,6 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     squares = jnp.sum(coarse_centers**2, axis=1)
     products = jnp.einsum("ni,ki->nk", coarse_x, coarse_centers)
     return jnp.argmin(squares[None] - 2 * products, axis=1)
-
-
-def _points_of_ball(key: jax.Array, k: int, dims: int) -> jax.Array:
-    """Uniform points of the unit ball, drawn in float32: the same with and without x64."""
-    direction_key, length_key = jax.random.split(key)
-    directions = jax.random.normal(direction_key, (k, dims), jnp.float32).astype(float)
-    radii = jax.random.uniform(length_key, (k, 1), jnp.float32) ** (1 / dims)
-    return radii * directions / _lengths(directions)
 
 
 def _lengths(x: jax.Array) -> jax.Array:

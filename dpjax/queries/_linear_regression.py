@@ -1,6 +1,9 @@
 """Linear regression from noisy sums of products."""
 
+import functools
 import math
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -8,13 +11,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._types import Database, Key
+from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bootstrap import STATISTICS
-from dpjax.queries._covariance import released_moments
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._private_release import Terms
-from dpjax.queries._second_moments import Moments
+from dpjax.queries._private_release import Terms, released
+from dpjax.queries._query import Query
+from dpjax.queries._second_moments import (
+    Moments,
+    in_ball,
+    moments_of,
+    products_query,
+    upper_triangle,
+)
+from dpjax.targets._bounds import VectorNorm, sqrt_up
+
+# The first coordinate of (1/2, x, y). It is below 1, for noise on products matters more than noise
+# on sums: a line divides them by the variance of x, in units of its radius.
+_WEIGHT = Fraction(1, 2)
 
 
 def private_linear_regression(
@@ -31,15 +45,15 @@ def private_linear_regression(
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
-    A record (x / x_radius, y / y_radius) / sqrt(2) is clipped to the unit ball as a whole, so x and
-    y shrink by the same factor. Then the products of its coordinates are added up.
+    x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Then the products of the
+    coordinates of (1/2, x / x_radius, y / y_radius) are added up, all but the square of y.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: {"x": shape (n, d), "y": shape (n,)}; under add-or-remove-one a `PaddedRecords` of
             it. A record that is not finite counts as 0.
-        x_radius: about the largest norm of x, public.
-        y_radius: about the largest |y|, public.
+        x_radius: the largest norm of x that is not clipped, public.
+        y_radius: the largest |y| that is not clipped, public.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         regularization: 0 or above; this multiple of the identity is added to the average of
@@ -56,13 +70,15 @@ def private_linear_regression(
             is private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        The guarantees of `private_covariance` for vectors of d + 1 coordinates: (epsilon,
-        delta)-DP under the relation. The rest is post-processing. Take the average of
-        (1, x) (1, x)^T. Its eigenvalues are raised to the size of the noise if they are below it,
-        so the weights are finite. `private_covariance` says how near the averages are to the truth:
-        let all their entries be within e. Let s be the least eigenvalue of the system that is
-        solved. The weights, in units of the radii, move by at most
-        e ((d + 1) |w| + sqrt(d + 1)) / s.
+        (epsilon, delta)-DP under the relation. One release has noise on n / 4, on half of the sums
+        of x and y, and on the sums of x x^T and x y, each entry once. In units of the radii and in
+        the norm l2, a record moves them by at most 1.61 if it is added. If it is replaced, it moves
+        them by at most sqrt(5) for d = 1, and 2.41 for larger d. The proof is in
+        docs/proofs/shorter.md. The rest is post-processing. Take the average of (1, x) (1, x)^T.
+        Its eigenvalues are raised to the size of the noise if they are below it, so the weights are
+        finite. Let all entries of the averages be within e of the truth, and let s be the least
+        eigenvalue of the system that is solved. The weights, in units of the radii, move by at
+        most e ((d + 1) |w| + sqrt(d + 1)) / s.
 
     Source:
         Dwork, Talwar, Thakurta and Zhang (2014); Wang, "Revisiting differentially private linear
@@ -94,25 +110,32 @@ def private_linear_regression(
         raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
     dims = records["x"].shape[1]
 
-    def vectors(records: Database) -> jax.Array:
+    def parts(records: Database) -> tuple[jax.Array, jax.Array]:
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
-        both = jnp.concatenate([x / x_radius, (y / y_radius)[:, None]], axis=1)
-        return both / math.sqrt(2)
+        return x / x_radius, (y / y_radius)[:, None]
 
     facts = {
         "statistic": "linear regression",
         "x_radius": x_radius,
         "y_radius": y_radius,
         "regularization": regularization,
+        "weight": float(_WEIGHT),
+        "left_out": 1,
         "simulated": True,
     }
 
-    return released_moments(
+    def line(
+        query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
+    ) -> dict[str, jax.Array]:
+        # The square of y, which comes last, is not released and not used.
+        triangle = jnp.append(value, jnp.zeros((), value.dtype))
+        return _solution(moments_of(query, triangle, n, scale, weight=float(_WEIGHT)), facts)
+
+    return released(
         key,
         database,
-        vectors,
-        lambda moments: _solution(moments, facts),
-        dims=dims + 1,
+        lambda capacity: _line_query(parts, dims=dims, capacity=capacity),
+        line,
         terms=Terms(epsilon, delta, relation, name),
         what="linear regression",
         kind="bootstrap",
@@ -122,20 +145,54 @@ def private_linear_regression(
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
     """Solves the normal equations of noisy averages."""
-    size, x_radius, y_radius = len(moments.mean), facts["x_radius"], facts["y_radius"]
+    size = len(moments.mean)
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
     products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
     products = jnp.concatenate([with_one[None], products])
-    penalty = jnp.full(size, facts["regularization"] / 2).at[0].set(0)
+    penalty = jnp.full(size, facts["regularization"]).at[0].set(0)
     eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
     least = moments.noise * math.sqrt(size)
     # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
     rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
     found = eigenvectors @ rotated
     return {
-        "weights": found[1:] * (y_radius / x_radius),
-        "intercept": found[0] * (math.sqrt(2) * y_radius),
+        "weights": found[1:] * (facts["y_radius"] / facts["x_radius"]),
+        "intercept": found[0] * facts["y_radius"],
     }
 
 
 STATISTICS["linear regression"] = _solution
+
+
+def _line_query(
+    parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
+) -> Query:
+    """The upper triangle of the sum of z z^T without its last entry, for z = (1/2, x, y)."""
+
+    def columns(records: Database, present: jax.Array, bits: int) -> jax.Array:
+        x, y = (in_ball(part, present, bits=bits) for part in parts(records))
+        weight = jnp.where(present, jnp.int32(int(_WEIGHT * 2**bits)), 0)[:, None]
+        return jnp.concatenate([weight, x, y], axis=1)
+
+    rows, others = upper_triangle(2 + dims)
+    entries = rows[:-1], others[:-1]
+    return products_query(columns, entries, functools.partial(_moved, dims), capacity=capacity)
+
+
+def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
+    """How far a record moves these entries; "Lines" in docs/proofs/shorter.md."""
+    h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        moved = {
+            "l1": h**2 + h * root + h + Fraction(d + 1, 2) + root,
+            "l2": Fraction(sqrt_up((1 + h**2) ** 2 + 1)),
+            "linf": Fraction(1),
+        }
+    else:
+        squared = 4 + 4 * h**2 if d == 1 else 4 + 6 * h**2 + (1 - h**2) ** 2 / 2
+        moved = {
+            "l1": 2 * h * root + 2 * h + d + 1 + 2 * root if d > 1 else (1 + h) * (9 + h) / 4,
+            "l2": Fraction(sqrt_up(squared)),
+            "linf": Fraction(2),
+        }
+    return moved[norm]

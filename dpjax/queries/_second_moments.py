@@ -59,20 +59,48 @@ def second_moments_query(
         dims: d.
         capacity: the number of records up to which nothing overflows.
     """
+
+    def columns(records: Database, present: jax.Array, bits: int) -> jax.Array:
+        x = in_ball(vectors(records), present, bits=bits)
+        weight = jnp.where(present, jnp.int32(2**bits), 0)[:, None]
+        return jnp.concatenate([weight, x], axis=1)
+
+    entries = upper_triangle(1 + dims)
+    return products_query(columns, entries, functools.partial(_moved, dims), capacity=capacity)
+
+
+def products_query(
+    columns: Callable[[Database, jax.Array, int], jax.Array],
+    entries: tuple[np.ndarray, ...],
+    moved: Callable[[VectorNorm, NeighboringRelation], Fraction],
+    *,
+    capacity: int,
+) -> Query:
+    """Some entries of the sum of z z^T over the records.
+
+    Args:
+        columns: takes records, which of them are present, and bits to their z in units of 2^-bits:
+            integers of shape (n, size) in [-2^bits, 2^bits], 0 for an empty slot.
+        entries: the rows and columns of the entries.
+        moved: takes a norm and a relation to how far a record moves these entries.
+        capacity: the number of records up to which nothing overflows.
+    """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
-    upper = _upper(1 + dims)
+    count = len(entries[0])
 
     def total(records: Database, present: jax.Array) -> jax.Array:
-        x = in_ball(vectors(records), present, bits=radius_bits)
-        weight = jnp.where(present, jnp.int32(2**radius_bits), 0)[:, None]
-        products = gram(jnp.concatenate([weight, x], axis=1), bits=radius_bits)
-        return coarse(_limbs.Limbs(products.high[upper], products.low[upper]), bits)
+        products = gram(columns(records, present, radius_bits), bits=radius_bits)
+        return coarse(_limbs.Limbs(products.high[entries], products.low[entries]), bits)
+
+    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        far = moved(norm, relation)
+        return coarse_reach(far, dims=count, bits=bits - 2 * radius_bits, norm=norm)
 
     return Query(
         total=total,
-        shape=(len(upper[0]),),
-        reach=functools.partial(_reach, dims, bits - 2 * radius_bits),
+        shape=(count,),
+        reach=reach,
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
         # Coordinates are wrong by at most 1, and products by 2 radius + 1. The total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
@@ -124,18 +152,25 @@ def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
     return _limbs.total(_limbs.multiply(wide, wide))
 
 
-def moments_of(query: Query, triangle: jax.Array, n: jax.Array | None, scale: Scalar) -> Moments:
+def moments_of(
+    query: Query, triangle: jax.Array, n: jax.Array | None, scale: Scalar, *, weight: float = 1.0
+) -> Moments:
     """Averages, from a noisy triangle, the scale of its noise, and n if it is public."""
-    return averages(rounded_estimate(query, triangle), n, scale * query.unit)
+    return averages(rounded_estimate(query, triangle), n, scale * query.unit, weight=weight)
 
 
-def averages(triangle: jax.Array, n: jax.Array | None, noise: Scalar) -> Moments:
-    """Averages, from a noisy triangle in floats and the scale of its noise."""
+def averages(
+    triangle: jax.Array, n: jax.Array | None, noise: Scalar, *, weight: float = 1.0
+) -> Moments:
+    """Averages, from a noisy triangle in floats and the scale of its noise.
+
+    The first coordinate of every z is the weight.
+    """
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
-    sums = jnp.zeros((size, size)).at[_upper(size)].set(triangle)
+    sums = jnp.zeros((size, size)).at[upper_triangle(size)].set(triangle)
     sums = jnp.where(jnp.arange(size)[:, None] <= jnp.arange(size)[None], sums, sums.T)
-    count = jnp.maximum(sums[0, 0] if n is None else n, 1)
-    return Moments(sums[0, 1:] / count, sums[1:, 1:] / count, noise / count)
+    count = jnp.maximum(sums[0, 0] / weight**2 if n is None else n, 1)
+    return Moments(sums[0, 1:] / (weight * count), sums[1:, 1:] / count, noise / count)
 
 
 def edge_of_ball(dims: int, bits: int) -> float:
@@ -148,12 +183,12 @@ def margin_in_units(dims: int) -> float:
     return math.sqrt(dims) + 2 * dims + 16
 
 
-def _upper(size: int) -> tuple[np.ndarray, ...]:
+def upper_triangle(size: int) -> tuple[np.ndarray, ...]:
     """Rows and columns of the upper triangle, in int32 with and without x64."""
     return tuple(np.asarray(np.triu_indices(size), np.int32))
 
 
-def _reach(d: int, bits: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
+def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
     root = Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
@@ -167,5 +202,4 @@ def _reach(d: int, bits: int, norm: VectorNorm, relation: NeighboringRelation) -
             "l2": Fraction(sqrt_up(Fraction(9, 2))) if d > 1 else Fraction(2),
             "linf": Fraction(2),
         }
-    entries = (d + 1) * (d + 2) // 2
-    return coarse_reach(moved[norm], dims=entries, bits=bits, norm=norm)
+    return moved[norm]

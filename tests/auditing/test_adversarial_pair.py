@@ -25,7 +25,8 @@ def test_the_global_sensitivity_is_found_and_not_exceeded(key, name):
     target, exact = KNOWN[name]
     found = adversarial_pair(key, target, NUMBERS, bounds=(0, 1), norm="l1")
     assert 0.999 * exact <= found.distance <= exact
-    assert found.database.min() >= 0 and found.database.max() <= 1
+    assert found.database.min() >= 0
+    assert found.database.max() <= 1
     assert np.sum(found.database != found.neighbor) == 1
     apart = abs(target(found.database) - target(found.neighbor))
     assert 0.999 * apart <= found.distance <= apart

@@ -217,15 +217,10 @@ def total(request, monkeypatch):
         return moments(lambda r: vectors(r[:, 0]), 1)
 
     def line():
-        database = {"x": some[:, 1:], "y": some[:, 0]}
-        vectors = vectors_of(
-            _linear_regression,
-            monkeypatch,
-            lambda: queries.private_linear_regression(
-                None, database, x_radius=1.3, y_radius=0.7, epsilon=1.0
-            ),
+        query = _linear_regression._line_query(
+            lambda r: (r[:, 1:] / 1.3, r[:, :1] / 0.7), dims=7, capacity=5003
         )
-        return moments(lambda r: vectors({"x": r[:, 1:], "y": r[:, 0]}), 8)
+        return query.total
 
     return {
         "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8).total,

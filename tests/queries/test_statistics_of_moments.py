@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import queries
+from dpjax import NeighboringRelation, queries
 from dpjax.queries import _covariance, _linear_regression
 from dpjax.queries._second_moments import Moments
 
@@ -40,22 +40,28 @@ def test_a_variance_is_in_units_of_the_numbers(monkeypatch):
     assert float(found["variance"]) == pytest.approx(numbers.var(), rel=1e-6)
 
 
-def test_a_line_is_that_of_least_squares(monkeypatch):
-    """And a record at both radii is at the border of the ball, where none is clipped."""
+@pytest.mark.parametrize("relation", list(NeighboringRelation), ids=str)
+def test_a_line_is_that_of_least_squares(monkeypatch, relation):
+    """Of sums without noise, also where n is private; a record at both radii is not clipped."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (50, 2)).astype("float32")
+    x[:2] = [[3, 4], [-3, -4]]
     y = (x @ [0.5, -2] + 0.3 + 0.1 * generator.normal(size=50)).astype("float32")
-    database = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
-    vectors, solve = asked(
-        monkeypatch,
+    y[:2] = [-10, 10]
+    asked = {}
+    monkeypatch.setattr(
         _linear_regression,
-        lambda: queries.private_linear_regression(
-            None, database, x_radius=5.0, y_radius=10.0, epsilon=1.0
-        ),
+        "released",
+        lambda key, database, make_query, finish, **_: asked.update(make=make_query, finish=finish),
     )
-    border = vectors({"x": jnp.array([[3.0, 4.0]]), "y": jnp.array([-10.0])})
-    np.testing.assert_allclose(border, np.array([[0.6, 0.8, -1]]) / 2**0.5, rtol=1e-6)
-    found = solve(exact_moments(vectors(database)))
+    database = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
+    queries.private_linear_regression(
+        None, database, x_radius=5.0, y_radius=10.0, epsilon=1.0, relation=relation
+    )
+    query = asked["make"](50)
+    assert query.shape == (9,)  # Of 10 products, that of y with itself is not released.
+    n = jnp.float32(50) if relation is NeighboringRelation.REPLACE_ONE else None
+    found = asked["finish"](query, query(database), n, 0.0)
     truth, *_ = np.linalg.lstsq(np.c_[np.ones(50), x], y, rcond=None)
     assert float(found["intercept"]) == pytest.approx(truth[0], rel=1e-3)
     np.testing.assert_allclose(found["weights"], truth[1:], rtol=1e-3)
