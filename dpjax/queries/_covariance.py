@@ -12,6 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
+from dpjax.queries._groups import By, each_group
 from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query
 from dpjax.queries._second_moments import Moments, moments_of, second_moments_query
@@ -28,6 +29,7 @@ def private_variance(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """The average and the variance of numbers that are clamped to public bounds.
 
@@ -40,6 +42,7 @@ def private_variance(
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
@@ -57,7 +60,7 @@ def private_variance(
         it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
         Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
         variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
-        h^2 (2^-17 + 2^-12 / n).
+        h^2 (2^-17 + 2^-12 / n). By group n is noisy too, as for `private_mean`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -74,7 +77,7 @@ def private_variance(
     """
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)
-    shape_of_record(database, "(n,)")
+    shape_of_record(database, "(n,)", by=by)
 
     def centered(numbers: jax.Array) -> jax.Array:
         return ((clamp(numbers, low, high) - middle) / half)[:, None]
@@ -90,7 +93,7 @@ def private_variance(
         centered,
         finish,
         dims=1,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="variance",
     )
 
@@ -105,6 +108,7 @@ def private_covariance(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """The average and the covariance of records that are clipped to a public ball.
 
@@ -118,6 +122,7 @@ def private_covariance(
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
@@ -151,7 +156,7 @@ def private_covariance(
         >>> release.value["covariance"].shape
         (2, 2)
     """
-    (dims,) = shape_of_record(database, "(n, d)")
+    (dims,) = shape_of_record(database, "(n, d)", by=by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
 
     def finish(moments: Moments) -> dict[str, jax.Array]:
@@ -164,7 +169,7 @@ def private_covariance(
         into_unit_ball,
         finish,
         dims=dims,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="covariance",
     )
 
@@ -180,6 +185,7 @@ def private_pca(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """Principal components: the eigenvectors of a noisy covariance with the largest eigenvalues.
 
@@ -193,6 +199,7 @@ def private_pca(
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "components": ..., "variances": ...}. Components are
@@ -223,7 +230,7 @@ def private_pca(
         >>> release.value["components"].shape
         (1, 3)
     """
-    (dims,) = shape_of_record(database, "(n, d)")
+    (dims,) = shape_of_record(database, "(n, d)", by=by)
     count = _checks.integer("components", components, least=1, most=dims)
     release = private_covariance(
         key,
@@ -234,6 +241,7 @@ def private_pca(
         delta=delta,
         relation=relation,
         name=name,
+        by=by,
     )
 
     def directions(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -244,7 +252,7 @@ def private_pca(
             "variances": variances[::-1][:count],
         }
 
-    return post_process(release, directions)
+    return post_process(release, each_group(directions, by))
 
 
 def released_moments(
