@@ -10,6 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._covariance import released_moments
+from dpjax.queries._groups import By, inside_groups
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import Terms
 from dpjax.queries._second_moments import Moments
@@ -26,6 +27,7 @@ def private_linear_regression(
     regularization: float = 0.0,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
@@ -44,6 +46,7 @@ def private_linear_regression(
             x x^T / x_radius^2.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -86,6 +89,7 @@ def private_linear_regression(
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
     records, present = present_records(database)
+    records = inside_groups(records, by)
     if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
         raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
     if records["x"].ndim != 2 or records["y"].shape != present.shape:
@@ -118,6 +122,6 @@ def private_linear_regression(
         vectors,
         solve,
         dims=dims + 1,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="linear regression",
     )
