@@ -30,10 +30,10 @@ class PaddedRecords:
 
 @frozen_pytree
 class Texts:
-    """A column of texts as fingerprints of 64 bits, which compare like the texts.
+    """A column of texts as fingerprints of 128 bits, which compare like the texts.
 
     Attributes:
-        words: uint32 of shape (n, 2); 0 where there is no text.
+        words: uint32 of shape (n, 4); 0 where there is no text.
     """
 
     words: jax.Array | np.ndarray
@@ -42,12 +42,12 @@ class Texts:
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
     """The words of `Texts`, each computed from its own text alone."""
     digests = [
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if isinstance(text, str)
-        else bytes(8)
+        else bytes(16)
         for text in texts
     ]
-    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 2)
+    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 4)
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
@@ -97,9 +97,10 @@ def columns(database: Database) -> Database:
 def _column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
     """Texts in place of a column of texts; only columns with a name may be texts."""
     named = bool(path) and isinstance(path[-1], jax.tree_util.DictKey)
-    if not named or getattr(leaf, "ndim", 1) != 1 or not _holds_texts(leaf):
+    if not named or not _holds_texts(leaf):
         return leaf
-    return Texts(fingerprints(np.asarray(leaf, object)))
+    texts = np.asarray(leaf, object)
+    return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
 
 
 def _holds_texts(leaf: PyTree) -> bool:

@@ -17,6 +17,7 @@ from dpjax.queries._covariance import private_pca as private_pca
 from dpjax.queries._covariance import private_variance as private_variance
 from dpjax.queries._frequencies import Frequencies as Frequencies
 from dpjax.queries._frequencies import frequencies as frequencies
+from dpjax.queries._group_keys import group_keys as group_keys
 from dpjax.queries._k_means import private_k_means as private_k_means
 from dpjax.queries._linear_regression import private_linear_regression as private_linear_regression
 from dpjax.queries._means import private_mean as private_mean

@@ -49,9 +49,8 @@ class Groups:
             wanted = jnp.asarray(fingerprints(self.keys))
             same = jnp.all(column.words[None] == wanted[:, None], axis=-1)
         else:
-            codes = as_codes(column)
-            if jnp.issubdtype(column.dtype, jnp.floating):
-                known &= (codes != -1) | (comparable(column) == -1)  # -1 also stands for no code.
+            codes, whole = integer_keys(column)
+            known &= whole
             same = codes[None] == jnp.asarray(self.keys, jnp.int32)[:, None]
         return self.inside(records), same & known[None]
 
@@ -60,6 +59,15 @@ class Groups:
         if self.of is not None:
             return _picked(records, self.of)
         return records if callable(self.column) else _without(records, self.column)
+
+
+def integer_keys(column: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Numbers as keys, int32, and whether each is one."""
+    codes = as_codes(column)
+    known = jnp.abs(codes) <= _LARGEST_KEY
+    if jnp.issubdtype(column.dtype, jnp.floating):
+        known &= (codes != -1) | (comparable(column) == -1)  # -1 also stands for no code.
+    return codes, known
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
@@ -128,7 +136,8 @@ def _keys_of(column: Column, records: Database) -> jax.Array | Texts:
     """The key of every record."""
     found = _computed(column, records) if callable(column) else _picked(records, column)
     n = jax.tree.leaves(records)[0].shape[0]
-    if isinstance(found, Texts) or (isinstance(found, jax.Array) and found.shape == (n,)):
+    keys = found.words[..., 0] if isinstance(found, Texts) else found
+    if isinstance(keys, jax.Array) and keys.shape == (n,):
         return found
     raise ValueError(
         f"column must hold one integer or text for each of {n} records, got"
