@@ -21,6 +21,7 @@ from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, de
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, concrete
+from dpjax.accounting._parallel import Parts
 from dpjax.random._facade import check_key
 
 _MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
@@ -181,27 +182,53 @@ class Ledger(Account):
         if key is not None:
             check_key(key)
             refuse_traced(key)
-        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
+        self._debit(compose(guarantee), None if key is None else fingerprint_of_key(key), what)
+
+    def parallel(
+        self,
+        column: str,
+        *,
+        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ) -> Parts:
+        """A block whose releases are about disjoint parts of the records, and cost their maximum.
+
+            with ledger.parallel("cut") as part:
+                for cut, records in queries.parts(table, column="cut", keys=CUTS).items():
+                    with part(cut):
+                        queries.private_mean(dpjax.random.secure_key(), records, ...)
+
+        Args:
+            column: a public name of the division into parts, such as that of a column. With the
+                name of a part and that of a release, it names the records for the ledger.
+            relation: of the ledger. The releases themselves are under add-or-remove-one; under
+                replace-one the block costs twice as much.
+
+        Returns:
+            `Parts`, whose page states the guarantee.
+
+        Raises:
+            TypeError: if the name is not a text.
+        """
+        _check_text("column", column)
+        return Parts(self, column, NeighboringRelation(relation), _cost, self._debit)
 
     def record(
         self, key: jax.Array, guarantee: Guarantee, what: str, request: Request | None
     ) -> None:
         """Pays for a release that is about to be drawn."""
-        self._debit(guarantee, fingerprint_of_key(key), what, request)
+        # `compose` gives samplings without an identity a new one, which the file keeps from now on.
+        self._debit(compose(guarantee), fingerprint_of_key(key), what, request)
 
     def _debit(
-        self, guarantee: Guarantee, key: str | None, what: str, request: Request | None = None
+        self,
+        promised: Guarantee,
+        key: str | None,
+        what: str,
+        request: Request | None = None,
+        cost: tuple[int, int] | None = None,
     ) -> None:
-        # `compose` gives samplings without an identity a new one, which the file keeps from now on.
-        promised = compose(guarantee)
-        if not (math.isfinite(promised.epsilon) and promised.delta < 1):
-            raise BudgetExceededError(f"no budget pays for a release with {promised}")
-        cost = (
-            _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
-            _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
-        )
         self._file.debit(
-            cost,
+            _cost(promised) if cost is None else cost,
             neighbors=f"{promised.relation}, groups of {promised.group_size}",
             key=key,
             guarantee=_encoded(promised),
@@ -244,6 +271,16 @@ class Ledger(Account):
         self._file.update()
         spent, budget = decimals(self._file.chain.spent), decimals(self._file.chain.budget)
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
+
+
+def _cost(promised: Guarantee) -> tuple[int, int]:
+    """The price of a release, in units."""
+    if not (math.isfinite(promised.epsilon) and promised.delta < 1):
+        raise BudgetExceededError(f"no budget pays for a release with {promised}")
+    return (
+        _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
+        _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
+    )
 
 
 def _check_text(name: str, value: object) -> None:

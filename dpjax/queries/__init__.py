@@ -9,6 +9,7 @@ from dpjax.queries._bounded_sums import sum_query as sum_query
 from dpjax.queries._by import GroupedQuery as GroupedQuery
 from dpjax.queries._by import GroupedScores as GroupedScores
 from dpjax.queries._by import by as by
+from dpjax.queries._by import parts as parts
 from dpjax.queries._counts import contingency_query as contingency_query
 from dpjax.queries._counts import counting_query as counting_query
 from dpjax.queries._counts import histogram_query as histogram_query

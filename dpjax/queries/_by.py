@@ -14,7 +14,7 @@ from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation, Norm
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
-from dpjax.queries._padded_records import present_records
+from dpjax.queries._padded_records import PaddedRecords, present_records
 from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
@@ -182,6 +182,48 @@ def by(
         rounding=query.rounding,
         keys=which.keys,
     )
+
+
+def parts(
+    database: Database,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> dict[int | str, PaddedRecords]:
+    """The records of each group in all slots of the database, for what `by` cannot do at once.
+
+    Args:
+        database: a pytree of arrays or a table, or a `PaddedRecords`.
+        column: as for `by`.
+        keys: as for `by`.
+        of: as for `by`.
+
+    Returns:
+        A dict from each key to a `PaddedRecords`, whose shape does not show the size of the group.
+
+    Raises:
+        TypeError: as `by` does.
+        ValueError: as `by` does.
+
+    Formal guarantees:
+        The parts are disjoint, by the proof of `by`. So releases about them, under
+        add-or-remove-one, cost their maximum: `ledger.parallel`.
+
+    Source:
+        The argument above.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax import queries
+        >>> table = {"sex": np.array([0, 1, 1]), "age": np.array([40, 50, 60])}
+        >>> found = queries.parts(table, column="sex", keys=[0, 1])
+        >>> {key: part.present.tolist() for key, part in found.items()}
+        {0: [True, False, False], 1: [False, True, True]}
+    """
+    which = groups(column, keys, of)
+    inside, members = which.split(*present_records(database))
+    return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
 
 
 def _reach_by_group(

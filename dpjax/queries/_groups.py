@@ -44,7 +44,9 @@ class Groups:
         column, known = _keys_of(self.column, records), present
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
-            raise TypeError(f"keys must be {kind} as in their column, got {_checks.shown(self.keys)}")
+            raise TypeError(
+                f"keys must be {kind} as in their column, got {_checks.shown(self.keys)}"
+            )
         if isinstance(column, Texts):
             wanted = jnp.asarray(fingerprints(self.keys))
             same = jnp.all(column.words[None] == wanted[:, None], axis=-1)
