@@ -126,13 +126,13 @@ class Parts:
         key: jax.Array,
         guarantee: Guarantee,
         what: str,
-        asked: Request | None,
+        request: Request | None,
     ) -> None:
         """Pays for a release of a part, as far as it raises the cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
-                "parts belong to their block of `with ledger.parallel(...)`, and to the process that"
-                " entered it: their sums are in memory"
+                "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
+                " sums are in memory"
             )
         promised = compose(guarantee)
         _check_of_one_part(promised)
@@ -145,7 +145,7 @@ class Parts:
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
             where = f"{what} of {self.column} {part!r}"
-            self._pay(promised, fingerprint_of_key(key), where, asked, due)
+            self._pay(promised, fingerprint_of_key(key), where, request, due)
             # After the debit: if that fails, nothing will be published.
             self._of_part, self._paid = of_part, paid
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Database
-from dpjax._core._values import NeighboringRelation, Norm
+from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
 from dpjax.queries._padded_records import PaddedRecords, present_records
@@ -19,6 +20,8 @@ from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._known_sensitivity import KnownSensitivity
+
+_BY_GROUP: Any = linf_by_group  # A norm beside those of vectors.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,7 +42,7 @@ class GroupedQuery(Query):
 
     keys: tuple[int, ...] | tuple[str, ...]
 
-    norms = (*Query.norms, linf_by_group)
+    norms = (*Query.norms, _BY_GROUP)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,7 +60,7 @@ class GroupedScores(KnownSensitivity):
     scores: QuantileScores
     groups: Groups
 
-    norms = (linf_by_group,)
+    norms = (_BY_GROUP,)
     relations = tuple(NeighboringRelation)
 
     @property
@@ -71,7 +74,7 @@ class GroupedScores(KnownSensitivity):
         return jax.vmap(lambda here: self.scores.of_present(inside, here))(members)
 
     def _bound(
-        self, norm: Norm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
             return self.scores._bound(norm, relation, n, dtype)  # pyright: ignore
@@ -108,6 +111,26 @@ class GroupedScores(KnownSensitivity):
         like = jax.ShapeDtypeStruct(shape, jnp.result_type(int))
         gap = mechanism.score_gap(confidence=confidence, like=like, simultaneous=True)
         return float(gap) / self.scores.denominator
+
+
+@overload
+def by(
+    query: Query,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> GroupedQuery: ...
+
+
+@overload
+def by(
+    query: QuantileScores,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> GroupedScores: ...
 
 
 def by(
@@ -228,12 +251,12 @@ def parts(
 
 def _reach_by_group(
     reach: Callable[[VectorNorm, NeighboringRelation], float],
-    norm: Norm,
+    norm: VectorNorm,
     relation: NeighboringRelation,
 ) -> float:
     """How far a record moves the values of all groups, from how far it moves that of one."""
     # A norm of the norms of groups. docs/proofs/groups.md has the proof.
-    across, within = ("l1", "linf") if norm is linf_by_group else (norm, norm)
+    across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
     added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return added

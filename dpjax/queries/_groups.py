@@ -169,8 +169,8 @@ def _picked(records: Database, column: str | int) -> PyTree:
     """One column of a table, a tuple or an array of shape (n, d)."""
     try:
         if isinstance(records, jax.Array):
-            return {j: records[:, j] for j in range(records.shape[1])}[column]
-        return records[column]
+            records = dict(enumerate(records.T))
+        return records[column]  # pyright: ignore  # A column that is not there is refused below.
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(
             f"database must have a column {column!r}, got {_checks.described(records)}"

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
-from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._groups import By
+from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up

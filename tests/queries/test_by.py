@@ -224,8 +224,8 @@ def test_what_is_no_group_is_refused():
         queries.by(count, column="g", keys=["a"])({"g": np.arange(3)})
     with pytest.raises(TypeError, match=r"jnp\.floor"):
         queries.by(count, column=lambda x: x / 2, keys=[1])(np.arange(3.0))
+    shaken = queries.by(count, column=lambda x: jax.random.randint(RBG, (), 0, 2), keys=[1])
     with pytest.raises(ValueError, match=r"Under jax\.vmap"):
-        shaken = queries.by(count, column=lambda x: jax.random.randint(RBG, (), 0, 2), keys=[1])
         shaken(np.arange(3))
     for by in ([("g", [1])], {}, "g", {abs: [1]}):
         with pytest.raises(TypeError, match="by must give"):
@@ -253,7 +253,7 @@ def test_all_groups_are_within_the_error_at_once(relation):
 @pytest.mark.parametrize("kind", ["quantiles", "largest"])
 def test_selections_in_all_groups_cost_one_epsilon(kind, relation):
     """Log probabilities of all outputs, on all pairs of databases of two slots."""
-    chosen, every = databases(2)
+    _, every = databases(2)
     epsilon = 2.0
     if kind == "quantiles":
         scores = queries.quantile_scores((0.25, 0.5), grid=[0.0, 1.0, 3.0])

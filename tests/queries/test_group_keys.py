@@ -144,7 +144,9 @@ def test_a_ledger_pays_every_time(tmp_path):
 
 
 def test_what_is_no_column_of_keys_is_refused():
-    def tried(column=np.arange(9), **arguments):
+    nine = np.arange(9)
+
+    def tried(column=nine, **arguments):
         return queries.group_keys(KEY, column, **{**LOOSE, **arguments})
 
     for arguments in ({"delta": 0}, {"delta": 1}, {"epsilon": 0}, {"at_most": 0}):
