@@ -1,5 +1,8 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
+import hashlib
+from collections.abc import Iterable
+
 import jax
 import numpy as np
 
@@ -25,6 +28,28 @@ class PaddedRecords:
     present: jax.Array
 
 
+@frozen_pytree
+class Texts:
+    """A column of texts as fingerprints of 128 bits, which compare like the texts.
+
+    Attributes:
+        words: uint32 of shape (n, 4); 0 where there is no text.
+    """
+
+    words: jax.Array | np.ndarray
+
+
+def fingerprints(texts: Iterable[object]) -> np.ndarray:
+    """The words of `Texts`, each computed from its own text alone."""
+    digests = [
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if isinstance(text, str)
+        else bytes(16)
+        for text in texts
+    ]
+    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 4)
+
+
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
     """The arrays of a database, and its number of records; a table is a dict of its columns.
 
@@ -32,7 +57,7 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
-    tree = jax.tree.map(columns_of_a_table, database)
+    tree = columns(database)
     leaves = jax.tree.leaves(tree)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
@@ -63,7 +88,35 @@ def check_padded(database: Database) -> None:
         )
 
 
-def columns_of_a_table(leaf: PyTree) -> PyTree:
+def columns(database: Database) -> Database:
+    """A database with tables as dicts of their columns, and columns of texts as `Texts`."""
+    tables = jax.tree.map(_columns_of_a_table, database)
+    return jax.tree_util.tree_map_with_path(_column, tables)
+
+
+def _column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
+    """Texts in place of a column of texts; only columns with a name may be texts."""
+    named = bool(path) and isinstance(path[-1], jax.tree_util.DictKey)
+    if not named or not _holds_texts(leaf):
+        return leaf
+    texts = np.asarray(leaf, object)
+    return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+
+
+def _holds_texts(leaf: PyTree) -> bool:
+    """Whether a column is one of texts, by its dtype alone: what is missing is private."""
+    dtype = getattr(leaf, "dtype", None)
+    if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
+        return False  # A mask hides something, so it is refused later.
+    categories = getattr(dtype, "categories", None)
+    if categories is not None:
+        return _holds_texts(categories)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind in "UOT"
+    return str(dtype) in ("str", "string")
+
+
+def _columns_of_a_table(leaf: PyTree) -> PyTree:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
     Known by its attributes, so that no library of tables is imported, nor missed.

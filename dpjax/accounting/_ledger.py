@@ -15,7 +15,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key, refuse_traced
 from dpjax._core._saved import guarantee_from_json, guarantee_to_json
-from dpjax._core._values import Guarantee, Release
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._durable import database_file
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, decimals
@@ -23,6 +23,7 @@ from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger_report import LedgerReport
+from dpjax.accounting._parallel import Parts
 from dpjax.accounting._share import Pool, Share
 from dpjax.random._facade import check_key
 
@@ -187,6 +188,40 @@ class Ledger(Account):
             refuse_traced(key)
         self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
 
+    def parallel(
+        self,
+        column: str,
+        *,
+        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    ) -> Parts:
+        """A block whose releases are about disjoint parts of the records, and cost their maximum.
+
+            with ledger.parallel("cut") as part:
+                for cut, records in queries.parts(table, column="cut", keys=CUTS).items():
+                    with part(cut):
+                        queries.private_mean(dpjax.random.secure_key(), records, ...)
+
+        Args:
+            column: a public name of the division into parts, such as that of a column. With the
+                name of a part and that of a release, it names the records for the ledger.
+            relation: of the ledger. The releases themselves are under add-or-remove-one; under
+                replace-one the block costs twice as much.
+
+        Returns:
+            `Parts`, whose page states the guarantee.
+
+        Raises:
+            TypeError: if the name is not a text.
+        """
+        _check_text("column", column)
+
+        def pay(
+            promised: Guarantee, key: str, what: str, request: Request | None, due: tuple[int, int]
+        ) -> None:
+            self._debit(promised, key, what, request, _as_decimals(*due))
+
+        return Parts(self, column, NeighboringRelation(relation), _cost, pay)
+
     def share(self, fraction: float | str | Decimal) -> Share:
         """A part of the whole budget, for releases that are accounted together.
 
@@ -277,13 +312,12 @@ class Ledger(Account):
         """Writes a debit to the file: of the guarantee, or of another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised = compose(guarantee)
-        if not (math.isfinite(promised.epsilon) and promised.delta < 1):
-            raise BudgetExceededError(f"no budget pays for a release with {promised}")
-        price = price or (promised.epsilon, promised.delta)
-        cost = (
-            _units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
-            _units("delta", price[1], DELTA_DIGITS, math.ceil),
-        )
+        cost = _cost(promised)
+        if price is not None:
+            cost = (
+                _units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
+                _units("delta", price[1], DELTA_DIGITS, math.ceil),
+            )
         self._file.debit(
             cost,
             neighbors=f"{promised.relation}, groups of {promised.group_size}",
@@ -328,6 +362,16 @@ class Ledger(Account):
         self._file.update()
         spent, budget = decimals(self._file.chain.spent), decimals(self._file.chain.budget)
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
+
+
+def _cost(promised: Guarantee) -> tuple[int, int]:
+    """The price of a release, in units."""
+    if not (math.isfinite(promised.epsilon) and promised.delta < 1):
+        raise BudgetExceededError(f"no budget pays for a release with {promised}")
+    return (
+        _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
+        _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
+    )
 
 
 def _check_text(name: str, value: object) -> None:

@@ -1,9 +1,25 @@
 """Releases on disjoint parts of a database."""
 
 import dataclasses
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NoReturn, Self, TypeAlias
 
-from dpjax._core._values import Guarantee, NeighboringRelation
-from dpjax.accounting._composition import compose, concrete
+import jax
+
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
+from dpjax._exact._numerics import round_up
+from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
+from dpjax.accounting._composition import compose, concrete, group
+
+Amount: TypeAlias = tuple[int, int]
+"""Epsilon and delta, in units of a ledger."""
 
 
 def parallel(*guarantees: Guarantee) -> Guarantee:
@@ -45,15 +61,157 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
         1.0
     """
     together = compose(*guarantees)
-    if together.relation is not NeighboringRelation.ADD_OR_REMOVE_ONE or together.group_size > 1:
-        raise ValueError(
-            "guarantees must be under add-or-remove-one, for one record, because a replaced record"
-            f" may leave one part and enter another; got {together.relation}, groups of"
-            f" {together.group_size}"
-        )
+    _check_of_one_part(together)
     known = [concrete(guarantee) for guarantee in guarantees]
     return dataclasses.replace(
         together,
         epsilon=max(guarantee.epsilon for guarantee in known),
         delta=max(guarantee.delta for guarantee in known),
     )
+
+
+class Parts:
+    """Releases about disjoint parts of the records; made by `ledger.parallel`.
+
+    `with parts("Fair"):` pays for the releases inside, which must be about this part alone, and
+    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function.
+
+    Attributes:
+        column: the public name of the division.
+        relation: of the ledger.
+
+    Formal guarantees:
+        Each record must be in one part, or in none, and its part must depend on that record alone:
+        `queries.parts` makes such parts, and others are the caller's promise. Releases must be
+        under add-or-remove-one, since sizes of parts are private. For all of them together, under
+        add-or-remove-one, the ledger pays the largest epsilon and the largest delta of a part. A
+        replaced record may leave one part and enter another, or change within one. So under
+        replace-one it pays 2 epsilon and (1 + e^epsilon) delta. docs/proofs/groups.md has the
+        proof. Earlier releases may choose later ones, also of other parts.
+
+        What a release adds to these costs is on the disk before its noise is drawn. So after a
+        crash or an exception the ledger has paid for all that was published. The sums of the parts
+        are in memory: another block, or another process, pays anew. A fork is refused.
+    """
+
+    def __init__(
+        self,
+        ledger: Account,
+        column: str,
+        relation: NeighboringRelation,
+        cost: Callable[[Guarantee], Amount],
+        pay: Callable[[Guarantee, str, str, Request | None, Amount], None],
+    ) -> None:
+        self.column, self.relation = column, relation
+        self._ledger, self._cost, self._pay = ledger, cost, pay
+        self._of_part: dict[str | int, Amount] = {}
+        self._paid = (0, 0)
+        self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+
+    def __call__(self, part: str | int) -> "Part":
+        """The account of one part, by its public name or key."""
+        if isinstance(part, bool) or not isinstance(part, (str, int)):
+            raise TypeError(f"part must be a text or an integer, got {_checks.shown(part)}")
+        return Part(self, self._ledger, part)
+
+    def pay(
+        self,
+        part: str | int,
+        key: jax.Array,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+    ) -> None:
+        """Pays for a release of a part, as far as it raises the cost of all parts."""
+        if not self._open or self._process != os.getpid():
+            raise ValueError(
+                "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
+                " sums are in memory"
+            )
+        promised = compose(guarantee)
+        _check_of_one_part(promised)
+        epsilon, delta = self._cost(promised)
+        if self.relation is NeighboringRelation.REPLACE_ONE:
+            promised = dataclasses.replace(group(promised, 2), relation=self.relation, group_size=1)
+        with self._lock:
+            earlier = self._of_part.get(part, (0, 0))
+            of_part = {**self._of_part, part: (earlier[0] + epsilon, earlier[1] + delta)}
+            paid = self._together(of_part)
+            due = paid[0] - self._paid[0], paid[1] - self._paid[1]
+            where = f"{what} of {self.column} {part!r}"
+            self._pay(promised, fingerprint_of_key(key), where, request, due)
+            # After the debit: if that fails, nothing will be published.
+            self._of_part, self._paid = of_part, paid
+
+    def _together(self, of_part: dict[str | int, Amount]) -> Amount:
+        """The cost of all parts together."""
+        epsilon, delta = (max(amounts) for amounts in zip(*of_part.values(), strict=True))
+        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return epsilon, delta
+        one = Guarantee(
+            round_up(Fraction(epsilon, 10**EPSILON_DIGITS)),
+            min(1.0, round_up(Fraction(delta, 10**DELTA_DIGITS))),
+        )
+        return 2 * epsilon, math.ceil(Fraction(float(group(one, 2).delta)) * 10**DELTA_DIGITS)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("parts cannot be copied or pickled: both would spend the same budget")
+
+
+class Part(Account):
+    """The account of one part; made by `Parts`.
+
+    Attributes:
+        part: its public name or key.
+
+    Formal guarantees:
+        The guarantees of `Parts`. A named release is kept under division, part and name.
+    """
+
+    def __init__(self, parts: Parts, ledger: Account, part: str | int) -> None:
+        self.part = part
+        self._parts, self._ledger = parts, ledger
+
+    def record(
+        self,
+        key: jax.Array,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        """Pays for a release that is about to be drawn."""
+        del drawing
+        self._parts.pay(self.part, key, guarantee, what, request and self._of_part(request))
+
+    def released(self, request: Request) -> Release | None:
+        """The release that the ledger keeps under a request about this part, if any."""
+        return self._ledger.released(self._of_part(request))
+
+    def keep(self, request: Request, release: Release) -> Release:
+        """Keeps the first release under a request about this part, and returns it."""
+        return self._ledger.keep(self._of_part(request), release)
+
+    def _of_part(self, request: Request) -> Request:
+        # So that two parts never share an answer.
+        words = repr((self._parts.column, self.part, request.fingerprint))
+        return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
+
+    def __repr__(self) -> str:
+        return f"Part({self._parts.column} {self.part!r} of {self._ledger!r})"
+
+
+def _check_of_one_part(guarantee: Guarantee) -> None:
+    added = guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if not added or guarantee.group_size > 1:
+        raise ValueError(
+            "guarantees must be under add-or-remove-one, for one record, because a replaced record"
+            f" may leave one part and enter another; got {guarantee.relation}, groups of"
+            f" {guarantee.group_size}"
+        )

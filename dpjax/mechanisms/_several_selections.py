@@ -3,17 +3,44 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Scalar, Sensitivity
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.random._facade import Calibration, indices_of_rows
-from dpjax.sensitivity._norms import is_float
+from dpjax.sensitivity._norms import is_float, rounding_norm
+
+
+def linf_by_group(difference: jax.Array) -> jax.Array:
+    """The largest magnitude in each group along the leading axis, added up: a norm of scores.
+
+    Args:
+        difference: of two values, floats with a leading axis of groups.
+
+    Returns:
+        A scalar.
+
+    Formal guarantees:
+        Selections in disjoint groups cost what it measures, and not the number of groups: a group
+        whose scores do not move costs nothing.
+
+    Source:
+        The argument above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import queries
+        >>> float(queries.linf_by_group(jnp.array([[0.0, -2.0], [0.0, 0.0], [1.0, 1.0]])))
+        3.0
+    """
+    largest = jnp.max(jnp.abs(difference), axis=range(1, difference.ndim), initial=0)
+    return jnp.sum(largest)
 
 
 @frozen_pytree
@@ -21,7 +48,8 @@ class SeveralSelections(SelectionMechanism):
     """Selects an option of each row by its score; made by `select_each`.
 
     Attributes:
-        count: number of selections, each at epsilon / count. Others are as in `SelectionMechanism`.
+        count: number of selections, each at epsilon / count; by group, in each of them. Others are
+            as in `SelectionMechanism`, where the norm may be `linf_by_group`.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -32,15 +60,28 @@ class SeveralSelections(SelectionMechanism):
     _scale_name = "2 count sensitivity / epsilon"
 
     @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity: "linf", or `linf_by_group` for disjoint groups."""
+        return self.sensitivity.norm
+
+    @property
+    def _by_group(self) -> bool:
+        return self.norm is linf_by_group
+
+    @property
     def zcdp(self) -> tuple[float, float]:
         """epsilon^2 / (8 count) and 0: each selection has a bounded range of epsilon / count."""
+        # By group too: ranges of two groups add up to epsilon / count, so their squares to less.
         rho, delta = super().zcdp
         return rho / self.count, delta
 
     def _check_structure(self, value: Value) -> None:
-        if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or len(value) != self.count:
+        groups = 1 if self._by_group else 0
+        one_array = jax.tree_util.all_leaves([value]) and value.ndim == groups + 2
+        if not one_array or value.shape[groups] != self.count:
+            shape = ", ".join(("groups",) * groups + (str(self.count), "K"))
             raise ValueError(
-                f"value must be one array of scores, shape ({self.count}, K), got"
+                f"value must be one array of scores, shape ({shape}), got"
                 f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
             )
 
@@ -50,10 +91,14 @@ class SeveralSelections(SelectionMechanism):
             together,
             scale=together.scale * self.count,
             epsilon=together.epsilon / self.count,
+            rounding=rounding_norm(self.norm, arrays),
+            # A replaced record changes two groups, and the tables are charged in both.
+            coordinates=together.coordinates * (2 if self._by_group else 1),
         )
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
-        return indices_of_rows(key, value, self._calibration(value))
+        rows = value.reshape(-1, value.shape[-1])
+        return indices_of_rows(key, rows, self._calibration(value)).reshape(value.shape[:-1])
 
     def _accuracy(self, value: Value) -> Accuracy:
         scale, step = self.effective_scale(like=value), self.grid_for(like=value)
@@ -67,7 +112,8 @@ class SeveralSelections(SelectionMechanism):
         def of_row(index: jax.Array, row: jax.Array) -> jax.Array:
             return log_prob_of_index(self.rule.log_pmf(self._logits(row)), index)
 
-        return jax.vmap(of_row)(_checks.real_arrays("output", output), scores).sum()
+        outputs = _checks.real_arrays("output", output).ravel()
+        return jax.vmap(of_row)(outputs, scores.reshape(-1, scores.shape[-1])).sum()
 
 
 def select_each(
@@ -77,15 +123,16 @@ def select_each(
 
     Args:
         sensitivity: a `Sensitivity` of all scores in the norm "linf", or a number, taken as a
-            global bound in it.
+            global bound in it. In the norm `linf_by_group` it is that of scores by group.
         epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
-        count: number of rows, at least 1.
+        count: number of rows, at least 1; by group, the number of rows of one group.
 
     Returns:
         A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
         releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
         score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` bounds the gap of every
-        selected score to the best one of its row, with probability .95.
+        selected score to the best one of its row, with probability .95. By group, scores and
+        indices have a leading axis of groups.
 
     Raises:
         TypeError: as for `dpjax.exponential`.
@@ -96,7 +143,8 @@ def select_each(
         composition of `dpjax.exponential`. Each selection has a bounded range, so all together are
         epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). At a delta above 0,
         `dpjax.accounting.compose_at` by "zcdp" then finds less than epsilon for many selections.
-        Exact given uniform bits.
+        Exact given uniform bits. By group, a selection costs in proportion to how far the scores of
+        its group move. `linf_by_group` adds that up, so the number of groups costs nothing.
 
     Source:
         McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).
@@ -109,6 +157,11 @@ def select_each(
         >>> mechanism(dpjax.random.seeded_key(0), scores).value.tolist()
         [0, 2]
     """
-    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    sensitivity, epsilon = begin(norm_of_scores(sensitivity), sensitivity, epsilon)
     count = _checks.integer("count", count, least=1)
     return SeveralSelections(sensitivity, epsilon, EXPONENTIAL_RULE, count=count)
+
+
+def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
+    """The norm that selections take a sensitivity in: by group, if it is that of groups."""
+    return linf_by_group if getattr(sensitivity, "norm", "linf") is linf_by_group else "linf"

@@ -11,7 +11,7 @@ from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
-from dpjax.mechanisms._several_selections import SeveralSelections
+from dpjax.mechanisms._several_selections import SeveralSelections, norm_of_scores
 from dpjax.random._facade import peeled_indices, remaining_scores
 
 
@@ -26,24 +26,43 @@ class TopK(SeveralSelections):
     """
 
     def _check_structure(self, value: Value) -> None:
-        SelectionMechanism._check_structure(self, value)
-        if value.size < self.count:
-            raise ValueError(f"value must hold at least k={self.count} scores, got {value.size}")
+        if not self._by_group:
+            SelectionMechanism._check_structure(self, value)
+        elif not jax.tree_util.all_leaves([value]) or value.ndim != 2:
+            raise ValueError(
+                "value must be one array of scores, shape (groups, K), got"
+                f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
+            )
+        if value.shape[-1] < self.count:
+            raise ValueError(
+                f"value must hold at least k={self.count} scores, got {value.shape[-1]}"
+            )
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
-        return peeled_indices(key, value, self._calibration(value), self.count)
+        calibration = self._calibration(value)
+        if not self._by_group:
+            return peeled_indices(key, value, calibration, self.count)
+        keys = jax.random.split(key, len(value))
+        return jax.vmap(lambda one, scores: peeled_indices(one, scores, calibration, self.count))(
+            keys, value
+        )
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
+        outputs = _checks.real_arrays("output", output)
+        if self._by_group:
+            return jnp.sum(jax.vmap(self._log_prob_of_one)(outputs, scores))
+        return self._log_prob_of_one(outputs, scores)
 
+    def _log_prob_of_one(self, output: jax.Array, scores: jax.Array) -> jax.Array:
         def peel(taken: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = jnp.where(taken, -jnp.inf, self._logits(remaining_scores(scores, taken)))
             term = log_prob_of_index(self.rule.log_pmf(logits), index)
             return taken.at[index].set(True), term
 
         nothing = jnp.zeros(scores.shape, bool)
-        _, terms = lax.scan(peel, nothing, _checks.real_arrays("output", output))
+        _, terms = lax.scan(peel, nothing, output)
         return jnp.sum(terms)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
@@ -64,13 +83,14 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
             global bound in it under replace-one. Adding one number to all scores changes nothing.
             So if an added record raises scores by at most Delta and lowers none, as for counts,
             Delta / 2 is enough under add-or-remove-one: `dpjax.analytic_sensitivity(Delta / 2,
-            norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`.
+            norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`. In the norm
+            `linf_by_group` it is that of scores by group, (groups, K).
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 
     Returns:
         A `TopK`: `mechanism(key, scores)` takes scores of shape (K,) and releases indices of shape
-        (k,), int32, all different. NaN counts as the lowest score.
+        (k,), int32, all different; by group, (groups, k). NaN counts as the lowest score.
         `mechanism.score_gap(shape=(K,), simultaneous=True)` bounds how far any of them may score
         below the true k-th best, with probability .95.
 
@@ -93,6 +113,6 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
         >>> mechanism(dpjax.random.seeded_key(0), births).value.tolist()
         [1, 3]
     """
-    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
+    sensitivity, epsilon = begin(norm_of_scores(sensitivity), sensitivity, epsilon)
     k = _checks.integer("k", k, least=1)
     return TopK(sensitivity, epsilon, EXPONENTIAL_RULE, count=k)

@@ -17,6 +17,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
 from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bootstrap import STATISTICS
+from dpjax.queries._groups import By, each_group
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import Query
 from dpjax.queries._second_moments import (
@@ -39,6 +40,7 @@ def private_variance(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """The average and the variance of numbers that are clamped to public bounds.
 
@@ -51,6 +53,7 @@ def private_variance(
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
@@ -68,7 +71,7 @@ def private_variance(
         it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
         Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
         variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
-        h^2 (2^-17 + 2^-12 / n).
+        h^2 (2^-17 + 2^-12 / n). By group n is noisy too, as for `private_mean`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -85,7 +88,7 @@ def private_variance(
     """
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)
-    shape_of_record(database, "(n,)")
+    shape_of_record(database, "(n,)", by=by)
 
     def centered(numbers: jax.Array) -> jax.Array:
         return ((clamp(numbers, low, high) - middle) / half)[:, None]
@@ -101,7 +104,7 @@ def private_variance(
         centered,
         finish,
         dims=1,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="variance",
         facts={"middle": [middle], "size": half, "scalar": True},
     )
@@ -117,6 +120,7 @@ def private_covariance(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """The average and the covariance of records that are clipped to a public ball.
 
@@ -130,6 +134,7 @@ def private_covariance(
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
@@ -163,7 +168,7 @@ def private_covariance(
         >>> release.value["covariance"].shape
         (2, 2)
     """
-    (dims,) = shape_of_record(database, "(n, d)")
+    (dims,) = shape_of_record(database, "(n, d)", by=by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
 
     def finish(moments: Moments) -> dict[str, jax.Array]:
@@ -175,7 +180,7 @@ def private_covariance(
         into_unit_ball,
         finish,
         dims=dims,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="covariance",
         facts={"middle": middle.tolist(), "size": size, "scalar": False},
     )
@@ -192,6 +197,7 @@ def private_pca(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """Principal components: the eigenvectors of a noisy covariance with the largest eigenvalues.
 
@@ -205,6 +211,7 @@ def private_pca(
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
 
     Returns:
         A `Release` of {"mean": ..., "components": ..., "variances": ...}. Components are
@@ -235,7 +242,7 @@ def private_pca(
         >>> release.value["components"].shape
         (1, 3)
     """
-    (dims,) = shape_of_record(database, "(n, d)")
+    (dims,) = shape_of_record(database, "(n, d)", by=by)
     count = _checks.integer("components", components, least=1, most=dims)
     release = private_covariance(
         key,
@@ -246,12 +253,13 @@ def private_pca(
         delta=delta,
         relation=relation,
         name=name,
+        by=by,
     )
 
     facts = {**release.accuracy.facts, "statistic": "pca", "components": count, "simulated": True}
     accuracy = Accuracy.of("bootstrap", facts, release.accuracy.measured)
     return dataclasses.replace(
-        post_process(release, lambda found: _directions(found, count)),
+        post_process(release, each_group(lambda found: _directions(found, count), by)),
         accuracy=accuracy if release.accuracy.kind else UNKNOWN,
     )
 

@@ -14,6 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bootstrap import STATISTICS
+from dpjax.queries._groups import By, inside_groups
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import Terms, released
 from dpjax.queries._query import Query
@@ -42,6 +43,7 @@ def private_linear_regression(
     regularization: float = 0.0,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
@@ -60,6 +62,7 @@ def private_linear_regression(
             x x^T / x_radius^2.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -104,6 +107,7 @@ def private_linear_regression(
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
     records, present = present_records(database)
+    records = inside_groups(records, by)
     if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
         raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
     if records["x"].ndim != 2 or records["y"].shape != present.shape:
@@ -136,7 +140,7 @@ def private_linear_regression(
         database,
         lambda capacity: _line_query(parts, dims=dims, capacity=capacity),
         line,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="linear regression",
         kind="bootstrap",
         facts=facts,

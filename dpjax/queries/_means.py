@@ -10,6 +10,7 @@ from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
+from dpjax.queries._groups import By
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query, rounded_estimate
@@ -27,6 +28,7 @@ def private_mean(
     delta: float | None = None,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
     name: str | None = None,
+    by: By | None = None,
 ) -> Release:
     """The average record, each clamped to public bounds.
 
@@ -44,9 +46,11 @@ def private_mean(
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
+            database is then a table of this column and the records.
 
     Returns:
-        A `Release` of floats of shape () or (d,), in [lower, upper].
+        A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
@@ -60,7 +64,9 @@ def private_mean(
         average is within 2 h d ln(d / beta) / (epsilon n) of the truth under replace-one. Under
         add-or-remove-one it is within 2 h e / (n - e), where
         e = (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots,
-        and the rounding of floats.
+        and the rounding of floats. By group, n is the size of a group. It is private under both
+        relations, and counted in the same release. Then a replaced record moves two groups, so e is
+        twice as large.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
@@ -81,7 +87,7 @@ def private_mean(
     """
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)
-    shape = shape_of_record(database, "(n,)", "(n, d)")
+    shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
 
     def average(query: Query, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
         weight, *sums = rounded_estimate(query, value)
@@ -93,7 +99,7 @@ def private_mean(
         database,
         lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
         average,
-        terms=Terms(epsilon, delta, relation, name),
+        terms=Terms(epsilon, delta, relation, name, by),
         what="mean",
         kind="mean",
         facts={"lower": low, "upper": high},

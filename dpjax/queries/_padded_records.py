@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._records import PaddedRecords as PaddedRecords
-from dpjax._core._records import columns_of_a_table, record_arrays
+from dpjax._core._records import columns, record_arrays
 from dpjax._core._types import Database
 
 
@@ -41,12 +41,12 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         [True, True, False, False]
     """
     capacity = _checks.integer("capacity", capacity, least=1)
-    columns = jax.tree.map(columns_of_a_table, database)
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(columns)}
+    found = columns(database)
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "database must be arrays with a common leading axis of n records, got"
-            f" {_checks.described(columns)}"
+            f" {_checks.described(found)}"
         )
     ((n,),) = sizes
     if n > capacity:
@@ -57,7 +57,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         array = np.asarray(leaf)
         return np.concatenate([array, np.zeros((capacity - n, *array.shape[1:]), array.dtype)])
 
-    records, _ = record_arrays("database", jax.tree.map(padded, columns))
+    records, _ = record_arrays("database", jax.tree.map(padded, found))
     return PaddedRecords(records, jnp.arange(capacity) < n)
 
 

@@ -15,6 +15,8 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
+from dpjax.queries._by import by as by_group
+from dpjax.queries._groups import By, each_group, groups_of, inside_groups
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._query import Query
 from dpjax.release._privatize import privatize
@@ -27,14 +29,19 @@ def slots_of(database: Database, relation: NeighboringRelation) -> int:
     return len(present_records(database)[1])
 
 
-def shape_of_record(database: Database, *wanted: Literal["(n,)", "(n, d)"]) -> tuple[int, ...]:
-    """The shape of a record; refuses a database that is not one array of a wanted shape."""
-    records, _ = present_records(database)
+def shape_of_record(
+    database: Database, *wanted: Literal["(n,)", "(n, d)"], by: By | None = None
+) -> tuple[int, ...]:
+    """The shape of a record; refuses a database that is not one array of a wanted shape.
+
+    With groups, their columns stand beside the array.
+    """
+    records = inside_groups(present_records(database)[0], by)
     shapes = {1: "(n,)", 2: "(n, d)"}
     if not isinstance(records, jax.Array) or shapes.get(records.ndim) not in wanted:
         raise ValueError(
-            f"database must be one array of shape {' or '.join(wanted)}, got"
-            f" {_checks.described(records)}"
+            f"database must be one array of shape {' or '.join(wanted)}"
+            f"{', beside the columns of groups' if by else ''}, got {_checks.described(records)}"
         )
     return records.shape[1:]
 
@@ -46,6 +53,7 @@ class Terms(NamedTuple):
     delta: float | None
     relation: NeighboringRelation
     name: str | None
+    by: By | None = None
 
 
 def released(
@@ -62,25 +70,30 @@ def released(
     """A statistic computed from one noisy query, called `what` in the history of ledgers.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise. Kind and public facts say how its intervals are made.
+    is private) and the scale of the noise. With groups, it takes those of each group. Kind and
+    public facts say how intervals are made.
     """
-    epsilon, delta, relation, name = terms
+    epsilon, delta, relation, name, by = terms
     relation = NeighboringRelation(relation)
-    query = make_query(slots_of(database, relation))
+    query = asked = make_query(slots_of(database, relation))
+    for one in reversed(groups_of(by)):
+        asked = by_group(asked, column=one.column, keys=one.keys)
     if delta is None:
-        mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
+        mechanism = laplace(asked.sensitivity("l1", relation=relation), epsilon)
     else:
-        mechanism = gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
+        mechanism = gaussian(asked.sensitivity("l2", relation=relation), epsilon, delta)
     n = None
-    if relation is NeighboringRelation.REPLACE_ONE:
+    # A replaced record may change its group, so the sizes of groups are private.
+    if relation is NeighboringRelation.REPLACE_ONE and not by:
         n = jnp.sum(present_records(database)[1], dtype=jnp.int32).astype(float)
 
     def target(records: Database) -> jax.Array:
-        return query(records)
+        return asked(records)
 
     target.__name__ = what
     release = privatize(target, mechanism)(key, database, name=name)
-    finished = post_process(release, lambda value: finish(query, value, n, mechanism.scale))
+    statistic = each_group(lambda value: finish(query, value, n, mechanism.scale), by)
+    finished = post_process(release, statistic)
     if release.accuracy.kind != "noise":
         return finished
     about = {**release.accuracy.facts, **facts, "unit": query.unit, "rounding": query.rounding}

@@ -1,13 +1,29 @@
 """Releases on disjoint parts: the largest counts, and under add-or-remove-one alone."""
 
+import contextlib
+import copy
+import math
+import os
+import pickle
+import threading
+from decimal import Decimal
+
+import jax
 import numpy as np
 import pytest
 
 import dpjax
-from dpjax import Guarantee, NeighboringRelation
+from dpjax import Guarantee, NeighboringRelation, queries
 from dpjax.accounting import compose, group, parallel
+from dpjax.release._prepared import Prepared
 
-ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+both_relations = pytest.mark.parametrize("relation", [REPLACE, ADD], ids=str)
+TABLE = {
+    "cut": np.repeat(["Fair", "Good", "Ideal"], [100, 200, 300]),
+    "price": np.repeat([10.0, 50.0, 90.0], [100, 200, 300]),
+}
+CUTS = ("Fair", "Good", "Ideal")
 
 
 def test_the_largest_counts():
@@ -61,3 +77,228 @@ def test_notes_and_samplings_are_those_of_all():
     together = parallel(*parts)
     assert (together.gamma, together.confidence) == (0.1, 0.99)
     assert together.notes == compose(*parts).notes
+
+
+# The block of a ledger.
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return dpjax.Ledger(tmp_path / "parts.db", epsilon=10, delta=1e-3)
+
+
+def count(epsilon, relation=ADD):
+    query = queries.counting_query()
+    sensitivity = query.sensitivity(relation=relation) if relation is ADD else 1.0
+    return dpjax.privatize(query, dpjax.laplace(sensitivity, epsilon))
+
+
+def release(records, epsilon, **options):
+    return count(epsilon)(dpjax.random.secure_key(), records, **options)
+
+
+def test_parts_of_a_column_are_disjoint_and_show_no_size():
+    found = queries.parts(TABLE, column="cut", keys=["Ideal", "none", "Fair"])
+    assert [int(part.present.sum()) for part in found.values()] == [300, 0, 100]
+    assert {part.present.shape for part in found.values()} == {(600,)}
+    assert max(sum(np.asarray(part.present, int) for part in found.values())) == 1
+    assert float(found["Fair"].records[np.asarray(found["Fair"].present)].max()) == 10.0
+    padded = queries.padded_records(TABLE, capacity=700)
+    (part,) = queries.parts(padded, column="cut", keys=["Good"], of="price").values()
+    assert int(part.present.sum()) == 200
+
+
+@both_relations
+def test_a_block_costs_the_part_that_costs_most(ledger, relation):
+    """After every release the ledger has paid for all that was published so far: exactly."""
+    steps = [("Fair", "0.1"), ("Good", "0.1"), ("Fair", "0.2"), ("Good", "0.3"), ("Ideal", "0.05")]
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    times, of_part = (2 if relation is REPLACE else 1), dict.fromkeys(CUTS, Decimal(0))
+    with ledger.parallel("cut", relation=relation) as part:
+        for cut, epsilon in steps:
+            with part(cut):
+                value = release(found[cut], float(epsilon)).value
+            of_part[cut] += Decimal(epsilon)
+            assert abs(int(value) - {"Fair": 100, "Good": 200, "Ideal": 300}[cut]) < 800
+            assert ledger.remaining[0] == 10 - times * max(of_part.values())
+    assert ledger.spent.epsilon == float(times * Decimal("0.4"))
+    assert ledger.spent.relation is relation
+    rows = ledger.history()
+    assert [row["epsilon"] for row in rows] == [
+        times * Decimal(x) for x in ("0.1", "0", "0.2", "0.1", "0")
+    ]
+    assert rows[1]["what"] == "Query of cut 'Good'"
+    # Outside of the block the ledger adds up again.
+    ledger.charge(Guarantee(0.1, relation=relation))
+    assert ledger.spent.epsilon == pytest.approx(times * 0.4 + 0.1)
+
+
+@both_relations
+def test_deltas_are_those_of_two_records_where_one_is_replaced(ledger, relation):
+    with ledger.parallel("g", relation=relation) as part:
+        for name, epsilon, delta in (("a", 0.5, 1e-6), ("b", 1.0, 1e-5), ("a", 1.0, 1e-6)):
+            mechanism = dpjax.Guarantee(epsilon, delta, relation=ADD)
+            part(name).record(dpjax.random.secure_key(), mechanism, "x", None)
+    if relation is ADD:
+        assert (ledger.spent.epsilon, ledger.spent.delta) == (1.5, 1e-5)
+    else:
+        stated = group(Guarantee(1.5, 1e-5), 2)
+        assert ledger.spent.epsilon == stated.epsilon == 3.0
+        assert stated.delta <= ledger.spent.delta <= stated.delta * (1 + 1e-9)
+        assert ledger.spent.delta >= 1e-5 * (1 + math.exp(1.5))
+
+
+def test_samplings_of_all_parts_count(ledger):
+    sampled = Guarantee(0.5, gamma=0.01, confidence=0.99, relation=ADD)
+    with ledger.parallel("g") as part:
+        for name in "ab":
+            part(name).record(dpjax.random.secure_key(), sampled, "x", None)
+    assert ledger.spent.epsilon == 0.5
+    assert ledger.spent.gamma == pytest.approx(0.02)
+
+
+def test_a_block_for_replaced_records_by_enumeration():
+    """Randomized response in two parts; a replaced record leaves one and enters the other."""
+    epsilons = 0.7, 1.2
+    with_it = [np.array([np.exp(e), 1.0]) / (1 + np.exp(e)) for e in epsilons]
+    without = [p[::-1] for p in with_it]
+    moved = np.abs(
+        np.log(np.outer(with_it[0], without[1]) / np.outer(without[0], with_it[1]))
+    ).max()
+    assert max(epsilons) < moved <= 2 * max(epsilons)
+
+
+def test_a_replay_in_a_part_is_of_that_part(ledger):
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+
+    def answers(column):
+        with ledger.parallel(column) as part:
+            private = {
+                cut: dpjax.privatize(
+                    queries.counting_query(),
+                    dpjax.laplace(queries.counting_query().sensitivity(relation=ADD), 1.0),
+                    ledger=part(cut),
+                )
+                for cut in CUTS
+            }
+            return [
+                int(private[cut](dpjax.random.secure_key(), found[cut], name="count").value)
+                for cut in CUTS
+            ]
+
+    first = answers("cut")
+    assert [abs(x - y) < 60 for x, y in zip(first, (100, 200, 300), strict=True)] == [True] * 3
+    assert ledger.spent.epsilon == 1.0
+    assert answers("cut") == first
+    assert ledger.spent.epsilon == 1.0
+    # Parts of the same names in another division are other records.
+    assert answers("color") != first
+    assert ledger.spent.epsilon == 2.0
+
+
+def test_private_statistics_of_parts_cost_once(ledger):
+    """Used to raise BudgetExceededError at the second group of a budget for one."""
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    means = []
+    with ledger.parallel("cut") as part:
+        for cut, records in found.items():
+            with part(cut):
+                mean = queries.private_mean(
+                    dpjax.random.secure_key(),
+                    records,
+                    lower=0,
+                    upper=100,
+                    epsilon=9.0,
+                    relation=ADD,
+                )
+            means.append(float(mean.value))
+    np.testing.assert_allclose(means, [10, 50, 90], atol=5)
+    assert ledger.spent.epsilon == 9.0
+
+
+def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    with contextlib.suppress(RuntimeError), ledger.parallel("cut") as part:
+        with part("Fair"):
+            release(found["Fair"], 2.0)
+        raise RuntimeError
+    assert ledger.spent.epsilon == 2.0
+    endless = Guarantee(math.inf, 1.0, relation=ADD)
+    with ledger.parallel("cut") as part:
+        with part("Fair"):
+            release(found["Fair"], 7.0)
+            with pytest.raises(dpjax.BudgetExceededError):
+                release(found["Fair"], 1.5)
+            with pytest.raises(dpjax.BudgetExceededError):
+                part("Fair").record(dpjax.random.secure_key(), endless, "", None)
+        assert ledger.spent.epsilon == 9.0
+        # What was refused is not counted as spent: 8 of another part costs 1 more.
+        with part("Good"):
+            release(found["Good"], 8.0)
+        assert ledger.spent.epsilon == 10.0
+    with pytest.raises(ValueError, match="block"), part("Good"):
+        release(found["Good"], 0.1)
+
+
+def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch):
+    """A crash in the draw, in the middle of a block, leaves what it would have published paid."""
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    seen, draw = [], Prepared.noisy_value
+
+    def crash(self, key, value):
+        if isinstance(value, jax.core.Tracer):  # A trial, before anything is paid.
+            return draw(self, key, value)
+        seen.append(dpjax.Ledger(ledger.path, epsilon=10, delta=1e-3).spent.epsilon)
+        raise KeyboardInterrupt
+
+    with ledger.parallel("cut") as part:
+        with part("Fair"):
+            release(found["Fair"], 1.0)
+        with monkeypatch.context() as patch, part("Good"):
+            private = count(3.0)
+            patch.setattr(Prepared, "noisy_value", crash)
+            with pytest.raises(KeyboardInterrupt):
+                private(dpjax.random.secure_key(), found["Good"])
+        with part("Good"):
+            release(found["Good"], 1.0)
+    assert seen == [3.0]
+    assert ledger.spent.epsilon == 4.0
+
+
+def test_threads_of_a_block_share_its_sums(ledger):
+    guarantee = Guarantee(0.01, relation=ADD)
+    with ledger.parallel("g") as part:
+
+        def work(name):
+            for _ in range(10):
+                part(name).record(dpjax.random.secure_key(), guarantee, "x", None)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "aab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert ledger.spent.epsilon == 0.2
+
+
+def test_what_is_no_part_is_refused(ledger, monkeypatch):
+    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    with ledger.parallel("cut") as part:
+        with part("Fair"), pytest.raises(ValueError, match="add-or-remove-one"):
+            count(1.0, REPLACE)(dpjax.random.secure_key(), found["Fair"])
+        with part("Fair"), part("Good"), pytest.raises(ValueError, match="one budget"):
+            release(found["Fair"], 1.0)
+        with ledger, part("Good"), pytest.raises(ValueError, match="one budget"):
+            release(found["Fair"], 1.0)
+        for name in (None, 1.5, True):
+            with pytest.raises(TypeError, match="part must be"):
+                part(name)
+        for taken in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="copied"):
+                taken(part)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(ValueError, match="process"):
+            part("Fair").record(dpjax.random.secure_key(), Guarantee(1.0, relation=ADD), "", None)
+    with pytest.raises(TypeError, match="column must be"):
+        ledger.parallel(3)
+    assert not ledger.history()

@@ -1,0 +1,263 @@
+"""Queries for every group at once."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from dpjax._core import _checks
+from dpjax._core._types import Database
+from dpjax._core._values import NeighboringRelation
+from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
+from dpjax.queries._groups import Column, Groups, groups
+from dpjax.queries._padded_records import PaddedRecords, present_records
+from dpjax.queries._quantiles import QuantileScores
+from dpjax.queries._query import Query
+from dpjax.targets._bounds import VectorNorm, norm_up
+from dpjax.targets._known_sensitivity import KnownSensitivity
+
+_BY_GROUP: Any = linf_by_group  # A norm beside those of vectors.
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GroupedQuery(Query):
+    """A query for every group at once; made by `by`.
+
+    Attributes:
+        total: as for a `Query`; records of other keys are in no group.
+        shape: the number of groups, then the shape of the query's value.
+        reach: as for a `Query`, also in the norm `linf_by_group`.
+        unit: of the query.
+        rounding: of the query.
+        keys: of the groups, in order.
+
+    Formal guarantees:
+        The guarantees of `by`.
+    """
+
+    keys: tuple[int, ...] | tuple[str, ...]
+
+    norms = (*Query.norms, _BY_GROUP)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class GroupedScores(KnownSensitivity):
+    """Scores of quantiles for every group at once; made by `by`.
+
+    Attributes:
+        scores: of one group.
+        groups: the groups.
+
+    Formal guarantees:
+        The guarantees of `by`.
+    """
+
+    scores: QuantileScores
+    groups: Groups
+
+    norms = (_BY_GROUP,)
+    relations = tuple(NeighboringRelation)
+
+    @property
+    def keys(self) -> tuple[int, ...] | tuple[str, ...]:
+        """The keys of the groups, in order."""
+        return self.groups.keys
+
+    def __call__(self, database: Database) -> jax.Array:
+        """Scores of shape (groups, quantiles, candidates)."""
+        inside, members = self.groups.split(*present_records(database))
+        return jax.vmap(lambda here: self.scores.of_present(inside, here))(members)
+
+    def _bound(
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
+    ) -> float:
+        def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+            return self.scores._bound(norm, relation, n, dtype)  # pyright: ignore
+
+        return _reach_by_group(reach, norm, relation)
+
+    def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
+        """The numbers of the grid that were released.
+
+        Args:
+            indices: the value of a release by `select_each`.
+
+        Returns:
+            float64, of shape (groups, quantiles); NaN where a traced parameter was bad.
+        """
+        return self.scores.numbers(indices)
+
+    def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
+        """A bound on how many ranks the released numbers are worse than the best, in all groups.
+
+        Args:
+            mechanism: made by `select_each`.
+            confidence: the probability that the bound holds for all groups at once, in (0, 1).
+
+        Returns:
+            A number of ranks, as `QuantileScores.error`.
+
+        Raises:
+            TypeError: if the confidence is not a number.
+            ValueError: if the confidence is out of range.
+        """
+        confidence = _checks.fraction("confidence", confidence)
+        shape = (len(self.keys), len(self.scores.numerators), self.scores.grid.size)
+        like = jax.ShapeDtypeStruct(shape, jnp.result_type(int))
+        gap = mechanism.score_gap(confidence=confidence, like=like, simultaneous=True)
+        return float(gap) / self.scores.denominator
+
+
+@overload
+def by(
+    query: Query,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> GroupedQuery: ...
+
+
+@overload
+def by(
+    query: QuantileScores,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> GroupedScores: ...
+
+
+def by(
+    query: Query | QuantileScores,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> GroupedQuery | GroupedScores:
+    """A query for every group at once: a leading axis of groups, one for each public key.
+
+    Args:
+        query: any `Query`, or the scores of quantiles; also a query that is by group already.
+        column: holds the key of each record: the name of a column of a table, the index of a column
+            of an array of shape (n, d) or of a tuple, or a function of one record. Texts of a table
+            compare with texts. Numbers count as codes, as in `histogram_query`. A function must
+            give an integer, a boolean or a text; `counting_query` says how it runs.
+        keys: of the groups, public: integers or texts, distinct. A record with another key, or
+            none, is in no group.
+        of: the name or index of the column that the query sees; None for all columns but that of
+            the groups, and one that is left alone as it is. With a function it sees all of them.
+
+    Returns:
+        A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles a
+        `GroupedScores`, for `select_each` with the count of one group. For a `TopK` ask a grouped
+        histogram for its sensitivity in the norm `linf_by_group`.
+
+    Raises:
+        TypeError: if an argument has another type, such as keys that are floats; on a database, if
+            the column holds texts and the keys are numbers, or the other way around.
+        ValueError: if keys repeat or are out of range; on a database, if a column is missing.
+
+    Formal guarantees:
+        The groups are disjoint, whatever records contain. Under add-or-remove-one a record moves
+        one group, so the reach is the query's own in every norm. Under replace-one it may change
+        within a group, or leave one and enter another. Let A and R be the query's reach under
+        add-or-remove-one and replace-one: the reach is max(R, 2 A) in the norm l1, max(R, sqrt(2)
+        A) in l2, and max(R, A) in linf. docs/proofs/groups.md has the proof. `error` holds for all
+        groups at once. The size of a group is private under both relations, so never divide by it.
+
+    Source:
+        McSherry (2009), Theorem 4, for parallel composition.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax import queries
+        >>> diamonds = {"cut": np.array(["Fair", "Ideal", "Ideal"]), "price": np.array([4, 2, 3])}
+        >>> total = queries.sum_query(lower=0, upper=10, capacity=100)
+        >>> prices = queries.by(total, column="cut", keys=["Ideal", "Good", "Fair"])
+        >>> prices.estimate(prices(diamonds)).tolist()
+        [5.0, 0.0, 4.0]
+    """
+    which = groups(column, keys, of)
+    if isinstance(query, QuantileScores):
+        return GroupedScores(scores=query, groups=which)
+    if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            "query must be a Query, such as a count, a sum or a histogram, or scores of quantiles,"
+            f" got {_checks.shown(query)}; release anything else for one group after the other,"
+            " inside `with ledger.parallel()`"
+        )
+
+    def total(records: Database, present: jax.Array) -> jax.Array:
+        inside, members = which.split(records, present)
+        return jax.vmap(lambda here: query.total(inside, here))(members)
+
+    return GroupedQuery(
+        total=total,
+        shape=(len(which.keys), *query.shape),
+        reach=lambda norm, relation: _reach_by_group(query.reach, norm, relation),
+        unit=query.unit,
+        rounding=query.rounding,
+        keys=which.keys,
+    )
+
+
+def parts(
+    database: Database,
+    *,
+    column: Column,
+    keys: Sequence[int] | Sequence[str],
+    of: str | int | None = None,
+) -> dict[int | str, PaddedRecords]:
+    """The records of each group in all slots of the database, for what `by` cannot do at once.
+
+    Args:
+        database: a pytree of arrays or a table, or a `PaddedRecords`.
+        column: as for `by`.
+        keys: as for `by`.
+        of: as for `by`.
+
+    Returns:
+        A dict from each key to a `PaddedRecords`, whose shape does not show the size of the group.
+
+    Raises:
+        TypeError: as `by` does.
+        ValueError: as `by` does.
+
+    Formal guarantees:
+        The parts are disjoint, by the proof of `by`. So releases about them, under
+        add-or-remove-one, cost their maximum: `ledger.parallel`.
+
+    Source:
+        The argument above.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax import queries
+        >>> table = {"sex": np.array([0, 1, 1]), "age": np.array([40, 50, 60])}
+        >>> found = queries.parts(table, column="sex", keys=[0, 1])
+        >>> {key: part.present.tolist() for key, part in found.items()}
+        {0: [True, False, False], 1: [False, True, True]}
+    """
+    which = groups(column, keys, of)
+    inside, members = which.split(*present_records(database))
+    return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
+
+
+def _reach_by_group(
+    reach: Callable[[VectorNorm, NeighboringRelation], float],
+    norm: VectorNorm,
+    relation: NeighboringRelation,
+) -> float:
+    """How far a record moves the values of all groups, from how far it moves that of one."""
+    # A norm of the norms of groups. docs/proofs/groups.md has the proof.
+    across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
+    added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return added
+    return max(reach(within, relation), norm_up([Fraction(added)] * 2, across))

@@ -1,0 +1,197 @@
+"""Which groups exist: their keys, published where enough people have them.
+
+docs/proofs/groups.md has the proof.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax._core._records import Texts, columns, record_arrays
+from dpjax._core._types import Key
+from dpjax._core._values import NeighboringRelation, Release
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.mechanisms._laplace import laplace
+from dpjax.queries._groups import integer_keys
+from dpjax.queries._query import compiled
+from dpjax.random._facade import check_key
+from dpjax.release._transaction import guarantee_under, pay_and_draw
+from dpjax.sensitivity._analytic import analytic_sensitivity
+
+# Covers the tables of the noise, and scales that are known in float32.
+_OUTWARD = 1 + 2.0**-18
+
+
+def group_keys(
+    key: Key,
+    column: ArrayLike,
+    *,
+    epsilon: float,
+    delta: float,
+    at_most: int = 1,
+    capacity: int | None = None,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+) -> Release:
+    """The keys of a column that enough people have, where the list of keys is private.
+
+    Every group that exists gets a noisy count. Its key is published if that reaches a threshold. A
+    group that nobody is in is never published.
+
+    Args:
+        key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+        column: integers or texts, shape (n,), one for each person; or (n, m), the groups that a
+            person is in, with missing texts or NaN in empty places.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee, above 0.
+        at_most: how many groups a person counts in, public: the first distinct ones of its record.
+        capacity: under add-or-remove-one, a public bound on n, as for `padded_records`.
+        relation: which databases are neighbors.
+
+    Returns:
+        A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` takes
+        it as keys. A ledger does not keep it, so every call pays.
+
+    Raises:
+        TypeError: if the column does not hold integers or texts, a parameter is not a number, or
+            the key not a typed key.
+        ValueError: if a parameter is out of range, the column has another shape, or the capacity is
+            not that of a private n.
+
+    Formal guarantees:
+        (epsilon, delta)-DP under the relation. Let c be `at_most`, or m if that is smaller, and
+        twice as large under replace-one. Noise is Laplace noise of scale b = c / epsilon, in
+        integers. The threshold is about 1.5 + b ln(c / (2 delta)). A group of one person reaches it
+        with probability at most delta / c. A group of s people is missed with probability
+        exp(-(s - threshold) / b) / 2, if s is above the threshold. Equal texts are known by 128
+        bits of a hash: two texts that share them would count as one.
+
+    Source:
+        Korolova, Kenthapadi, Mishra and Ntoulas, "Releasing search queries and clicks privately"
+        (2009); Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially
+        private SQL with bounded user contribution" (2020).
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> from dpjax import queries
+        >>> cities = np.repeat(["Bonn", "Ulm", "Kiel"], [500, 300, 1])
+        >>> queries.group_keys(
+        ...     dpjax.random.seeded_key(0), cities, epsilon=1.0, delta=1e-6
+        ... ).value
+        ('Bonn', 'Ulm')
+    """
+    check_key(key)
+    relation = NeighboringRelation(relation)
+    delta = _checks.fraction("delta", delta)
+    at_most = _checks.integer("at_most", at_most, least=1)
+    entries, words, known = _entries(column)
+    slots = _slots(len(words), capacity, relation)
+    reach = min(at_most, words.shape[1]) * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+    mechanism = laplace(analytic_sensitivity(reach, norm="l1", relation=relation), epsilon)
+    size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
+    jax.eval_shape(mechanism.unpaid_draw, key, size)  # Refuses before anything is paid.
+    threshold = _threshold(mechanism, size, delta / reach)
+    empty = ((0, slots - len(words)), (0, 0))
+    padded = jnp.pad(jnp.asarray(words), (*empty, (0, 0)))
+    taken = jnp.pad(jnp.asarray(known), empty)
+
+    def draw() -> tuple[int, ...] | tuple[str, ...]:
+        of_group, counts = _counted(padded, taken, at_most=at_most)
+        noisy = mechanism.unpaid_draw(key, counts)
+        published = np.asarray((counts > 0) & (noisy >= threshold))
+        return _named(np.asarray(of_group)[published], entries, words)
+
+    return pay_and_draw(
+        draw,
+        key,
+        (mechanism, padded, taken),
+        guarantee=guarantee_under(key, dataclasses.replace(mechanism.guarantee, delta=delta)),
+        what="group keys",
+    )
+
+
+def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
+    """The texts of a column, if it holds texts, words that identify its keys, and which are keys.
+
+    Shapes are (n, m), (n, m, words) and (n, m).
+    """
+    _checks.host_only("group_keys", column, "public keys")
+    found = columns({"column": column})["column"]
+    if isinstance(found, Texts):
+        texts, words = np.asarray(column, object), np.asarray(found.words)
+        known = np.any(words != 0, axis=-1)
+    else:
+        numbers, _ = record_arrays("column", found)
+        codes, whole = integer_keys(numbers)
+        # Unsigned, in the order of the integers.
+        words = np.asarray(codes).view(np.uint32)[..., None] ^ np.uint32(2**31)
+        texts, known = None, np.asarray(whole)
+    if known.ndim not in (1, 2) or not known.size:
+        raise ValueError(f"column must have shape (n,) or (n, m), got {known.shape}")
+    if known.ndim == 1:
+        words, known = words[:, None], known[:, None]
+    return texts, words, known
+
+
+def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
+    if (capacity is None) != (relation is NeighboringRelation.REPLACE_ONE):
+        raise ValueError(
+            "capacity must be given under add-or-remove-one, where the number of records is"
+            f" private, and only there; got {capacity}"
+        )
+    if capacity is None:
+        return n
+    capacity = _checks.integer("capacity", capacity, least=1)
+    if n > capacity:
+        raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
+    return capacity
+
+
+def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
+    """The noisy count that a group of one person reaches with at most this probability.
+
+    Noise Z is the rounding of Laplace noise of scale b, so P(Z >= m) is at most
+    exp(-(m - 1/2) / b) / 2.
+    """
+    scale = float(mechanism.effective_scale(like=counts)) * _OUTWARD
+    return 1 + math.ceil(0.5 + scale * max(1.0, math.log(0.5) - math.log(passed)))
+
+
+def _counts_of_keys(
+    words: jax.Array, known: jax.Array, *, at_most: int
+) -> tuple[jax.Array, jax.Array]:
+    """The words of every key that occurs, and how many people have it; then zeros."""
+    m = known.shape[1]
+    same = jnp.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
+    earlier = jnp.tril(jnp.ones((1, m, m), bool), -1)
+    first = known & ~jnp.any(same & earlier, axis=2)
+    counted = first & (jnp.cumsum(first, axis=1) <= at_most)
+    size = known.size
+    absent = (~counted).ravel().astype(jnp.uint32)
+    absent, *digits = lax.sort((absent, *words.reshape(size, -1).T), num_keys=1 + words.shape[-1])
+    ordered = jnp.stack(digits, axis=1)
+    starts = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1) | (jnp.arange(size) == 0)
+    starts &= absent == 0
+    place = jnp.where(absent == 0, jnp.cumsum(starts) - 1, size)
+    counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
+    return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
+
+
+_counted = compiled(_counts_of_keys, static="at_most")
+
+
+def _named(
+    published: np.ndarray, texts: np.ndarray | None, words: np.ndarray
+) -> tuple[int, ...] | tuple[str, ...]:
+    """Keys, from the words that were published."""
+    if texts is None:
+        return tuple((published[:, 0] ^ np.uint32(2**31)).view(np.int32).tolist())
+    wanted = {word.tobytes() for word in published}
+    flat = zip(words.reshape(-1, words.shape[-1]), texts.ravel(), strict=True)
+    return tuple(sorted({str(text) for word, text in flat if word.tobytes() in wanted}))

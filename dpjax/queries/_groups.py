@@ -1,0 +1,192 @@
+"""Groups of records: the public keys of a column, and who is in which group."""
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._records import Texts, fingerprints
+from dpjax._core._types import Database, PyTree
+from dpjax._tracing._lanes import check_lanes, is_exact
+from dpjax.queries._counts import as_codes
+from dpjax.targets._interval import comparable, without_subnormals
+
+Column: TypeAlias = str | int | Callable[[PyTree], Any]
+"""A column of the records by its name or index, or a function of one record."""
+
+By: TypeAlias = Mapping[str | int, Sequence[int] | Sequence[str]]
+"""Columns by name or index, each with its public keys."""
+
+# Columns of integers saturate at the ends of int32, so a key at an end would match others too.
+_LARGEST_KEY = 2**31 - 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """The groups of a column, one for each public key, and the column that is asked about."""
+
+    column: Column
+    keys: tuple[int, ...] | tuple[str, ...]
+    of: str | int | None = None
+
+    def split(self, records: Database, present: jax.Array) -> tuple[Database, jax.Array]:
+        """The records that are asked about, and who is present in each group: (groups, slots).
+
+        A slot is in the group of its own record, by the same computation in every slot. So each
+        record is in one group, or in none.
+        """
+        column, known = _keys_of(self.column, records), present
+        if isinstance(self.keys[0], str) != isinstance(column, Texts):
+            kind = "texts" if isinstance(column, Texts) else "numbers"
+            raise TypeError(
+                f"keys must be {kind} as in their column, got {_checks.shown(self.keys)}"
+            )
+        if isinstance(column, Texts):
+            wanted = jnp.asarray(fingerprints(self.keys))
+            same = jnp.all(column.words[None] == wanted[:, None], axis=-1)
+        else:
+            codes, whole = integer_keys(column)
+            known &= whole
+            same = codes[None] == jnp.asarray(self.keys, jnp.int32)[:, None]
+        return self.inside(records), same & known[None]
+
+    def inside(self, records: Database) -> Database:
+        """The records that are asked about: one column, or all but that of the groups."""
+        if self.of is not None:
+            return _picked(records, self.of)
+        return records if callable(self.column) else _without(records, self.column)
+
+
+def integer_keys(column: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Numbers as keys, int32, and whether each is one."""
+    codes = as_codes(column)
+    known = jnp.abs(codes) <= _LARGEST_KEY
+    if jnp.issubdtype(column.dtype, jnp.floating):
+        known &= (codes != -1) | (comparable(column) == -1)  # -1 also stands for no code.
+    return codes, known
+
+
+def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
+    """Groups with keys that were checked."""
+    if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
+        raise TypeError(
+            "column must be a name, an index or a function of a record, got"
+            f" {_checks.shown(column)}"
+        )
+    return Groups(column, _checked_keys(keys), of)
+
+
+def groups_of(by: By | None) -> tuple[Groups, ...]:
+    """The groups of several columns, the first of them outermost."""
+    if by is None:
+        return ()
+    if not isinstance(by, Mapping) or not by or any(map(callable, by)):
+        raise TypeError(
+            'by must give columns and their public keys, as {"cut": ["Fair", "Ideal"]}, got'
+            f" {_checks.shown(by)}"
+        )
+    return tuple(groups(column, keys) for column, keys in by.items())
+
+
+def inside_groups(records: Database, by: By | None) -> Database:
+    """The records without the columns of groups."""
+    for one in groups_of(by):
+        records = one.inside(records)
+    return records
+
+
+def each_group(function: Callable[..., PyTree], by: By | None) -> Callable[..., PyTree]:
+    """A function of one group's value, made to take the values of all."""
+    for _ in by or ():
+        function = jax.vmap(function)
+    return function
+
+
+def _checked_keys(keys: object) -> tuple[int, ...] | tuple[str, ...]:
+    wanted = "keys must be integers or texts, public, in an order, without repeats"
+    if isinstance(keys, (str, set, frozenset, Mapping)) or not hasattr(keys, "__iter__"):
+        raise TypeError(f"{wanted}, got {_checks.shown(keys)}")
+    if _checks.is_traced(keys):
+        raise TypeError(f"{wanted}, known before tracing")
+    found: list[Any] = [_plain(key, wanted) for key in keys]  # pyright: ignore
+    if not found or len({isinstance(key, str) for key in found}) > 1:
+        raise TypeError(f"{wanted}, all of one kind and at least one, got {_checks.shown(keys)}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"{wanted}, got {_checks.shown(keys)}")
+    return tuple(found)
+
+
+def _plain(key: object, wanted: str) -> int | str:
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, (bool, np.bool_)):
+        return int(key)
+    if isinstance(key, jax.Array) and key.shape == ():
+        key = np.asarray(key)[()]
+    if not isinstance(key, numbers.Integral):
+        raise TypeError(f"{wanted}, got {_checks.shown(key)}; round floats to integers first")
+    return _checks.integer("keys", key, least=-_LARGEST_KEY, most=_LARGEST_KEY)
+
+
+def _keys_of(column: Column, records: Database) -> jax.Array | Texts:
+    """The key of every record."""
+    found = _computed(column, records) if callable(column) else _picked(records, column)
+    n = jax.tree.leaves(records)[0].shape[0]
+    keys = found.words[..., 0] if isinstance(found, Texts) else found
+    if isinstance(keys, jax.Array) and keys.shape == (n,):
+        return found
+    raise ValueError(
+        f"column must hold one integer or text for each of {n} records, got"
+        f" {_checks.described(found)}"
+    )
+
+
+def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array | Texts:
+    """What a function gives for every record, by the same program in every slot.
+
+    A function that rounds runs on one record at a time, as the predicates of `counting_query`.
+    """
+    checked, program = check_lanes("column", column, records)
+    if is_exact(program):
+        found = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
+    else:
+        found = lax.map(checked, records)
+    if isinstance(found, jax.Array) and jnp.issubdtype(found.dtype, jnp.floating):
+        raise TypeError(
+            f"column must give an integer for each record, got {found.dtype}: round it, as by"
+            " jnp.floor(x).astype(int)"
+        )
+    return found
+
+
+def _picked(records: Database, column: str | int) -> PyTree:
+    """One column of a table, a tuple or an array of shape (n, d)."""
+    try:
+        if isinstance(records, jax.Array):
+            records = dict(enumerate(records.T))
+        return records[column]  # pyright: ignore  # A column that is not there is refused below.
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"database must have a column {column!r}, got {_checks.described(records)}"
+        ) from error
+
+
+def _without(records: Database, column: str | int) -> PyTree:
+    """The other columns; one alone as it is, and the column itself if there is no other."""
+    if isinstance(records, jax.Array):
+        others = [j for j in range(records.shape[1]) if j != column]
+        return records[:, others[0] if len(others) == 1 else np.array(others or [0])]
+    if isinstance(records, Mapping):
+        rest: Any = {name: x for name, x in records.items() if name != column}
+        alone = list(rest.values())
+    else:
+        rest = alone = [x for j, x in enumerate(records) if j != column]
+    if not alone:
+        return _picked(records, column)
+    return alone[0] if len(alone) == 1 else rest
