@@ -90,7 +90,8 @@ def rehearse(
         ...     n=1000,
         ...     mechanisms={f"epsilon {x:g}": dpjax.laplace(0.001, x) for x in (1.0, 0.01)},
         ... )
-        >>> print(*found.verdict.values, sep="\n")
+        >>> for verdict in found.verdict.values:
+        ...     print(verdict)
         epsilon 1: noise is 0.15 of the sampling spread. Publish.
         epsilon 0.01: noise is 14 times the sampling spread. Do not publish: see ...
     """
@@ -225,5 +226,6 @@ def _verdict(ratio: float, each: np.ndarray, finite: np.ndarray) -> str:
     if ratio >= 1:
         return f"{said}. Publish only if you must: more people or fewer numbers help, see {_PAGE}."
     if drowned:
-        return f"{said}, but above it in {drowned} of {each.size} numbers. Publish: those are mostly noise."
+        some = f"{drowned} of {each.size} numbers"
+        return f"{said}, but above it in {some}. Publish: those are mostly noise."
     return f"{said}. Publish."

@@ -64,7 +64,7 @@ def test_verdicts_follow_the_ratio(mean):
     strong, weak, _, _ = mean.verdict.values
     assert strong.startswith("strong: noise is 6")
     assert strong.endswith("Do not publish: see docs/when-it-works.md.")
-    assert weak.startswith("weak: noise is 0.06")
+    assert weak.startswith("weak: noise is 0.07")
     assert weak.endswith("of the sampling spread. Publish.")
     assert mean.guarantee.values[0] == "(epsilon=0.1, delta=0)-DP"
     assert set(mean.relation.values) == {"replace-one"}
@@ -98,7 +98,7 @@ def test_no_open_ledger_is_told(key, tmp_path):
 
 
 def test_a_query_is_shown_in_the_units_of_its_records(key):
-    query = queries.sum_query(0.0, 10.0, unit=0.25)
+    query = queries.sum_query(lower=0.0, upper=10.0, capacity=N)
     mechanisms = [dpjax.laplace(query.sensitivity("l1"), 1.0)]
     found = rehearse(key, query, lambda key, n: 10 * uniform(key, n), mechanisms)
     assert found.mechanism.values.tolist() == ["laplace"]
