@@ -24,7 +24,7 @@ LINES: "tuple[LineStyleType, ...]" = (
     (0, (1, 3)),
 )
 # Widths in a legend, in sizes of its font: of a letter, and of a curve with the space about it.
-_CHARACTER, _HANDLE = 0.58, 5
+_CHARACTER, _HANDLE = 0.56, 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -73,11 +73,12 @@ def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
 def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:
     """The arguments of a legend that is no wider than so many points; long texts are wrapped."""
     size = _points("legend.fontsize")
-    most = max(8, int(width / (_CHARACTER * size)))
+    most = max(8, int(width / size / _CHARACTER))
+    beside_curve = max(8, int((width / size - _HANDLE) / _CHARACTER))
     each = _HANDLE + _CHARACTER * max(map(len, labels), default=1)
     return {
-        "labels": [textwrap.fill(label, max(8, most - _HANDLE)) for label in labels],
-        "ncols": max(1, min(columns, int(width / (each * size)))),
+        "labels": [textwrap.fill(label, beside_curve) for label in labels],
+        "ncols": max(1, min(columns, int(width / size / each))),
         "title": textwrap.fill(title, most),
         "frameon": False,
     }

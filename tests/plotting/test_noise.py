@@ -25,7 +25,7 @@ def test_densities_are_those_of_the_noise(ax):
         np.testing.assert_allclose(y, distribution.pdf(x, scale=scale), rtol=1e-4, atol=1e-7)
         low, high = x[line.get_markevery()]
         assert (low, high) == pytest.approx(distribution.interval(0.9, scale=scale))
-        assert line.get_label() == f"{name}: 0.9 within ±{high:.3g}"
+        assert line.get_label() == f"{name}: 90% within ±{high:.3g}"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("noise [mm]", "probability density [1/mm]")
 
 
