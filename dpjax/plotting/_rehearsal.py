@@ -1,6 +1,6 @@
 """Rehearsed releases: the noise of each mechanism, beside the spread of the answer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     ]
     ax = axes_or_new(ax)
     for row, (ratio, ratios) in enumerate(zip(together, each, strict=True)):
-        look = style(row) | {"linestyle": "none"}
+        look: dict[str, Any] = {**style(row), "linestyle": "none"}
         found = np.sort(ratios[np.isfinite(ratios) & (ratios > 0)])
         if len(ratios) > 1 and len(found):
             ranks = np.linspace(0, len(found) - 1, min(len(found), _MOST_NUMBERS)).round()
@@ -68,7 +68,7 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
             ax.plot(shown, np.full(len(shown), row), alpha=0.5, markersize=4, **look)
         ax.plot(ratio, row, markersize=11, **look)
     ax.axvline(1, color=ink(), linestyle="--", label="noise as large as the sampling spread")
-    plain = {"color": ink(), "linestyle": "none"}
+    plain: dict[str, Any] = {"color": ink(), "linestyle": "none"}
     ax.plot([], marker="o", markersize=11, label="all numbers together", **plain)
     if each.shape[1] > 1:
         ax.plot([], marker=".", alpha=0.5, label="a single number", **plain)

@@ -92,9 +92,9 @@ def utility(
     )
     rows, columns, names = _labels(array, (row, col, curve))
     order = np.argsort(positions)
-    panels = _grid(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
+    panels: Any = _grid(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
-        panel = panels[place]
+        panel: Axes = panels[place]
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
         for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
             look = style(index)
@@ -112,7 +112,7 @@ def utility(
         if legend:
             _legend_of_grid(panels, title)
         return panels
-    panel = panels.item()
+    panel = panels[0, 0]
     panel.set_xlabel(x_label)
     panel.set_ylabel(y_label)
     if legend:
@@ -120,7 +120,7 @@ def utility(
     return panel
 
 
-def _grid(rows: int, columns: int) -> np.ndarray:
+def _grid(rows: int, columns: int) -> Any:
     """Panels at the size of a page: text keeps its size, and panels share their axes."""
     pyplot = _checks.extra("matplotlib.pyplot", "plot")
     size = (0.8 + _PANEL[0] * columns, 1.1 + _PANEL[1] * rows)
@@ -129,7 +129,7 @@ def _grid(rows: int, columns: int) -> np.ndarray:
 
 
 def _label_grid(
-    panels: np.ndarray, rows: list[str], columns: list[str], x_label: str, y_label: str
+    panels: Any, rows: list[str], columns: list[str], x_label: str, y_label: str
 ) -> None:
     """Labels the grid once: columns above, rows on the right, and the axes that panels share."""
     figure = panels[0, 0].figure
@@ -142,7 +142,7 @@ def _label_grid(
         panel.annotate(name, (1.03, 0.5), **look)
 
 
-def _legend_of_grid(panels: np.ndarray, title: str) -> None:
+def _legend_of_grid(panels: Any, title: str) -> None:
     figure = panels[0, 0].figure
     handles, labels = panels[0, 0].get_legend_handles_labels()
     look = legend_within(72 * figure.get_figwidth(), labels, len(labels), title)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -117,7 +117,7 @@ def rehearse(
     return _summary(found, named, getattr(target, "estimate", np.asarray))
 
 
-def _named(mechanisms: object) -> dict[str, CoordinatewiseMechanism]:
+def _named(mechanisms: Any) -> dict[str, Any]:
     if isinstance(mechanisms, Mapping):
         pairs = list(mechanisms.items())
     else:
@@ -141,7 +141,7 @@ def _named(mechanisms: object) -> dict[str, CoordinatewiseMechanism]:
     return dict(pairs)
 
 
-def _check(name: str, mechanism: CoordinatewiseMechanism, target: Target, n: int) -> None:
+def _check(name: str, mechanism: Mechanism, target: Target, n: int) -> None:
     """Refuses what the release would refuse."""
     privatize(target, mechanism)
     of = mechanism.sensitivity.n
@@ -159,7 +159,7 @@ def _check_alike(name: str, value: Value, released: Value) -> None:
 
 def _summary(
     found: "Dataset",
-    named: Mapping[str, CoordinatewiseMechanism],
+    named: Mapping[str, Mechanism],
     estimate: Callable[[np.ndarray], np.ndarray],
 ) -> "Dataset":
     """Compares the errors of each mechanism with the spread, and says what that means."""
@@ -181,7 +181,7 @@ def _summary(
         values.append(value.astype(np.float64).reshape(len(value), -1))
         errors.append(released.astype(np.float64).reshape(*released.shape[:2], -1) - values[-1])
     value, error = np.concatenate(values, axis=1), np.concatenate(errors, axis=2)
-    finite = np.isfinite(value).all(axis=1)
+    finite = np.asarray(np.isfinite(value).all(axis=1))
     with np.errstate(all="ignore"):
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
