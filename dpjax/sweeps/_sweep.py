@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
@@ -75,8 +76,10 @@ def sweep(
         parameters and "repeat", then those of an output: NAME_dim_0 and so on. The name of an
         output joins the keys and attributes in the returned tree by "_"; a single array is "value".
         The coordinates of trees of arrays are an index, and the numbers in each tree; those of
-        functions are their names. Attributes hold versions, device, seconds, and the kind and a
-        digest of the key. `to_netcdf` saves it, and so does `to_zarr` if zarr is installed.
+        functions are their names. If the function returns guarantees, the coordinate "relation" is
+        their neighboring relation at each choice of static parameters. Attributes hold versions,
+        device, seconds, and the kind and a digest of the key. `to_netcdf` saves it, and so does
+        `to_zarr` if zarr is installed.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
@@ -147,7 +150,17 @@ def sweep(
         "cells_computed": work.computed,
         "cells_found": work.there.size - work.computed,
     }
-    return dataset(axes, repeats, outputs, work.values, units=units, attributes=attributes)
+    choices = np.array([part.relation for part in parts], object)
+    relations = [axis.name for axis in static_axes], choices.reshape([*map(len, static_axes)])
+    return dataset(
+        axes,
+        repeats,
+        outputs,
+        work.values,
+        relations=relations,
+        units=units,
+        attributes=attributes,
+    )
 
 
 def _kind(key: Key) -> str:

@@ -143,10 +143,10 @@ def test_progress_counts_what_was_found(swept, capsys):
     swept(progress=True)
     said = capsys.readouterr().err
     assert re.search(r"24\.0/24\.0 .* cells/s", said)
-    assert re.search(
-        r"sweep: 2 choices of static parameters, 24 cells \(16 of them found in .*\), 5 at a time\n",
-        said,
+    plan = (
+        r"sweep: 2 choices of static parameters, 24 cells \(16 of them found in .*\), 5 at a time"
     )
+    assert re.search(plan, said)
 
 
 def test_a_terminal_shows_a_bar_by_itself(swept, capsys, monkeypatch):
