@@ -185,8 +185,6 @@ def _summary(
     with np.errstate(all="ignore"):
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
-    if not finite.all():  # The noise of a number may be small beside an infinite spread.
-        each, together = np.full_like(each, np.nan), np.full_like(together, np.nan)
     verdicts = [
         f"{name}: {_verdict(ratio, ratios, finite)}"
         for name, ratio, ratios in zip(named, together.tolist(), each, strict=True)

@@ -46,3 +46,15 @@ def test_what_adds_no_noise_is_refused(ax):
         noise({}, ax=ax)
     with pytest.raises(ValueError, match="probability must be"):
         noise(MECHANISMS, probability=1.0, ax=ax)
+
+
+def test_relations_that_differ_are_in_the_legend(ax):
+    query = dpjax.queries.counting_query(lambda x: x > 0)
+    mechanisms = {
+        relation.name: dpjax.laplace(query.sensitivity("l1", relation=relation), 1.0)
+        for relation in dpjax.NeighboringRelation
+    }
+    noise(mechanisms, ax=ax)
+    one, other = (line.get_label() for line in ax.get_lines())
+    assert one.endswith(", replace-one")
+    assert other.endswith(", add-or-remove-one")
