@@ -48,5 +48,6 @@ from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
 from dpjax.sensitivity._shaped_norm import NoiseShape as NoiseShape
 from dpjax.sweeps._cell_keys import cell_key as cell_key
+from dpjax.sweeps._rehearse import rehearse as rehearse
 from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
 from dpjax.sweeps._sweep import sweep as sweep

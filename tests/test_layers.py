@@ -32,10 +32,10 @@ LEVELS = {
     "mechanisms": 5,
     "targets": 5,
     "auditing": 5,
-    "sweeps": 5,
     "attacks": 6,
     "learning": 6,
     "queries": 6,
+    "sweeps": 6,
     "plotting": 7,
 }
 # Rooms whose names others take from one file, which lists them.

@@ -41,7 +41,7 @@ def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
     """Reads every file whose name matches, and removes partial ones that killed processes left."""
     remove_abandoned(folder, names)
     files = sorted(file for file in folder.iterdir() if re.fullmatch(names, file.name))
-    return [_read(file, kind) for file in files]
+    return [read_chunk(file, kind) for file in files]
 
 
 def check_run(
@@ -61,7 +61,8 @@ def check_run(
         )
 
 
-def _read(path: Path, kind: str) -> ChunkFile:
+def read_chunk(path: Path, kind: str) -> ChunkFile:
+    """Reads one file."""
     magic, data = _magic(kind), memoryview(path.read_bytes())
     if data[: len(magic)].tobytes() != magic:
         raise ValueError(f"{kind} {path} is not a {kind} of this version of dpjax")

@@ -20,8 +20,7 @@ Json: TypeAlias = dict[str, Any]
 def replace(path: pathlib.Path, parts: Iterable[bytes | memoryview]) -> None:
     """Replaces a file as a whole: at every moment the old or the new one is there."""
     partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        _lock(file)
+    with _new_file(partial) as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
@@ -73,17 +72,26 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 
 @contextlib.contextmanager
-def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """Raises if another process is inside; a file system without locks cannot tell."""
+def locked(path: pathlib.Path) -> Generator[None]:
+    """Waits until no other process is inside; a file system without locks cannot tell."""
     with open(path, "ab") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(refusal) from None
-            except OSError:
-                pass  # The file system has no locks.
+        _lock(file)
         yield
+
+
+def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
+    """Locks an open file, unless another process has it; where there are no locks, all may.
+
+    Closing the file frees the lock, and so does the end of the process.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # The file system has no locks.
+    return True
 
 
 def sync_folder(folder: pathlib.Path) -> None:
@@ -98,10 +106,20 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def _new_file(path: pathlib.Path) -> IO[bytes]:
+    """An empty file that is locked while it is open."""
+    while True:
+        file = open(path, "wb")  # noqa: SIM115
+        _lock(file)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # Another process removed it before it was locked.
+
+
 def _lock(file: IO[bytes]) -> None:
     if fcntl is not None:
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _host() -> str:

@@ -1,6 +1,8 @@
 """Progress bars, and a note after an interruption about the kept results."""
 
 import contextlib
+import importlib.util
+import sys
 from collections.abc import Callable, Generator
 
 from dpjax._core import _checks
@@ -8,14 +10,20 @@ from dpjax._core import _checks
 
 @contextlib.contextmanager
 def counting(
-    unit: str, total: int, *, done: int = 0, shown: bool
+    unit: str, total: int, *, done: int = 0, shown: bool, plan: str = ""
 ) -> Generator[Callable[[int], object], None, None]:
-    """A function to call with how many more are done, which a bar shows, if it is to be shown."""
-    if not shown:
+    """A function to call with how many more are done, which a bar shows, if it is to be shown.
+
+    A plan is a line above the bar. With one, a terminal shows both anyway, if tqdm is installed.
+    """
+    at_terminal = plan and sys.stderr.isatty() and importlib.util.find_spec("tqdm")
+    if not (shown or at_terminal):
         yield lambda more: None
         return
     tqdm = _checks.extra("tqdm", "progress").tqdm
     with tqdm(total=total, initial=done, unit=f" {unit}", unit_scale=True) as bar:
+        if plan and not bar.disable:
+            bar.write(plan, file=sys.stderr)
         yield bar.update
 
 

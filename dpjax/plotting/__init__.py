@@ -7,6 +7,7 @@ from dpjax.plotting._operating_points import least_pairs as least_pairs
 from dpjax.plotting._operating_points import overestimate as overestimate
 from dpjax.plotting._recovered_fraction import recovered_fraction as recovered_fraction
 from dpjax.plotting._regret_bounds import regret_bounds as regret_bounds
+from dpjax.plotting._rehearsal import rehearsal as rehearsal
 from dpjax.plotting._release_with_error import release_with_error as release_with_error
 from dpjax.plotting._released_function import released_function as released_function
 from dpjax.plotting._roc_curve import roc_curve as roc_curve

@@ -1,6 +1,7 @@
 """Shared parts of all plots: axes, styles for color-blind readers, and labels with units."""
 
-from typing import TYPE_CHECKING, TypedDict
+import textwrap
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from dpjax._core import _checks
 
@@ -22,6 +23,8 @@ LINES: "tuple[LineStyleType, ...]" = (
     (0, (8, 3)),
     (0, (1, 3)),
 )
+# Widths in a legend, in sizes of its font: of a letter, and of a curve with the space about it.
+_CHARACTER, _HANDLE = 0.56, 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -40,10 +43,16 @@ def axes_or_new(ax: "Axes | None") -> "Axes":
     return _checks.extra("matplotlib.pyplot", "plot").figure(layout="constrained").subplots()
 
 
+def ink() -> str:
+    """The color of text: black, or what stands out on the dark figures of a style sheet."""
+    return _checks.extra("matplotlib", "plot").rcParams["text.color"]
+
+
 def style(index: int) -> Style:
     """The look of the curve with this number."""
     place = index % len(COLORS)
-    return {"color": COLORS[place], "linestyle": LINES[place], "marker": MARKERS[place]}
+    color = ink() if COLORS[place] == BLACK else COLORS[place]
+    return {"color": color, "linestyle": LINES[place], "marker": MARKERS[place]}
 
 
 def with_unit(label: str, unit: str) -> str:
@@ -51,6 +60,32 @@ def with_unit(label: str, unit: str) -> str:
     return f"{label} [{unit}]" if unit else label
 
 
-def legend_above(ax: "Axes", columns: int = 2) -> None:
-    """Draws a legend that covers no data."""
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False)
+def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
+    """Draws a legend that covers no data: above the axes and their title, and no wider."""
+    points = 72 / ax.figure.dpi
+    width, height = (points * x for x in ax.get_window_extent().size)
+    above = 1 + (2 * _points("axes.titlesize") / height if ax.get_title() else 0)
+    handles, labels = ax.get_legend_handles_labels()
+    look = legend_within(width, labels, columns, title)
+    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, above), **look)
+
+
+def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:
+    """The arguments of a legend that is no wider than so many points; long texts are wrapped."""
+    size = _points("legend.fontsize")
+    most = max(8, int(width / size / _CHARACTER))
+    beside_curve = max(8, int((width / size - _HANDLE) / _CHARACTER))
+    each = _HANDLE + _CHARACTER * max(map(len, labels), default=1)
+    return {
+        "labels": [textwrap.fill(label, beside_curve) for label in labels],
+        "ncols": max(1, min(columns, int(width / size / each))),
+        "title": textwrap.fill(title, most),
+        "frameon": False,
+    }
+
+
+def _points(name: str) -> float:
+    """The size of a font of matplotlib's settings, which may be a word such as "large"."""
+    matplotlib = _checks.extra("matplotlib.font_manager", "plot")
+    size = _checks.extra("matplotlib", "plot").rcParams[name]
+    return matplotlib.FontProperties(size=size).get_size_in_points()

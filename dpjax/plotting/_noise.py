@@ -31,7 +31,7 @@ def noise(
 
     Args:
         mechanisms: by their names in the legend. They must have additive noise, or be `bernstein`,
-            whose noise is that of a lattice value.
+            whose noise is that of a lattice value. The legend says if neighboring relations differ.
         shape: of the value: rounding a large vector to the grid costs a little scale.
         probability: of noise between the markers.
         unit: of the value.
@@ -77,6 +77,7 @@ def noise(
         scales[name] * each.noise.tail_quantile(1 - _SHOWN) for name, each in mechanisms.items()
     ]
     offsets = np.linspace(-max(tails), max(tails), _POINTS)
+    relations = {name: each.guarantee.relation for name, each in mechanisms.items()}
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
         inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
@@ -85,7 +86,9 @@ def noise(
         log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
         density = np.exp(np.asarray(log_density, np.float64)) / scales[name]
         marked = np.searchsorted(at, [-inside, inside]).tolist()
-        label = f"{name}: {probability:g} within ±{inside:.3g}"
+        label = f"{name}: {100 * probability:g}% within ±{inside:.3g}"
+        if len(set(relations.values())) > 1:
+            label += f", {relations[name]}"
         ax.plot(at, density, label=label, markevery=marked, **style(index))
     ax.set_ylim(bottom=0)
     ax.set_xlabel(with_unit("noise", unit))

@@ -7,7 +7,7 @@ import numpy as np
 import scipy
 
 from dpjax._core._values import OperatingPoint, describe_confidence
-from dpjax.plotting._axes import BLACK, axes_or_new, style
+from dpjax.plotting._axes import axes_or_new, ink, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def overestimate(
         label = f"gamma = {gamma:.4g}, {method}, {describe_confidence(confidence)}"
         true = float(np.asarray(quantile(np.asarray([1 - gamma])))[0])
         ax.plot(pairs, means / true, label=label, **style(index))
-    ax.axhline(1, color=BLACK, linewidth=0.8)
+    ax.axhline(1, color=ink(), linewidth=0.8)
     ax.set_xscale("log")
     ax.set_xlabel("m, number of pairs")
     ax.set_ylabel("average estimate / true quantile")

@@ -10,7 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._values import Guarantee
 from dpjax.attacks._guessing_bound import guessing_bound
 from dpjax.attacks._phase_change import expected_recovered_fraction
-from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
+from dpjax.plotting._axes import axes_or_new, ink, legend_above, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ def recovered_fraction(
     ax.plot(
         smooth,
         expected_recovered_fraction(smooth),
-        color=BLACK,
+        color=ink(),
         label="expected for Walsh-Hadamard queries",
     )
     for index, (name, fractions) in enumerate(curves.items()):
@@ -83,7 +83,7 @@ def recovered_fraction(
     if guarantee is not None:
         ax.axhline(
             guessing_bound(guarantee),
-            color=BLACK,
+            color=ink(),
             linestyle=(0, (1, 3)),
             label=f"most under ({float(guarantee.epsilon):g}, {float(guarantee.delta):g})-DP",
         )

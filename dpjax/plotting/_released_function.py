@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, approximate_bernstein
-from dpjax.plotting._axes import BLACK, BLUE, VERMILION, axes_or_new
+from dpjax.plotting._axes import BLACK, BLUE, VERMILION, axes_or_new, ink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def released_function(
         shape = {"degree": released.degree, "dims": 1, "order": released.order}
         smooth = values(approximate_bernstein(raw, **shape))
         label = "raw function, not private"
-        ax.plot(axes[0], raw_values, color=BLACK, linestyle=":", linewidth=2, label=label)
+        ax.plot(axes[0], raw_values, color=ink(), linestyle=":", linewidth=2, label=label)
         label = "its Bernstein polynomial, not private"
         ax.plot(axes[0], smooth, color=VERMILION, linestyle="--", label=label)
     _draw_release(ax, axes[0], values(released), error, codomain)

@@ -8,7 +8,7 @@ import numpy as np
 from dpjax._core._values import Guarantee
 from dpjax.attacks._claim_comparison import highest_true_positive_rate
 from dpjax.attacks._roc_curve import RocCurve
-from dpjax.plotting._axes import BLACK, axes_or_new, legend_above, style
+from dpjax.plotting._axes import axes_or_new, ink, legend_above, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,8 +70,8 @@ def roc_curve(
             lower, upper = curve.limits(rates)
             ax.fill_between(rates, lower, upper, color=look["color"], alpha=0.2, linewidth=0)
     if bound is not None:
-        ax.plot(rates, bound, color=BLACK, linestyle=(0, (8, 3)), label=f"allowed by {guarantee}")
-    ax.plot(rates, rates, color=BLACK, linestyle=":", label="guessing")
+        ax.plot(rates, bound, color=ink(), linestyle=(0, (8, 3)), label=f"allowed by {guarantee}")
+    ax.plot(rates, rates, color=ink(), linestyle=":", label="guessing")
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlim(least, 1)

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import OperatingPoint, Sensitivity, describe_confidence
-from dpjax.plotting._axes import BLACK, BLUE, GREEN, SKY, VERMILION, axes_or_new, with_unit
+from dpjax.plotting._axes import BLUE, GREEN, SKY, VERMILION, axes_or_new, ink, with_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def sensitivity_ecdf(
     )
     if cdf is not None:
         grid = np.linspace(0, x[-1], 501)
-        ax.plot(grid, np.asarray(cdf(grid)), color=BLACK, linestyle="--", label="true distribution")
+        ax.plot(grid, np.asarray(cdf(grid)), color=ink(), linestyle="--", label="true distribution")
     if point is not None and k is not None:
         _mark(ax, point, k, m, ordered[k - 1])
     ax.set_xlim(left=0)

@@ -1,15 +1,18 @@
-"""Utility against epsilon, with ribbons of quantiles over repeats."""
+"""Utility against epsilon, with bands of quantiles over repeats."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax.plotting._axes import axes_or_new, style, with_unit
+from dpjax.plotting._axes import axes_or_new, legend_above, legend_within, style, with_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import DataArray, Dataset
+
+_PANEL = (2.1, 1.7)  # Width and height in inches.
 
 
 def utility(
@@ -19,29 +22,38 @@ def utility(
     x: str = "epsilon",
     repeat: str = "repeat",
     curve: str | None = None,
+    col: str | None = None,
+    row: str | None = None,
     quantiles: tuple[float, float] = (0.05, 0.95),
+    legend: bool = True,
     ax: "Axes | None" = None,
-) -> "Axes":
-    """Plots the median of a result over repeats, and a ribbon between two quantiles.
+) -> "Axes | np.ndarray":
+    """Plots the median of a result over repeats, and a band between two quantiles.
 
     Args:
-        data: an `xarray.Dataset` or `xarray.DataArray` with dimensions x, repeat, and at most one
-            more. Labels use `attrs["units"]` and `attrs["long_name"]`.
+        data: an `xarray.Dataset` or `xarray.DataArray` with dimensions x, repeat, col, row, and at
+            most one more. Labels use `attrs["units"]` and `attrs["long_name"]`. Where a coordinate
+            `relation` differs, labels name the neighboring relation of each curve or panel.
         variable: of the data set; optional if it has only one.
         x: the dimension of the horizontal axis.
         repeat: the dimension of the quantiles.
         curve: the dimension with a curve for each entry; by default the remaining one.
-        quantiles: lower and upper end of the ribbon, in (0, 1).
-        ax: the axes to draw on; None makes a figure.
+        col: the dimension with a column of panels for each entry.
+        row: the dimension with a row of panels for each entry.
+        quantiles: lower and upper end of the band, in (0, 1).
+        legend: whether to draw one, above the axes or above all panels. If you add a title to your
+            own axes afterwards, draw the legend yourself.
+        ax: the axes to draw on; None makes a figure. A grid of panels makes its own.
 
     Returns:
-        The axes.
+        The axes; with `col` or `row` an array of them, of shape (rows, columns).
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the data are not an object of xarray.
         ValueError: if the data have other dimensions, an empty dimension, no numbers along x, or
-            several variables without a choice, or if the quantiles are not an interval.
+            several variables without a choice; if the quantiles are not an interval, `ax` is given
+            for a grid, or no label can say which curve is under which neighboring relation.
 
     Formal guarantees:
         None: the results of a sweep are not private.
@@ -60,11 +72,13 @@ def utility(
     low, high = (_checks.fraction("quantiles", end) for end in quantiles)
     if low >= high:
         raise ValueError(f"quantiles must be lower and upper end, got {quantiles}")
-    rest: list[Any] = [name for name in array.dims if name not in (x, repeat)]
+    if ax is not None and (col or row):
+        raise ValueError("ax must be None for a grid of panels, which makes a figure of its own")
+    rest: list[Any] = [name for name in array.dims if name not in (x, repeat, col, row)]
     if curve is None and len(rest) == 1:
         (curve,) = rest
-    wanted = [name for name in (curve, repeat, x) if name is not None]
-    if set(array.dims) != set(wanted):
+    wanted = [name for name in (row, col, curve, repeat, x) if name is not None]
+    if sorted(map(str, array.dims)) != sorted(wanted):
         raise ValueError(
             f"data must have dimensions {tuple(wanted)}, got {tuple(array.dims)}: choose with .sel"
             " or average over the others first"
@@ -73,20 +87,66 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
+    values = values.reshape(
+        *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
+    )
+    rows, columns, names = _labels(array, (row, col, curve))
     order = np.argsort(positions)
-    ax = axes_or_new(ax)
-    for index, (label, results) in enumerate(_curves(array, values, curve)):
-        bottom, median, top = np.quantile(results, [low, 0.5, high], axis=0)[:, order]
-        look = style(index)
-        ax.fill_between(positions[order], bottom, top, color=look["color"], alpha=0.2, linewidth=0)
-        ax.plot(positions[order], median, label=label, **look)
-    if np.all(positions > 0):
-        ax.set_xscale("log")
-    ax.set_xlabel(_label(array[x], x))
-    ax.set_ylabel(_label(array, str(array.name or "value")))
-    ribbon = f"median and quantiles {low:.3g} to {high:.3g} of {values.shape[-2]} repeats"
-    ax.legend(title=ribbon if curve is None else f"{_label(array[curve], curve)}: {ribbon}")
-    return ax
+    panels: Any = _grid(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
+    for place in np.ndindex(panels.shape):
+        panel: Axes = panels[place]
+        bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
+        for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
+            look = style(index)
+            panel.fill_between(
+                positions[order], bottom, top, color=look["color"], alpha=0.2, linewidth=0
+            )
+            panel.plot(positions[order], median, label=label, **look)
+        if np.all(positions > 0):
+            panel.set_xscale("log")
+    said = f"median and {100 * low:.3g}% to {100 * high:.3g}% of {values.shape[-2]} repeats"
+    title = f"{_label(array[curve], curve)}: {said}" if curve else said
+    x_label, y_label = _label(array[x], x), _label(array, str(array.name or "value"))
+    if col or row:
+        _label_grid(panels, rows, columns, x_label, y_label)
+        if legend:
+            _legend_of_grid(panels, title)
+        return panels
+    panel = panels[0, 0]
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    if legend:
+        legend_above(panel, title=title)
+    return panel
+
+
+def _grid(rows: int, columns: int) -> Any:
+    """Panels at the size of a page: text keeps its size, and panels share their axes."""
+    pyplot = _checks.extra("matplotlib.pyplot", "plot")
+    size = (0.8 + _PANEL[0] * columns, 1.1 + _PANEL[1] * rows)
+    figure = pyplot.figure(figsize=size, layout="constrained")
+    return figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+
+
+def _label_grid(
+    panels: Any, rows: list[str], columns: list[str], x_label: str, y_label: str
+) -> None:
+    """Labels the grid once: columns above, rows on the right, and the axes that panels share."""
+    figure = panels[0, 0].figure
+    figure.supxlabel(x_label, fontsize="medium")
+    figure.supylabel(y_label, fontsize="medium")
+    for panel, name in zip(panels[0], columns, strict=True):
+        panel.set_title(name, fontsize="medium")
+    look = {"rotation": 270, "va": "center", "ha": "left", "xycoords": "axes fraction"}
+    for panel, name in zip(panels[:, -1], rows, strict=True):
+        panel.annotate(name, (1.03, 0.5), **look)
+
+
+def _legend_of_grid(panels: Any, title: str) -> None:
+    figure = panels[0, 0].figure
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    look = legend_within(72 * figure.get_figwidth(), labels, len(labels), title)
+    figure.legend(handles=handles, loc="outside upper center", **look)
 
 
 def _variable(data: Any, variable: str | None) -> "DataArray":
@@ -105,16 +165,34 @@ def _variable(data: Any, variable: str | None) -> "DataArray":
     )
 
 
-def _curves(
-    array: "DataArray", values: np.ndarray, curve: str | None
-) -> list[tuple[str, np.ndarray]]:
-    if curve is None:
-        return [(str(array.name or "value"), values)]
-    labels = np.asarray(array[curve].values).tolist()
-    return [
-        (f"{label:g}" if isinstance(label, float) else str(label), results)
-        for label, results in zip(labels, values, strict=True)
-    ]
+def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
+    """The labels along the dimensions of rows, columns and curves, with relations that differ."""
+    row, col, curve = dims
+    found = [_names(array, row, f"{row} = "), _names(array, col, f"{col} = "), _names(array, curve)]
+    if "relation" not in array.coords or "relation" in array.dims:
+        return found
+    relations = array.coords["relation"]
+    if len(np.unique(relations.values.astype(str))) == 1:
+        return found
+    inside = [name for name in dims if name in relations.dims]
+    by_place = relations.transpose(*inside, ...).values.astype(str)
+    for axis, name in enumerate(inside):
+        of_each = [np.unique(by_place.take(i, axis)) for i in range(by_place.shape[axis])]
+        if all(len(names) == 1 for names in of_each):
+            labels = found[dims.index(name)]
+            labels[:] = [f"{x} ({names[0]})" for x, names in zip(labels, of_each, strict=True)]
+            return found
+    raise ValueError(
+        "data mix neighboring relations, which no label can tell apart: choose one with .sel, or"
+        f" plot the dimensions {relations.dims} as curve, col or row"
+    )
+
+
+def _names(array: "DataArray", name: str | None, start: str = "") -> list[str]:
+    if name is None:
+        return [str(array.name or "value") if not start else ""]
+    labels = np.asarray(array[name].values).tolist()
+    return [start + (f"{x:g}" if isinstance(x, float) else str(x)) for x in labels]
 
 
 def _label(array: "DataArray", name: str) -> str:

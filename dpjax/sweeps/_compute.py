@@ -1,7 +1,7 @@
 """Computes the missing cells of a part: chunks of cells, over devices."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -20,33 +20,43 @@ from dpjax.sweeps._parts import Part
 
 # Takes the cells of a chunk, and their values.
 Keep = Callable[[np.ndarray, list[np.ndarray]], None]
+# Takes the cells of a chunk, and says whether this process shall compute them.
+Claim = Callable[[np.ndarray], bool]
 
 
 def compute(
     key: Key,
     part: Part,
-    cells: np.ndarray,
+    chunks: Sequence[np.ndarray],
     *,
     axes: Sequence[Axis],
     repeats: int,
     size: int,
     fingerprint: str,
     devices: tuple[Device | None, ...],
+    claim: Claim,
     keep: Keep,
 ) -> None:
-    """Computes cells of a part, one chunk on every device at a time.
+    """Computes the chunks of a part that it can claim, one on every device at a time.
 
-    Chunks are consecutive cells. So a resumed run computes the chunks that an interrupted run would
-    have computed next. Each chunk is padded to full size, and runs the same program. So a resumed
-    run has the same bits.
+    A chunk is padded to full size with its own cells, so all chunks run the same program, and the
+    bits of one do not depend on the others.
     """
-    layout = Layout(devices, len(cells), size)
+    if not chunks:
+        return
+    layout = Layout(devices, len(chunks) * size, size)
     key = placed(key, layout)
     shape = [len(axis) for axis in axes]
 
-    def start(chunks: list[int | None]) -> tuple[list[np.ndarray], list[jax.Array]]:
-        of_chunks = [_cells_of(chunk, cells, size) for chunk in chunks]
-        padded = np.concatenate([np.resize(x if len(x) else cells, size) for x in of_chunks])
+    def claimed() -> Iterator[list[int | None]]:
+        for step in layout.steps():
+            mine = [c if c is not None and claim(chunks[c]) else None for c in step]
+            if any(c is not None for c in mine):
+                yield mine
+
+    def start(step: list[int | None]) -> tuple[list[np.ndarray], list[jax.Array]]:
+        of_chunks = [chunks[0][:0] if c is None else chunks[c] for c in step]
+        padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in of_chunks])
         places = np.unravel_index(padded // repeats, shape) if shape else ()
         values = {a.name: a.values_at(place) for a, place in zip(axes, places, strict=True)}
         mesh = layout.local_mesh()
@@ -73,11 +83,7 @@ def compute(
                 keep(of_chunk, [array[i, : len(of_chunk)] for array in values])
 
     with host_errors():
-        run_in_flight(layout.steps(), start, finish, calls_host=part.program.calls_host)
-
-
-def _cells_of(chunk: int | None, cells: np.ndarray, size: int) -> np.ndarray:
-    return cells[:0] if chunk is None else cells[chunk * size : (chunk + 1) * size]
+        run_in_flight(claimed(), start, finish, calls_host=part.program.calls_host)
 
 
 @functools.partial(jax.jit, static_argnames=("program", "fingerprint", "mesh"))

@@ -12,6 +12,8 @@ from dpjax.sweeps._outputs import Output
 if TYPE_CHECKING:
     from xarray import Dataset, Variable
 
+RELATION = "relation"
+
 
 def check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
     """Refuses names that collide in a dataset, and units of unknown names."""
@@ -38,10 +40,14 @@ def dataset(
     outputs: Sequence[Output],
     values: Sequence[np.ndarray],
     *,
+    relations: tuple[Sequence[str], np.ndarray],
     units: Mapping[str, str],
     attributes: dict[str, object],
 ) -> "Dataset":
-    """Labels the values of all cells, which are in the order of the axes."""
+    """Labels the values of all cells, which are in the order of the axes.
+
+    `relations` are the dimensions and the values of a coordinate, where guarantees have relations.
+    """
     xarray = _checks.extra("xarray", "sweep")
     dimensions = (*(axis.name for axis in axes), REPEAT)
     shape = (*map(len, axes), repeats)
@@ -59,4 +65,6 @@ def dataset(
     for output, array in zip(outputs, values, strict=True):
         whole = array.reshape(*shape, *output.shape)
         variables[output.name] = with_unit(output.name, dimensions + output.dimensions, whole)
+    if None not in relations[1] and RELATION not in (*dimensions, *variables, *coordinates):
+        coordinates[RELATION] = xarray.Variable(*relations)
     return xarray.Dataset(variables, coordinates, attributes)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dpjax._core._types import Key, PyTree
+from dpjax._core._values import Guarantee
 from dpjax._running._memory import fitting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
@@ -41,6 +42,17 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    @property
+    def relation(self) -> str | None:
+        """The neighboring relation of the guarantees that the function returns, if it is one."""
+
+        def is_guarantee(node: object) -> bool:
+            return isinstance(node, Guarantee)
+
+        nodes = jax.tree.leaves(self.program.outputs.tree(), is_leaf=is_guarantee)
+        relations = {str(node.relation) for node in nodes if is_guarantee(node)}
+        return relations.pop() if len(relations) == 1 else None
 
     def fingerprint_of_chunks(self, size: int) -> str:
         """The fingerprint of the program that chunks run.

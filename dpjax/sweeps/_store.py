@@ -5,24 +5,33 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Generator, Sequence
+from typing import IO
 
 import numpy as np
 
-from dpjax._files._chunk_files import ChunkFile, check_run, read_chunks, write_chunks
-from dpjax._files._durable import Json, alone, check_folder, sync_folder
+from dpjax._files._chunk_files import (
+    ChunkFile,
+    check_run,
+    read_chunk,
+    read_chunks,
+    write_chunks,
+)
+from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 from dpjax.sweeps._cell_keys import WORDS
 
-_KIND = "chunk"
+_KIND, _RUN = "chunk", "run"
 _ROW = 4 * WORDS
 # Parts may differ in these names of their runs.
 _OF_A_PART = ("function", "traced", "chunk size")
 
 
 class Store:
-    """The chunks of one sweep, in a folder.
+    """The chunks of one sweep, in a folder that several processes may share.
 
     A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
-    ask for stay in the folder.
+    ask for stay in the folder. A process locks a chunk's claim while it computes it. The system
+    frees locks of a process that dies, so another one takes over. Locks save work, and results do
+    not depend on them: two processes compute the same bits, and a file is replaced as a whole.
 
     Attributes:
         path: of the folder.
@@ -37,20 +46,51 @@ class Store:
             raise ValueError(f"sweep {self.path} must be a folder, and is a file")
         self.path.mkdir(exist_ok=True)
         sync_folder(self.path.parent)
-        self._chunks: dict[str, list[ChunkFile]] = {}
+        self._found: dict[str, list[ChunkFile]] = {}
+        self._claims: dict[pathlib.Path, IO[bytes]] = {}
 
     @contextlib.contextmanager
-    def opened(self) -> Generator["Store"]:
-        """Reads all chunks, while no other process writes any."""
-        refusal = f"sweep {self.path} is being computed by another process: wait until it has ended"
-        with alone(self.path / "lock", refusal):
-            for chunk in read_chunks(self.path, r"\w+\.chunk", _KIND):
-                self._chunks.setdefault(chunk.header["part"], []).append(chunk)
-            yield self
+    def in_use(self) -> Generator["Store"]:
+        """Lets other processes know that this one works here."""
+        with open(self.path / "users", "ab") as self._users:
+            try:
+                yield self
+            finally:
+                for claim in self._claims.values():
+                    claim.close()
+                with locked(self.path / "lock"):
+                    self._forget_runs()
+
+    @contextlib.contextmanager
+    def agreement(self) -> Generator[None]:
+        """Reads what is there, and holds up other processes until this one has said its runs."""
+        with locked(self.path / "lock"):
+            self._forget_runs()
+            try_lock(self._users, shared=True)
+            kinds = (r"\w+\.chunk", _KIND), (r"\w+\.run", _RUN)
+            for chunk in (
+                chunk for names, kind in kinds for chunk in read_chunks(self.path, names, kind)
+            ):
+                self._found.setdefault(chunk.header["part"], []).append(chunk)
+            for claim in self.path.glob("*.claim"):
+                if claim.with_suffix(".chunk").exists():
+                    claim.unlink(missing_ok=True)
+            yield
+
+    def _forget_runs(self) -> None:
+        """Where nobody else works: runs that have left no chunk are over."""
+        if try_lock(self._users):
+            for file in self.path.glob("*.run"):
+                file.unlink()
+
+    def say(self, part: str, run: Json) -> None:
+        """Says the run of a part before its first chunk: other processes must agree with it."""
+        if part not in self._found:
+            write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
 
     def chunk_size(self, part: str) -> int | None:
-        """Cells in a chunk of a part, if there is one."""
-        return next((x.header["run"].get("chunk size") for x in self._chunks.get(part, ())), None)
+        """Cells in a chunk of a part, if it is known."""
+        return next((x.header["run"].get("chunk size") for x in self._found.get(part, ())), None)
 
     def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
         """Refuses chunks of another sweep.
@@ -59,7 +99,7 @@ class Store:
             runs: everything that decides the bits, for every part.
             named: names of the parts for messages.
         """
-        for part, chunks in self._chunks.items():
+        for part, chunks in self._found.items():
             # A part that this call does not ask for: only the rest of its run is known.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
@@ -71,7 +111,9 @@ class Store:
         """Fills in the values of the cells on disk, and says which cells they are."""
         rows = {row: i for i, row in enumerate(_rows(words))}
         there = np.zeros(len(words), bool)
-        for chunk in self._chunks.get(part, ()):
+        for chunk in self._found.get(part, ()):
+            if not chunk.arrays:
+                continue
             stored_words, *stored_values = chunk.arrays
             pairs = [(rows[row], j) for j, row in enumerate(_rows(stored_words)) if row in rows]
             if pairs:
@@ -81,17 +123,35 @@ class Store:
                     array[cells] = stored[places]
         return there
 
-    def add(
-        self,
-        part: str,
-        run: Json,
-        words: np.ndarray,
-        values: Sequence[np.ndarray],
-    ) -> None:
-        """Writes a chunk."""
+    def claim(self, part: str, words: np.ndarray) -> bool:
+        """Whether to compute a chunk: no other process is at it, or has done it."""
+        path = self._file(part, words)
+        claim = open(path.with_suffix(".claim"), "ab")  # noqa: SIM115
+        if try_lock(claim) and not path.exists():
+            self._claims[path] = claim
+            return True
+        claim.close()
+        return False
+
+    def add(self, part: str, run: Json, words: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        """Writes a chunk that was claimed."""
+        path = self._file(part, words)
+        write_chunks(path, _KIND, {"part": part, "run": run}, [words, *values])
+        self._claims.pop(path).close()
+        path.with_suffix(".claim").unlink(missing_ok=True)
+
+    def read(self, part: str, run: Json, words: np.ndarray) -> list[np.ndarray] | None:
+        """The values of a chunk that another process has written by now."""
+        path = self._file(part, words)
+        if not path.exists():
+            return None
+        chunk = read_chunk(path, _KIND)
+        check_run(chunk, run, f"sweep {self.path}", place="folder")
+        return chunk.arrays[1:]
+
+    def _file(self, part: str, words: np.ndarray) -> pathlib.Path:
         name = hashlib.sha256(part.encode() + words.tobytes()).hexdigest()[:32]
-        header = {"part": part, "run": run}
-        write_chunks(self.path / f"{name}.chunk", _KIND, header, [words, *values])
+        return self.path / f"{name}.chunk"
 
 
 def _rows(words: np.ndarray) -> list[bytes]:

@@ -14,6 +14,10 @@ class Array:
     def __getitem__(self, dim):
         return Array((dim,), self.coords[dim], {}, dim)
 
+    @property
+    def sizes(self):
+        return dict(zip(self.dims, self.values.shape, strict=True))
+
     def transpose(self, *dims):
         axes = [self.dims.index(dim) for dim in dims]
         return Array(dims, self.values.transpose(axes), self.coords, self.name, self.attrs)

@@ -28,6 +28,14 @@ def square(x):
     return x[0] ** 2
 
 
+def rehearsed(ratios, relations=("replace-one", "replace-one")):
+    """What `rehearsal` uses of a data set."""
+    values = {"mechanism": ["a", "b"], "relation": relations}
+    found = {name: types.SimpleNamespace(values=value) for name, value in values.items()}
+    each = np.outer(ratios, [0.1, 1.0, 10.0])
+    return {"noise_over_spread": ratios, "noise_over_spread_each": each, **found}
+
+
 # Each with as many curves as it has.
 PLOTS = {
     "audit_curve": lambda ax, _: plotting.audit_curve(
@@ -50,6 +58,7 @@ PLOTS = {
         realized={"not private": [0.1, 0.2], "private, bounded range": [0.3, 0.2]},
         ax=ax,
     ),
+    "rehearsal": lambda ax, _: plotting.rehearsal(rehearsed([0.5, 20.0]), ax=ax),
     "release_with_error": lambda ax, _: plotting.release_with_error(
         Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
     ),
@@ -124,3 +133,12 @@ axes.figure.canvas.draw()
 print('xarray' in sys.modules, len(axes.get_lines()))
 """
     assert run_python(code, DISPLAY="", MPLBACKEND="") == "False 1"
+
+
+def test_rehearsed_ratios_are_where_they_belong(ax):
+    plotting.rehearsal(rehearsed([0.5, np.nan], ["replace-one", "add-or-remove-one"]), ax=ax)
+    small, large, *_ = ax.get_lines()
+    np.testing.assert_allclose(small.get_xdata(), [0.05, 0.5, 5.0])
+    assert (large.get_xdata(), large.get_ydata()) == ([0.5], [0])
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == ["a\n(replace-one)", "b\n(add-or-remove-one)\n(not finite)"]

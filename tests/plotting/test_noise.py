@@ -25,7 +25,7 @@ def test_densities_are_those_of_the_noise(ax):
         np.testing.assert_allclose(y, distribution.pdf(x, scale=scale), rtol=1e-4, atol=1e-7)
         low, high = x[line.get_markevery()]
         assert (low, high) == pytest.approx(distribution.interval(0.9, scale=scale))
-        assert line.get_label() == f"{name}: 0.9 within ±{high:.3g}"
+        assert line.get_label() == f"{name}: 90% within ±{high:.3g}"
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("noise [mm]", "probability density [1/mm]")
 
 
@@ -46,3 +46,15 @@ def test_what_adds_no_noise_is_refused(ax):
         noise({}, ax=ax)
     with pytest.raises(ValueError, match="probability must be"):
         noise(MECHANISMS, probability=1.0, ax=ax)
+
+
+def test_relations_that_differ_are_in_the_legend(ax):
+    query = dpjax.queries.counting_query(lambda x: x > 0)
+    mechanisms = {
+        relation.name: dpjax.laplace(query.sensitivity("l1", relation=relation), 1.0)
+        for relation in dpjax.NeighboringRelation
+    }
+    noise(mechanisms, ax=ax)
+    one, other = (line.get_label() for line in ax.get_lines())
+    assert one.endswith(", replace-one")
+    assert other.endswith(", add-or-remove-one")

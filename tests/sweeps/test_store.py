@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import time
 
@@ -12,8 +13,8 @@ import xarray
 
 import dpjax
 from dpjax._files import _chunk_files, _durable
-from dpjax._running import _compiler
-from dpjax.sweeps import _compute
+from dpjax._running import _compiler, _progress
+from dpjax.sweeps import _compute, _store, _work
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
 
@@ -104,6 +105,7 @@ def test_an_extended_sweep_computes_its_own_cells_only(swept, computed, more, ce
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch, tmp_path, error):
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, ordered: None)
     logged = _compute._compiled_chunk
 
     def interrupted(*arguments, **settings):
@@ -137,9 +139,25 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
 
 def test_progress_counts_what_was_found(swept, capsys):
     swept(traced={"x": XS[:2]})
-    capsys.readouterr()
+    assert capsys.readouterr().err == ""  # No terminal.
     swept(progress=True)
-    assert re.search(r"24\.0/24\.0 .* cells/s", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(r"24\.0/24\.0 .* cells/s", said)
+    plan = (
+        r"sweep: 2 choices of static parameters, 24 cells \(16 of them found in .*\), 5 at a time"
+    )
+    assert re.search(plan, said)
+
+
+def test_a_terminal_shows_a_bar_by_itself(swept, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    swept(path=None, static={"shift": [0]})
+    said = capsys.readouterr().err
+    assert "sweep: 1 choice of static parameters, 12 cells, 5 at a time\n" in said
+    assert "12.0/12.0" in said
+    monkeypatch.setattr(_progress.importlib.util, "find_spec", lambda name: None)
+    swept(path=None)
+    assert capsys.readouterr().err == ""
 
 
 OTHERS = {
@@ -249,15 +267,127 @@ def test_a_forged_chunk_makes_no_objects_of_bytes(tmp_path):
     forged = _chunk_files._magic("chunk") + json.dumps(sealed).encode() + b"\n" + body
     (tmp_path / "forged.chunk").write_bytes(forged)
     with pytest.raises(ValueError, match="is corrupted"):
-        _chunk_files._read(tmp_path / "forged.chunk", "chunk")
+        _chunk_files.read_chunk(tmp_path / "forged.chunk", "chunk")
 
 
-def test_a_second_process_is_refused(swept, tmp_path):
-    swept(traced={"x": XS[:1]})
-    refused = pytest.raises(ValueError, match="is being computed by another process")
-    with _durable.alone(tmp_path / "sweep" / "lock", ""), refused:
-        swept()
-    assert swept().attrs["cells_found"] == 2 * REPEATS
+def names(folder, pattern):
+    return sorted(file.stem for file in folder.glob(pattern))
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """No pause, and an end where nothing would ever come."""
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        assert len(pauses) < 1000
+
+    monkeypatch.setattr(_work.time, "sleep", pause)
+    return pauses
+
+
+def test_a_chunk_that_another_process_computes_is_awaited(swept, computed, impatient, tmp_path):
+    """The lock of a file that is opened twice excludes, also within a process."""
+    expected = swept(path=tmp_path / "alone")
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "alone").glob("*.chunk")}
+    (tmp_path / "sweep").mkdir()
+    taken = dict(list(whole.items())[:2])
+    others = []
+    for name in taken:
+        claim = (tmp_path / "sweep" / name).with_suffix(".claim")
+        others.append(open(claim, "ab"))  # noqa: SIM115
+        assert _durable.try_lock(others[-1])
+    computed.clear()
+
+    def arrive(seconds):
+        impatient.append(seconds)
+        assert names(tmp_path / "sweep", "*.chunk") == sorted(
+            name.removesuffix(".chunk") for name in set(whole) - set(taken) | arrived
+        )
+        name, data = taken.popitem()
+        arrived.add(name)
+        (tmp_path / "sweep" / name).write_bytes(data)
+
+    arrived = set()
+    _work.time.sleep = arrive  # The fixture puts it back.
+    found = swept()
+    xarray.testing.assert_equal(found, expected)
+    assert found.attrs["cells_computed"] == len(computed) < 24
+    assert found.attrs["cells_found"] == 24 - len(computed)
+    assert len(impatient) == 2
+    for other in others:
+        other.close()
+
+
+def test_the_chunk_of_a_dead_process_is_taken_over(swept, computed, impatient, tmp_path):
+    """Its claim stays on disk, and its lock is gone. A living one is waited for until it dies."""
+    expected = swept(path=tmp_path / "alone")
+    (tmp_path / "sweep").mkdir()
+    for name in names(tmp_path / "alone", "*.chunk"):
+        (tmp_path / "sweep" / f"{name}.claim").touch()
+    dying = open(tmp_path / "sweep" / f"{name}.claim", "ab")  # noqa: SIM115
+    assert _durable.try_lock(dying)
+    _work.time.sleep = lambda seconds: dying.close()
+    computed.clear()
+    xarray.testing.assert_equal(swept(), expected)
+    assert len(computed) == 24
+    assert names(tmp_path / "sweep", "*.claim") == []
+
+
+def test_processes_at_work_must_agree_and_those_that_ended_need_not(swept, keys, tmp_path):
+    """Before the first chunk, too: what nobody works on any more may begin anew."""
+    (tmp_path / "sweep").mkdir()
+    with _store.Store(tmp_path / "sweep").in_use() as other:
+        with other.agreement():
+            other.say("ab", {"chunk size": 7, "key": "another"})
+        with pytest.raises(ValueError, match=r"with another .*key"):
+            swept()
+        assert names(tmp_path / "sweep", "*.chunk") == []
+    assert swept().attrs["cells_computed"] == 24
+
+
+def test_the_chunk_size_is_that_of_the_process_that_came_first(swept, tmp_path):
+    with _store.Store(tmp_path / "sweep").in_use() as other:
+        with other.agreement():
+            pass
+        swept(chunk_size=3)
+        chunks = names(tmp_path / "sweep", "*.chunk")
+        for file in (tmp_path / "sweep").glob("*.chunk"):
+            file.unlink()
+        swept(chunk_size=None)
+    assert names(tmp_path / "sweep", "*.chunk") == chunks
+
+
+def test_a_failure_frees_what_was_claimed(swept, monkeypatch):
+    compute = _compute._compiled_chunk
+    with monkeypatch.context() as context:
+        context.setattr(_compute, "_compiled_chunk", lambda *arguments, **settings: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            swept()
+    assert _compute._compiled_chunk is compute
+    assert swept().attrs["cells_computed"] == 24
+
+
+def test_without_locks_every_process_does_all_and_nothing_breaks(swept, monkeypatch, tmp_path):
+    expected = swept(path=tmp_path / "alone")
+    monkeypatch.setattr(_durable, "fcntl", None)
+    with _store.Store(tmp_path / "sweep").in_use() as other, other.agreement():
+        xarray.testing.assert_equal(swept(), expected)
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    """Another process that starts takes a new file for one that a dead process left."""
+    lock, removed = _durable._lock, []
+
+    def late(file):
+        if not removed:
+            removed.append(os.unlink(file.name))
+        lock(file)
+
+    monkeypatch.setattr(_durable, "_lock", late)
+    _durable.replace(tmp_path / "file", [b"some"])
+    assert (tmp_path / "file").read_bytes() == b"some"
 
 
 def test_chunks_of_two_runs_are_one_sweep(swept, tmp_path):
@@ -308,11 +438,40 @@ def test_every_chunk_is_written_synced_and_renamed(swept, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda file: (order.append("sync"), fsync(file)))
     monkeypatch.setattr(os, "replace", lambda *names: (order.append("rename"), replace(*names)))
     swept()
-    assert order == ["sync"] + 6 * ["sync", "rename", "sync"]
+    assert order == ["sync"] + (2 + 6) * ["sync", "rename", "sync"]  # Two runs, six chunks.
     left = tmp_path / "sweep" / f"ab12.chunk.{_durable._host()}.7.partial"
     left.write_bytes(b"some")
     swept()
     assert not left.exists()
+
+
+PLACE = """
+import jax, numpy as np, dpjax
+def function(key, x, n):
+    return jax.numpy.sin(jax.random.normal(key, (n,)) * x).sum()
+found = dpjax.sweep(
+    jax.random.key(0), function, traced={"x": [0.5, 1.0]}, static={"n": [100, 200, 300]},
+    repeats=64, chunk_size=4, path=path,
+)
+answer((found.value.values.tobytes(), found.attrs["cells_computed"]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_folder_share_the_work(tmp_path, fork_python):
+    """One of four is killed: the others do all of the rest, with the bits of a process alone."""
+    expected, computed = fork_python(PLACE, path=str(tmp_path / "alone"))[1]()
+    assert computed == 384
+    started = [fork_python(PLACE, path=str(tmp_path / "shared")) for _ in range(4)]
+    process, _ = started[0]
+    while not names(tmp_path / "shared", "*.chunk"):
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    answers = [answered() for _, answered in started[1:]]
+    assert {bits for bits, _ in answers} == {expected}
+    assert 0 < sum(computed for _, computed in answers) <= 384  # Nothing is computed twice.
+    assert names(tmp_path / "shared", "*.run") == []
 
 
 RUN = """

@@ -1,6 +1,7 @@
 """Grids: what is computed, under which keys, and how it is labeled."""
 
 import enum
+import functools
 import re
 
 import jax
@@ -190,6 +191,30 @@ def test_outputs_are_named_by_where_they_are(key):
     assert list(dpjax.sweep(key, lambda key: (1.0, 2.0))) == ["value_0", "value_1"]
 
 
+def test_the_relation_of_each_choice_is_a_coordinate(key):
+    """So a plot can tell apart curves that do not compare."""
+    sensitivities = {
+        relation.value: dpjax.queries.counting_query(lambda x: x > 0).sensitivity(
+            "l1", relation=relation
+        )
+        for relation in dpjax.NeighboringRelation
+    }
+
+    def function(key, epsilon, sensitivity, n):
+        return {"error": epsilon, "guarantee": dpjax.laplace(sensitivity, epsilon).guarantee}
+
+    static = {"sensitivity": sensitivities, "n": [1, 2, 3]}
+    found = dpjax.sweep(key, function, traced={"epsilon": [1.0, 2.0]}, static=static)
+    assert found.relation.dims == ("sensitivity", "n")
+    expected = np.broadcast_to(found.sensitivity.values[:, None], (2, 3))
+    np.testing.assert_array_equal(found.relation.values, expected)
+    alone = dpjax.sweep(key, functools.partial(function, sensitivity=1.0, n=1, epsilon=1.0))
+    assert alone.relation.item() == "replace-one"
+    without = dpjax.sweep(key, lambda key, relation: 1.0, static={"relation": ["a"]})
+    assert without.relation.values.tolist() == ["a"]
+    assert "relation" not in dpjax.sweep(key, lambda key: 1.0).coords
+
+
 def test_attributes_and_units(key, draw):
     units = {"x": "m", "value": "kg", "repeat": "1"}
     found = dpjax.sweep(key, draw, traced={"x": [1, 2]}, repeats=3, units=units)
@@ -316,7 +341,7 @@ def test_what_is_written_to_between_two_choices_is_refused(key):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_outputs_that_do_not_fit_are_refused_before_work(key, name, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpjax.sweeps._sweep.compute", None)
+    monkeypatch.setattr("dpjax.sweeps._work.compute", None)
     function, message = FUNCTIONS[name]
     with pytest.raises(ValueError, match=message):
         dpjax.sweep(key, function, static={"n": [1, 2]}, path=tmp_path / "sweep")

@@ -1,0 +1,229 @@
+"""Releases of drawn databases, which show how much of a release will be noise."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._values import Mechanism, Oracle, Target
+from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.random._facade import check_key
+from dpjax.release._privatize import privatize
+from dpjax.sweeps._axes import REPEAT
+from dpjax.sweeps._sweep import sweep
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+_LEAST_DRAWS = 20
+_MECHANISM, _DRAW = "mechanism", "draw"
+_MOSTLY_NOISE = 3
+_PAGE = "docs/when-it-works.md"
+
+
+def rehearse(
+    key: Key,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    mechanisms: Mechanism | Sequence[Mechanism] | Mapping[str, Mechanism],
+    draws: int = 200,
+) -> "Dataset":
+    """Shows what releases would look like, on databases that the oracle draws.
+
+    Compares the noise with the sampling spread: how far the answer varies from one drawn database
+    to the next. That variation is the error of asking n people instead of everybody, so you have it
+    anyway. The result says which mechanism to take, or to publish nothing, by public data alone.
+
+    Args:
+        key: a typed key of `dpjax.random.seeded_key` or `secure_key`, used for nothing else.
+        target: the function to be released, or a query.
+        oracle: draws plausible databases, `oracle(key, n)`.
+        n: number of records of a database.
+        mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
+            A dict names them. In a list, each has the name of its noise.
+        draws: number of databases. 200 tell the ratio to about 10%, for light tails.
+
+    Returns:
+        An `xarray.Dataset` (needs the extra "sweep") over `mechanism`, `draw`, and the dimensions
+        of the target's arrays. A query's numbers are in the units of the records.
+
+        - `noise_over_spread`, for each mechanism: the root mean square of the noise, over that of
+          the spread, of all numbers of the value together. Infinite where the answer never
+          varies, NaN where it is not always finite;
+        - `noise_over_spread_each`: the same for every single number;
+        - `verdict`: what this means, in a sentence;
+        - `value` and `released`: the answers on the drawn databases, and their releases. Arrays in
+          a tree add their keys, as in `dpjax.sweep`.
+
+        Coordinates `guarantee` and `relation` say what each mechanism promises.
+        `dpjax.plotting.rehearsal` draws the result.
+
+    Raises:
+        ModuleNotFoundError: if xarray is not installed.
+        TypeError: if the key, the target or the oracle is none, or a mechanism adds no noise to the
+            value.
+        ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
+            two have one name; if draws or n are out of range.
+
+    Formal guarantees:
+        None are needed: no private data enter, so you may look at all results before you choose.
+        Open ledgers are not told and pay nothing. Every database and every draw of noise has its
+        own key.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> found = dpjax.rehearse(
+        ...     dpjax.random.seeded_key(0),
+        ...     jnp.mean,
+        ...     lambda key, n: jax.random.uniform(key, (n,)),
+        ...     n=1000,
+        ...     mechanisms={f"epsilon {x:g}": dpjax.laplace(0.001, x) for x in (1.0, 0.01)},
+        ... )
+        >>> for verdict in found.verdict.values:
+        ...     print(verdict)
+        epsilon 1: noise is 0.15 of the sampling spread. Publish.
+        epsilon 0.01: noise is 14 times the sampling spread. Do not publish: see ...
+    """
+    check_key(key)
+    _checks.host_only("rehearse", key, "mechanism.unpaid_draw")
+    _checks.function("oracle", oracle)
+    n = _checks.integer("n", n, least=1)
+    draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
+    named = _named(mechanisms)
+    for name, mechanism in named.items():
+        _check(name, mechanism, target, n)
+
+    def release_all(key: Key) -> dict[str, PyTree]:
+        key_database, key_noise = jax.random.split(key)
+        value = target(oracle(key_database, n))
+        released: list[Value] = []
+        for i, (name, mechanism) in enumerate(named.items()):
+            released.append(mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), value))
+            _check_alike(name, value, released[-1])
+        return {"value": value, "released": released}
+
+    found = sweep(key, release_all, repeats=draws).rename({REPEAT: _DRAW})
+    return _summary(found, named, getattr(target, "estimate", np.asarray))
+
+
+def _named(mechanisms: Any) -> dict[str, Any]:
+    if isinstance(mechanisms, Mapping):
+        pairs = list(mechanisms.items())
+    else:
+        listed = mechanisms if isinstance(mechanisms, (list, tuple)) else [mechanisms]
+        pairs = [(getattr(getattr(x, "noise", None), "name", "?"), x) for x in listed]
+    for name, mechanism in pairs:
+        if not isinstance(mechanism, CoordinatewiseMechanism):
+            raise TypeError(
+                f"mechanisms must add noise to numbers, got {type(mechanism).__name__}; study"
+                " other mechanisms with dpjax.sweep and mechanism.unpaid_draw"
+            )
+        if not isinstance(name, str):
+            raise TypeError(f"mechanisms must have texts for names, got {_checks.shown(name)}")
+    if not pairs:
+        raise ValueError("mechanisms must hold at least one, got none")
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(
+            f"mechanisms must have distinct names, got {[name for name, _ in pairs]}: give a dict"
+            " from names to mechanisms"
+        )
+    return dict(pairs)
+
+
+def _check(name: str, mechanism: Mechanism, target: Target, n: int) -> None:
+    """Refuses what the release would refuse."""
+    privatize(target, mechanism)
+    of = mechanism.sensitivity.n
+    if of is not None and of != n:
+        raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
+
+
+def _check_alike(name: str, value: Value, released: Value) -> None:
+    if jax.tree.structure(value) != jax.tree.structure(released):
+        raise TypeError(
+            f"mechanism {name!r} must release numbers like those of the target, got"
+            f" {_checks.described(released)}"
+        )
+
+
+def _summary(
+    found: "Dataset",
+    named: Mapping[str, Mechanism],
+    estimate: Callable[[np.ndarray], np.ndarray],
+) -> "Dataset":
+    """Compares the errors of each mechanism with the spread, and says what that means."""
+    xarray = _checks.extra("xarray", "sweep")
+    variables: dict[str, tuple[tuple[Hashable, ...], np.ndarray]] = {}
+    values: list[np.ndarray] = []
+    errors: list[np.ndarray] = []
+    for name in [str(name) for name in found if str(name).startswith("value")]:
+        suffix, dims = name.removeprefix("value"), found[name].dims
+        value = estimate(found[name].values)
+        released = np.stack(
+            [estimate(found[f"released_{i}{suffix}"].values) for i in range(len(named))]
+        )
+        variables[name], variables[f"released{suffix}"] = (
+            (dims, value),
+            ((_MECHANISM, *dims), released),
+        )
+        # As float64: integers of a release may lie further apart than their dtype reaches.
+        values.append(value.astype(np.float64).reshape(len(value), -1))
+        errors.append(released.astype(np.float64).reshape(*released.shape[:2], -1) - values[-1])
+    value, error = np.concatenate(values, axis=1), np.concatenate(errors, axis=2)
+    finite = np.asarray(np.isfinite(value).all(axis=1))
+    with np.errstate(all="ignore"):
+        noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
+        each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
+    verdicts = [
+        f"{name}: {_verdict(ratio, ratios, finite)}"
+        for name, ratio, ratios in zip(named, together.tolist(), each, strict=True)
+    ]
+    guarantees = [mechanism.guarantee for mechanism in named.values()]
+    return xarray.Dataset(
+        {
+            "noise_over_spread": (_MECHANISM, together),
+            "noise_over_spread_each": ((_MECHANISM, "number"), each),
+            "verdict": (_MECHANISM, np.array(verdicts, object)),
+            **variables,
+        },
+        {
+            _MECHANISM: np.array(list(named), object),
+            "guarantee": (_MECHANISM, np.array(list(map(str, guarantees)), object)),
+            "relation": (_MECHANISM, np.array([str(x.relation) for x in guarantees], object)),
+        },
+        {name: found.attrs[name] for name in ("versions", "backend", "key")},
+    )
+
+
+def _verdict(ratio: float, each: np.ndarray, finite: np.ndarray) -> str:
+    if not finite.all():
+        return (
+            f"the answer is not finite on {(~finite).sum()} of {finite.size} drawn databases."
+            " Change the target or the oracle."
+        )
+    if math.isnan(ratio):
+        return "neither the answer nor the noise varies."
+    if math.isinf(ratio):
+        return "the answer is the same on all drawn databases. Do not publish: only noise varies."
+    size = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.2g} times"
+    said = f"noise is {size} {'of ' if ratio < 1 else ''}the sampling spread"
+    drowned = int((each > 1).sum())
+    if ratio >= _MOSTLY_NOISE:
+        return f"{said}. Do not publish: see {_PAGE}."
+    if ratio >= 1:
+        return f"{said}. Publish only if you must: more people or fewer numbers help, see {_PAGE}."
+    if drowned:
+        some = f"{drowned} of {each.size} numbers"
+        return f"{said}, but above it in {some}. Publish: those are mostly noise."
+    return f"{said}. Publish."

@@ -1,0 +1,157 @@
+"""The work of a sweep: chunks of missing cells, computed here or by processes that share it."""
+
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpjax._core._types import Key
+from dpjax._files._durable import Json
+from dpjax._running._layout import Device
+from dpjax._running._progress import counting, saying_what_is_kept
+from dpjax.sweeps._axes import Axis
+from dpjax.sweeps._compute import compute
+from dpjax.sweeps._parts import Part
+from dpjax.sweeps._store import Store
+
+_PAUSE = 0.2  # Seconds between looks for the chunks of other processes.
+
+
+class Work:
+    """The cells of all parts, and what is known of them.
+
+    Attributes:
+        values: for each output the values of all cells.
+        there: for each cell of each part, whether its values are known.
+        computed: the number of cells that this process has computed.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        parts: Sequence[Part],
+        axes: Sequence[Axis],
+        repeats: int,
+        devices: tuple[Device | None, ...],
+        store: Store | None,
+    ) -> None:
+        shape = len(parts), len(parts[0])
+        self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
+        self.there = np.zeros(shape, bool)
+        self.computed = 0
+        self._key, self._parts, self._axes, self._repeats = key, parts, axes, repeats
+        self._devices, self._store = devices, store
+
+    def begin(self, shared: Json, chunk_size: int | None) -> None:
+        """Cuts the missing cells into chunks. `shared` is what the runs of all parts agree on."""
+        store = self._store
+        if store is None:
+            self._cut([chunk_size or part.default_chunk_size() for part in self._parts], shared)
+            return
+        with store.agreement():
+            found = [chunk_size or store.chunk_size(part.fingerprint) for part in self._parts]
+            pairs = zip(self._parts, found, strict=True)
+            for i, part in enumerate(self._parts):
+                self.there[i] = store.found(
+                    part.fingerprint, part.words, [x[i] for x in self.values]
+                )
+            self._cut([size or part.default_chunk_size() for part, size in pairs], shared)
+            runs = {
+                part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)
+            }
+            store.check(runs, {part.fingerprint: part.name for part in self._parts})
+            for part, run in runs.items():
+                store.say(part, run)
+
+    def finish(self, *, progress: bool) -> None:
+        """Computes chunks that no other process has, and waits for those of others."""
+        with (
+            saying_what_is_kept(self._what_is_kept),
+            counting(
+                "cells",
+                self.there.size,
+                done=int(self.there.sum()),
+                shown=progress,
+                plan=self._plan(),
+            ) as self._count,
+        ):
+            while not self.there.all():
+                for i in self._order:
+                    self._compute(i)
+                if self._store is not None and not self.there.all():
+                    self._gather(self._store)
+
+    def _cut(self, sizes: Sequence[int], shared: Json) -> None:
+        """Into consecutive cells. So all who share the work cut alike, whatever is done by now."""
+        self._sizes, self._runs = sizes, []
+        self._chunks: list[list[np.ndarray]] = []
+        for part, size, there in zip(self._parts, sizes, self.there, strict=True):
+            fingerprint = part.fingerprint_of_chunks(size)
+            self._runs.append({**shared, "function": fingerprint, "chunk size": size})
+            missing = np.flatnonzero(~there)
+            self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
+        self._order = list(range(len(self._parts)))
+        if self._store is not None:
+            # Each process goes its own way: it seldom compiles and computes what others do.
+            for ordered in (self._order, *self._chunks):
+                random.Random().shuffle(ordered)
+
+    def _compute(self, i: int) -> None:
+        part, run, store = self._parts[i], self._runs[i], self._store
+
+        def claim(cells: np.ndarray) -> bool:
+            return store is None or store.claim(part.fingerprint, part.words[cells])
+
+        def keep(cells: np.ndarray, values: Sequence[np.ndarray]) -> None:
+            if store is not None:  # On disk before anything else.
+                store.add(part.fingerprint, run, part.words[cells], values)
+            self.computed += len(cells)
+            self._keep(i, cells, values)
+
+        compute(
+            self._key,
+            part,
+            self._missing(i),
+            axes=self._axes,
+            repeats=self._repeats,
+            size=self._sizes[i],
+            fingerprint=str(run["function"]),
+            devices=self._devices,
+            claim=claim,
+            keep=keep,
+        )
+
+    def _gather(self, store: Store) -> None:
+        """Reads chunks that other processes have computed; pauses if there is none."""
+        before = self.there.sum()
+        for i, part in enumerate(self._parts):
+            for cells in self._missing(i):
+                values = store.read(part.fingerprint, self._runs[i], part.words[cells])
+                if values is not None:
+                    self._keep(i, cells, values)
+        if self.there.sum() == before:
+            time.sleep(_PAUSE)
+
+    def _missing(self, i: int) -> list[np.ndarray]:
+        return [cells for cells in self._chunks[i] if not self.there[i, cells].all()]
+
+    def _keep(self, i: int, cells: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        for array, of_chunk in zip(self.values, values, strict=True):
+            array[i, cells] = of_chunk
+        self.there[i, cells] = True
+        self._count(len(cells))
+
+    def _plan(self) -> str:
+        """A line that says what is about to be done."""
+        cells, known = f"{self.there.size:,} cells", f"{self.there.sum():,}"
+        kept = "" if self._store is None else f" ({known} of them found in {self._store.path})"
+        sizes = " or ".join(f"{size:,}" for size in sorted(set(self._sizes)))
+        choices = f"{len(self._parts):,} choice" + "s" * (len(self._parts) > 1)
+        return f"sweep: {choices} of static parameters, {cells}{kept}, {sizes} at a time"
+
+    def _what_is_kept(self) -> str:
+        if self._store is None:
+            return "no cell is kept: given path=PATH, the same call goes on where it was"
+        kept = f"{self.there.sum()} of {self.there.size} cells are kept in {self._store.path}"
+        return f"{kept}: the same call goes on there"
