@@ -181,7 +181,7 @@ class ClippedGradients:
             def add_up(examples: Database, mask: jax.Array) -> tuple[_Sum, PyTree]:
                 gradients = self._gradients(given, examples)
                 roundings.append(gradients.terms)
-                return _clipped(gradients, mask, norm), _of_records(gradients, mask)
+                return _clipped(gradients, mask, norm)
 
             if part == size:
                 return add_up(examples, mask)
@@ -216,23 +216,20 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
     return axes
 
 
-def _clipped(gradients: PerExample, mask: jax.Array, norm: jax.Array) -> _Sum:
-    """The clipped sum, and how many more examples are within the norm than not."""
+def _clipped(gradients: PerExample, mask: jax.Array, norm: jax.Array) -> tuple[_Sum, PyTree]:
+    """The clipped sum; and losses and aux, 0 in empty slots, which repeat some record."""
+
+    def of_records(x: jax.Array) -> jax.Array:
+        return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+
     norms = jnp.sqrt(gradients.squared_norms)
     norm = norm.astype(norms.dtype)
     usable = mask & jnp.isfinite(gradients.losses) & jnp.isfinite(norms)
     factors = jnp.where(usable, jnp.minimum(1, norm / norms), 0)
     within = jnp.where(usable & (norms <= norm), 1, -1)
-    return gradients.total(factors), jnp.sum(jnp.where(mask, within, 0), dtype=jnp.int32)
-
-
-def _of_records(gradients: PerExample, mask: jax.Array) -> PyTree:
-    """Losses, and what the loss returns besides; 0 in empty slots, which repeat some record."""
-
-    def of_records(x: jax.Array) -> jax.Array:
-        return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
-
-    return jax.tree.map(of_records, (gradients.losses, gradients.aux))
+    total = gradients.total(factors)
+    count = jnp.sum(jnp.where(mask, within, 0), dtype=jnp.int32)
+    return (total, count), jax.tree.map(of_records, (gradients.losses, gradients.aux))
 
 
 def _in_microbatches(

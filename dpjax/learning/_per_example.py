@@ -13,7 +13,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
 from dpjax._tracing._one_by_one import vmapped
-from dpjax.learning._layers import Gradients, aval_of, formed
+from dpjax.learning._layers import Gradients, formed
 from dpjax.learning._uses import TracedLoss, Use, perform
 
 
@@ -47,7 +47,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     parameters = [inputs[place] for place in program.places]
     own = [i for i, use in enumerate(program.uses) if use is None]
     used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    outputs = {i: aval_of(use.equation.outvars[0]) for i, use in used.items()}
+    outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
     probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
 
     def one(example: list[jax.Array]) -> PyTree:
