@@ -17,10 +17,19 @@ Json: TypeAlias = dict[str, Any]
 """An object of JSON."""
 
 
-def replace(path: pathlib.Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file as a whole: at every moment the old or the new one is there."""
+def replace(
+    path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
+) -> None:
+    """Replaces a file as a whole: at every moment the old or the new one is there.
+
+    Nobody but its owner may read a secret one.
+    """
     partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o600 if secret else 0o666)
+
+    with open(partial, "wb", opener=opened) as file:
         _lock(file)
         file.writelines(parts)
         file.flush()
