@@ -9,6 +9,7 @@ import pytest
 import dpjax
 from dpjax import learning
 from dpjax._files._chunk_files import read_chunks
+from dpjax.learning import _fit
 
 N, DELTA = 64, 1e-5
 DATABASE = jnp.eye(N)
@@ -74,18 +75,19 @@ def test_a_training_goes_on_after_an_interruption_as_if_there_was_none(keys, tmp
     assert float(found.guarantee.epsilon) == float(whole.guarantee.epsilon)
     assert repr(found.guarantee) == repr(whole.guarantee)
     assert seen == [1, 2, 2, 3]
-    assert ledger.spent == spent
+    assert repr(ledger.spent) == repr(spent)
     assert not path.exists()
 
 
-def test_steps_and_trainings_have_batches_of_their_own(keys):
+def test_steps_and_trainings_have_batches_of_their_own(keys, monkeypatch):
     """With little noise, an epoch shows in how many of its two batches a record was.
 
-    That is one batch for half of the records, and never one if both batches are the same. Rounding
-    is wrong for 1 record in 13. Two trainings of one secret key have the same count for 3/8 of the
-    records, and for .65 of them with probability 1e-5; for .86 of them if batches are the same.
+    That is one batch for half of the records, and never one if both batches are the same. Two
+    trainings of one secret key have the same count for 3/8 of the records, for all of them if
+    batches are the same, and for .65 with probability 1e-5.
     """
-    settings = {"optimizer": optax.sgd(32.0), "epochs": 1, "noise_multiplier": 0.2, "delta": 0.4}
+    monkeypatch.setattr(_fit, "guarantee", lambda *_, **__: None)  # Of so little noise, it is slow.
+    settings = {"optimizer": optax.sgd(32.0), "epochs": 1, "noise_multiplier": 0.1}
 
     def counts(key):
         return np.round(-np.asarray(fit(key, **settings).value))
