@@ -120,17 +120,19 @@ def traced(
     return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
 
 
-def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
+def explained(program: TracedLoss) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
     equations, texts = _walks.live(jaxpr), list[str]()
-    for leaf, place, use in zip(leaves, program.places, program.uses, strict=True):
+    for place, use in zip(program.places, program.uses, strict=True):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
         elif _is_elementwise(equations, jaxpr.invars[place]):
             texts.append("elementwise: its gradient is no larger than what the layer computes")
         else:
-            texts.append(f"formed for each example: {leaf.size} numbers")
+            texts.append(
+                f"formed for each example: {_walks.aval(jaxpr.invars[place]).size} numbers"
+            )
     return texts
 
 
