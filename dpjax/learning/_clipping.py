@@ -267,7 +267,7 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
 def _checked_norm(clip_norm: Scalar) -> Scalar:
     if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
         raise ValueError(
-            f"clip_norm must be above 0 and finite, got {clip_norm}: 0 keeps nothing, so leave"
+            f"clip_norm must be a finite number above 0, got {clip_norm}: 0 keeps nothing, so leave"
             " parameters that shall not move out of argnums; infinity has no guarantee, and the sum"
             " without clipping is jax.grad of the sum of losses"
         )

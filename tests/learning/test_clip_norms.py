@@ -10,7 +10,7 @@ from dpjax import learning
 N = 10
 NORMS = {"body": 0.5, "head": 3.0}
 PARAMETERS = {
-    "body": {"in": jnp.ones((3, 4)), "bias": jnp.ones(4)},
+    "body": {"in": 0.3 * jnp.ones((3, 4)), "bias": 0.1 * jnp.ones(4)},
     "head": jnp.ones(4),
 }
 EXAMPLES = jax.random.normal(jax.random.key(1), (N, 3)) * jnp.geomspace(0.01, 5.0, N)[:, None]
