@@ -148,7 +148,7 @@ def fit(
     multiplier = outward(_checks.positive("noise_multiplier", noise_multiplier), math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
-    step = _step(sampling, clipped, noise, optimizer)
+    step = _training_step(sampling, clipped, noise, optimizer)
 
     # What is wrong with the call is refused before anything is paid.
     unkeyed = NoiseState(key, jnp.int32(0), rounded_down(multiplier), dims, "exact")
@@ -197,7 +197,7 @@ def fit(
     return Release(now.parameters, promised)
 
 
-def _step(
+def _training_step(
     sampling: BatchSampling,
     clipped: ClippedGradients,
     noise: "optax.GradientTransformation",
