@@ -126,7 +126,7 @@ class ClippedGradients:
         found = tuple(given[number] for number in chosen)
         leaves = jax.tree.leaves(found)
         if not leaves or not all(
-            isinstance(x, float) or jnp.issubdtype(getattr(x, "dtype", None), jnp.floating)
+            isinstance(x, float) or (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating))
             for x in leaves
         ):
             raise TypeError(

@@ -129,26 +129,28 @@ def fit(
         raise TypeError(
             "database must be arrays of records, got PaddedRecords: batches would hold empty slots"
         )
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError(
-            "one of epsilon and noise_multiplier must be given, got"
-            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
-        )
     records, n = record_arrays("database", database)
     sampling = poisson_sampling(n, batch_size=batch_size)
     in_an_epoch = math.ceil(n / batch_size)
     steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
     parameters = jax.tree.map(_array, parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    if epsilon is not None:
-        noise_multiplier = dp_sgd_noise_multiplier(
+    if epsilon is None and noise_multiplier is not None:
+        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    elif epsilon is not None and noise_multiplier is None:
+        multiplier = dp_sgd_noise_multiplier(
             sampling, epsilon=epsilon, delta=delta, steps=steps, dims=dims, relation=relation
         )
+    else:
+        raise ValueError(
+            "one of epsilon and noise_multiplier must be given, got"
+            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
+        )
     # A state rounds it down. So it is rounded up before, and the promise is the one asked for.
-    multiplier = outward(_checks.positive("noise_multiplier", noise_multiplier), math.inf)
+    multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
-    step = _training_step(sampling, clipped, noise, optimizer)
+    step = _training_step(sampling, clipped, noise.update, optimizer)
 
     # What is wrong with the call is refused before anything is paid.
     unkeyed = NoiseState(key, jnp.int32(0), rounded_down(multiplier), dims, "exact")
@@ -200,7 +202,7 @@ def fit(
 def _training_step(
     sampling: BatchSampling,
     clipped: ClippedGradients,
-    noise: "optax.GradientTransformation",
+    with_noise: Callable[..., tuple[PyTree, PyTree]],
     optimizer: "optax.GradientTransformation",
 ) -> Callable[[_Training, Database], _Training]:
     import optax  # Takes half a second.
@@ -210,7 +212,7 @@ def _training_step(
         batch = sampling(jax.random.fold_in(now.batches, now.noise.step))
         examples = jax.tree.map(lambda column: column[batch.indices], records)
         total = clipped(now.parameters, examples, batch)
-        gradient, after = noise.update(total, now.noise)
+        gradient, after = with_noise(total, now.noise)
         updates, inner = optimizer.update(gradient, now.optimizer, now.parameters)
         return _Training(optax.apply_updates(now.parameters, updates), inner, after, now.batches)
 

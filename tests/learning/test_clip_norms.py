@@ -112,6 +112,8 @@ def test_parameters_may_be_numbers_of_python():
         made({"slope": one(0.5), "start": one(-1.0)}, x, True) for one in (float, jnp.float32)
     )
     assert made.explain({"slope": 0.5, "start": -1.0}, x[0])
+    with pytest.raises(TypeError, match="parameters must be float arrays"):
+        made({"slope": 1, "start": -1.0}, x, True)
     for name in ("slope", "start"):
         np.testing.assert_allclose(found.value[name], same.value[name], rtol=1e-6)
     assert length(found.value) <= 4 * float(found.norm_bound)
