@@ -1,6 +1,7 @@
 """A whole private training in one call."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -135,19 +136,9 @@ def fit(
     steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
     parameters = jax.tree.map(_array, parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    if epsilon is None and noise_multiplier is not None:
-        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-    elif epsilon is not None and noise_multiplier is None:
-        multiplier = dp_sgd_noise_multiplier(
-            sampling, epsilon=epsilon, delta=delta, steps=steps, dims=dims, relation=relation
-        )
-    else:
-        raise ValueError(
-            "one of epsilon and noise_multiplier must be given, got"
-            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
-        )
-    # A state rounds it down. So it is rounded up before, and the promise is the one asked for.
-    multiplier = outward(multiplier, math.inf)
+    wanted = functools.partial(dp_sgd_noise_multiplier, sampling, delta=delta, relation=relation)
+    least = functools.partial(wanted, steps=steps, dims=dims)
+    multiplier = _noise_multiplier(epsilon, noise_multiplier, least)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     step = _training_step(sampling, clipped, noise.update, optimizer)
@@ -170,33 +161,46 @@ def fit(
         "relation": str(relation),
         "ledger": None if ledger is None else str(ledger.path),
     }
-    file = None if checkpoint is None else TrainingFile(checkpoint, run)
-    found = None if file is None else file.read(now)
-    if found is None:
-        own = noise.init(parameters)
-        assert isinstance(own, NoiseState)
-        if ledger is not None:
-            ledger.charge(promised, key=key, what="training")
-        # The key of the state is that of this training alone.
-        of_noise, of_batches = jax.random.split(own.key)
-        now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
-        if file is not None:
+    with TrainingFile(checkpoint, run) as file:
+        found = file.read(now)
+        if found is None:
+            own = noise.init(parameters)
+            assert isinstance(own, NoiseState)
+            if ledger is not None:
+                ledger.charge(promised, key=key, what="training")
+            # The key of the state is that of this training alone.
+            of_noise, of_batches = jax.random.split(own.key)
+            now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
             file.write(0, now)
-    first, now = found or (0, now)
-
-    with counting("steps", steps, done=first * in_an_epoch, shown=progress) as count:
-        for epoch in range(first, epochs + 1):
-            if epoch > first:
-                for _ in range(in_an_epoch):
-                    now = step(now, records)
-                    count(1)
-                if file is not None:  # Before anybody sees this epoch.
-                    file.write(epoch, now)
-            if epoch and evaluate is not None:
-                evaluate(epoch, now.parameters)
-    if file is not None:
+        first, now = found or (0, now)
+        with counting("steps", steps, done=first * in_an_epoch, shown=progress) as count:
+            for epoch in range(first, epochs + 1):
+                if epoch > first:
+                    for _ in range(in_an_epoch):
+                        now = step(now, records)
+                        count(1)
+                    file.write(epoch, now)  # Before anybody sees this epoch.
+                if epoch and evaluate is not None:
+                    evaluate(epoch, now.parameters)
         file.remove()
     return Release(now.parameters, promised)
+
+
+def _noise_multiplier(
+    epsilon: float | None, noise_multiplier: float | None, least: Callable[..., float]
+) -> float:
+    """The given noise multiplier, or the least one for epsilon; rounded up."""
+    if epsilon is None and noise_multiplier is not None:
+        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    elif epsilon is not None and noise_multiplier is None:
+        multiplier = least(epsilon=epsilon)
+    else:
+        raise ValueError(
+            "one of epsilon and noise_multiplier must be given, got"
+            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
+        )
+    # A state rounds it down, and so its guarantee would exceed the one asked for.
+    return outward(multiplier, math.inf)
 
 
 def _training_step(

@@ -49,6 +49,16 @@ def test_each_part_is_clipped_to_its_own_norm():
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+def test_digits_hold_the_longest_part():
+    """Microbatches are added up as integers, whose last digit depends on the clip norm."""
+    whole, parts = (
+        clipped(clip_norm={"body": 1e-6, "head": 3.0}, microbatch_size=size) for size in (256, 3)
+    )
+    one, other = (made(PARAMETERS, EXAMPLES, True).value for made in (whole, parts))
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
 @pytest.mark.parametrize("part", [4, 256])
 def test_a_record_moves_the_sum_by_the_root_of_the_squares(part):
     """And no further: neighbors differ by a record that both clip norms scale down."""
