@@ -123,7 +123,7 @@ def fit(
         ...     noise_multiplier=2.0, delta=1e-5,
         ... )
         >>> release.guarantee
-        (epsilon=1.12633, delta=1e-05)-DP, under add-or-remove-one
+        (epsilon=0.798468, delta=1e-05)-DP, under add-or-remove-one
     """
     _checks.host_only("fit", key, "clipped_gradients and gaussian_noise in a loop of your own")
     if isinstance(database, PaddedRecords):
