@@ -28,13 +28,15 @@ class ChunkFile(NamedTuple):
     arrays: list[np.ndarray]
 
 
-def write_chunks(path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray]) -> None:
+def write_chunks(
+    path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray], *, secret: bool = False
+) -> None:
     """Replaces a file by arrays and a header, which holds the "run" that they belong to."""
     body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     described = [[array.dtype.name, array.shape] for array in arrays]
     header = {**header, "arrays": described, "bytes": sum(map(len, body))}
     line = json.dumps({**header, "sha256": _sha256(header, body)}).encode() + b"\n"
-    replace(path, [_magic(kind), line, *body])
+    replace(path, [_magic(kind), line, *body], secret=secret)
 
 
 def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:

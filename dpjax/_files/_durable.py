@@ -17,10 +17,15 @@ Json: TypeAlias = dict[str, Any]
 """An object of JSON."""
 
 
-def replace(path: pathlib.Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file as a whole: at every moment the old or the new one is there."""
+def replace(
+    path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
+) -> None:
+    """Replaces a file as a whole: at every moment the old or the new one is there.
+
+    Nobody but its owner may read a secret one.
+    """
     partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
-    with _new_file(partial) as file:
+    with _new_file(partial, 0o600 if secret else 0o666) as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
@@ -106,10 +111,10 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def _new_file(path: pathlib.Path) -> IO[bytes]:
+def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
     """An empty file that is locked while it is open."""
     while True:
-        file = open(path, "wb")  # noqa: SIM115
+        file = open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
         _lock(file)
         if os.fstat(file.fileno()).st_nlink:
             return file

@@ -7,6 +7,7 @@ from dpjax.learning._clipped_in_parts import clipped_in_parts as clipped_in_part
 from dpjax.learning._clipped_sum import ClippedSum as ClippedSum
 from dpjax.learning._clipping import ClippedGradients as ClippedGradients
 from dpjax.learning._clipping import clipped_gradients as clipped_gradients
+from dpjax.learning._fit import fit as fit
 from dpjax.learning._gaussian_noise import NoiseState as NoiseState
 from dpjax.learning._gaussian_noise import gaussian_noise as gaussian_noise
 from dpjax.learning._guarantee import guarantee as guarantee

@@ -24,7 +24,7 @@ def clipped_in_parts(
     sampling: BatchSampling,
     examples: Callable[[jax.Array], Database],
     parts: int,
-    clip_norm: Scalar | None = None,
+    clip_norm: PyTree | None = None,
 ) -> ClippedSum:
     """The clipped sum of a batch that is too large to be held at once.
 

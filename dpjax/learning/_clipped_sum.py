@@ -11,6 +11,16 @@ from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.sensitivity._analytic import analytic_sensitivity
 
 
+def _refuse_to_take_apart(*_: object) -> NoReturn:
+    raise TypeError(
+        "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
+        " shard_map: its norm bound is that of this very sum. Add learning.gaussian_noise in front"
+        " of the optimizer, as in optax.chain(noise, optimizer), and in the function that clips. To"
+        " accumulate gradients, as optax.MultiSteps does, use learning.clipped_in_parts. Return its"
+        " value where no noise is needed"
+    )
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how far one record moves it.
@@ -39,6 +49,10 @@ class ClippedSum:
     private_losses: jax.Array
     private_aux: PyTree
     slots: int
+
+    # An optimizer without noise in front of it computes with its gradients.
+    __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
+    __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
@@ -89,14 +103,6 @@ def sealed(
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)
     return made
-
-
-def _refuse_to_take_apart(*_: object) -> NoReturn:
-    raise TypeError(
-        "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
-        " shard_map: its norm bound is that of this very sum. Put the noise first in a chain, and"
-        " in the function that clips; return its value where no noise is needed"
-    )
 
 
 jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, _refuse_to_take_apart)

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
@@ -15,12 +15,9 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
 from dpjax.learning._clipped_sum import ClippedSum, sealed
 from dpjax.learning._per_example import PerExample, per_example
-from dpjax.learning._rounding import Digits, slack
+from dpjax.learning._rounding import Digits, Sum, in_microbatches, root_of_squares, slack
 from dpjax.learning._sampling import Batch
 from dpjax.learning._uses import explained, traced
-
-# The sum of a microbatch, and how many more examples are within the clip norm than not.
-_Sum = tuple[list[jax.Array], jax.Array]
 
 # Beyond these, squares of float32 may overflow or underflow.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
@@ -32,7 +29,8 @@ class ClippedGradients:
 
     Attributes:
         loss: of one example.
-        clip_norm: gradients are clipped to it, unless a call says otherwise.
+        clip_norm: gradients are clipped to it, unless a call says otherwise; one for each part of
+            the parameters, if it is a tree.
         microbatch_size: the number of examples that are in memory together.
         argnums: the arguments of the loss whose gradients are clipped.
         has_aux: whether the loss returns more than a number.
@@ -42,12 +40,12 @@ class ClippedGradients:
     """
 
     loss: Callable[..., PyTree]
-    clip_norm: float
+    clip_norm: PyTree
     microbatch_size: int
     argnums: int | tuple[int, ...] = 0
     has_aux: bool = False
 
-    def __call__(self, *arguments: PyTree, clip_norm: Scalar | None = None) -> ClippedSum:
+    def __call__(self, *arguments: PyTree, clip_norm: PyTree | None = None) -> ClippedSum:
         """The sum over a batch: `clipped(parameters, examples, batch)`.
 
         Args:
@@ -78,8 +76,8 @@ class ClippedGradients:
         size = _batch_size(examples)
         axes = _shards.varying_axes(examples)
         mask, slots = Batch.filled_slots(batch, size, axes), size * _shards.shard_count(axes)
-        norm = _checked_norm(self.clip_norm if clip_norm is None else clip_norm)
-        self._parameters(given)
+        norm = _checked_norms(self.clip_norm if clip_norm is None else clip_norm)
+        _groups(norm, self._parameters(given))
         # A NaN in a private loss or gradient is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
@@ -100,17 +98,17 @@ class ClippedGradients:
         *given, example = arguments
         parameters = self._parameters(given)
         program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
-        texts = explained(program, jax.tree.leaves(parameters))
-        return jax.tree.unflatten(jax.tree.structure(parameters), texts)
+        return jax.tree.unflatten(jax.tree.structure(parameters), explained(program))
 
-    def norms(self, *arguments: PyTree) -> jax.Array:
+    def norms(self, *arguments: PyTree) -> PyTree:
         """The norm of each example's gradient, as private as the examples.
 
         Args:
             *arguments: those of the loss, with examples in place of the example.
 
         Returns:
-            An array of shape (batch,), to choose a clip norm by on public examples.
+            An array of shape (batch,), or a tree of them like the clip norm, to choose it by on
+            public examples.
         """
         *given, examples = arguments
         _batch_size(examples)
@@ -128,7 +126,8 @@ class ClippedGradients:
         found = tuple(given[number] for number in chosen)
         leaves = jax.tree.leaves(found)
         if not leaves or not all(
-            hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) for x in leaves
+            isinstance(x, float) or (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating))
+            for x in leaves
         ):
             raise TypeError(
                 "parameters must be float arrays; of a model that holds other things keep the float"
@@ -142,11 +141,14 @@ class ClippedGradients:
         return jax.jit(_shards.placed_by_xla(self._sum))
 
     @functools.cached_property
-    def _compiled_norms(self) -> Callable[..., jax.Array]:
-        def own(given: Sequence[PyTree], examples: Database) -> jax.Array:
-            return jnp.sqrt(self._gradients(given, examples).squared_norms)
+    def _compiled_norms(self) -> Callable[..., PyTree]:
+        def own(given: Sequence[PyTree], examples: Database) -> PyTree:
+            groups = _groups(self.clip_norm, self._parameters(given))
+            found = self._gradients(given, examples).norms(groups)
+            structure = jax.tree.structure(self.clip_norm)
+            return jax.tree.unflatten(structure, [found[i] for i in range(len(found))])
 
-        def norms(given: Sequence[PyTree], examples: Database) -> jax.Array:
+        def norms(given: Sequence[PyTree], examples: Database) -> PyTree:
             return _shards.on_each(_axes(given, examples), own, given, examples)
 
         return jax.jit(_shards.placed_by_xla(norms))
@@ -162,40 +164,44 @@ class ClippedGradients:
         return per_example(program, given, examples)
 
     def _sum(
-        self, given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
+        self, given: Sequence[PyTree], examples: Database, mask: jax.Array, clip_norm: PyTree
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
         """The sum, its norm bound, the count of adaptive clipping, losses and more of examples."""
-        axes = _axes((given, norm), examples, mask)
+        axes = _axes((given, clip_norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
-        leaves: list[jax.Array] = jax.tree.leaves(self._parameters(given))
-        norm = jnp.asarray(norm)  # Which `jit` does, unless it is disabled.
+        groups = _groups(clip_norm, self._parameters(given))
+        # Arrays, as `jit` makes them, unless it is disabled.
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(self._parameters(given))]
+        norms = [jnp.asarray(norm) for norm in jax.tree.leaves(clip_norm)]
         roundings: list[int] = []
 
-        def written(norm: jax.Array) -> list[Digits]:
-            dtypes = [compute_dtype(leaf.dtype) for leaf in leaves]
-            return [Digits.of(dtype, clip_norm=norm, batch=size) for dtype in dtypes]
+        def written(norms: list[jax.Array]) -> list[Digits]:
+            return [
+                Digits.of(compute_dtype(leaf.dtype), clip_norm=norms[group], batch=size)
+                for leaf, group in zip(leaves, groups, strict=True)
+            ]
 
         def own(
-            given: Sequence[PyTree], examples: Database, mask: jax.Array, norm: jax.Array
-        ) -> tuple[_Sum, PyTree]:
-            def add_up(examples: Database, mask: jax.Array) -> tuple[_Sum, PyTree]:
+            given: Sequence[PyTree], examples: Database, mask: jax.Array, norms: list[jax.Array]
+        ) -> tuple[Sum, PyTree]:
+            def add_up(examples: Database, mask: jax.Array) -> tuple[Sum, PyTree]:
                 gradients = self._gradients(given, examples)
                 roundings.append(gradients.terms)
-                return _clipped(gradients, mask, norm), _of_records(gradients, mask)
+                return _clipped(gradients, mask, norms, groups)
 
             if part == size:
                 return add_up(examples, mask)
-            return _in_microbatches(add_up, (examples, mask), part, leaves, written(norm))
+            return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
-        found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norm)
+        found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
         total, within = _shards.summed_over_shards(found, axes)
         if part < size:
-            total = [x.read(digits) for x, digits in zip(written(norm), total, strict=True)]
+            total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
         # As on one device, whose microbatches are no smaller: so the noise is the same.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
-        return value, norm * (1 + charged), within, losses, aux
+        return value, root_of_squares(norms) * (1 + charged), within, losses, aux
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
@@ -216,62 +222,55 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
     return axes
 
 
-def _clipped(gradients: PerExample, mask: jax.Array, norm: jax.Array) -> _Sum:
-    """The clipped sum, and how many more examples are within the norm than not."""
-    norms = jnp.sqrt(gradients.squared_norms)
-    norm = norm.astype(norms.dtype)
-    usable = mask & jnp.isfinite(gradients.losses) & jnp.isfinite(norms)
-    factors = jnp.where(usable, jnp.minimum(1, norm / norms), 0)
-    within = jnp.where(usable & (norms <= norm), 1, -1)
-    return gradients.total(factors), jnp.sum(jnp.where(mask, within, 0), dtype=jnp.int32)
+def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
+    """For each parameter the number of its clip norm."""
+    norms, structure = jax.tree.flatten(clip_norm)
+    numbers = jax.tree.unflatten(structure, range(len(norms)))
+    try:
+        groups = jax.tree.leaves(jax.tree.broadcast(numbers, parameters))
+    except ValueError:
+        groups = []
+    if len(set(groups)) != len(norms) or not groups:
+        raise ValueError(
+            "clip_norm must be a number, or a tree of numbers with one for each part of the"
+            f" parameters, {_checks.described(parameters)}, got {_checks.shown(clip_norm)}"
+        )
+    return groups
 
 
-def _of_records(gradients: PerExample, mask: jax.Array) -> PyTree:
-    """Losses, and what the loss returns besides; 0 in empty slots, which repeat some record."""
+def _clipped(
+    gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
+) -> tuple[Sum, PyTree]:
+    """The clipped sum; and losses and aux, 0 in empty slots, which repeat some record."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
-    return jax.tree.map(of_records, (gradients.losses, gradients.aux))
+    norms = gradients.norms(groups)
+    finite = [jnp.isfinite(norm) for norm in norms.values()]
+    usable = functools.reduce(jnp.logical_and, finite, mask & jnp.isfinite(gradients.losses))
+    factors, within = dict[int, jax.Array](), usable
+    for group, norm in norms.items():
+        limit = limits[group].astype(norm.dtype)
+        factors[group] = jnp.where(usable, jnp.minimum(1, limit / norm), 0)
+        within &= norm <= limit
+    total = gradients.total([factors[group] for group in groups])
+    count = jnp.sum(jnp.where(mask, jnp.where(within, 1, -1), 0), dtype=jnp.int32)
+    return (total, count), jax.tree.map(of_records, (gradients.losses, gradients.aux))
 
 
-def _in_microbatches(
-    add_up: Callable[..., tuple[_Sum, PyTree]],
-    batch: tuple[Database, jax.Array],
-    part: int,
-    leaves: Sequence[jax.Array],
-    written: Sequence[Digits],
-) -> tuple[PyTree, PyTree]:
-    """Adds up microbatches one after the other, in integers: no order of them counts.
-
-    Microbatches are padded with the first example, and with False in a mask. Each has a slot in
-    every stretch of the batch: where devices hold a stretch each, all have work.
-    """
-    held = len(batch[1])
-
-    def parted(x: jax.Array) -> jax.Array:
-        if missing := -held % part:
-            first = jnp.zeros_like(x[:1]) if x is batch[1] else x[:1]
-            x = jnp.concatenate([x, *[first] * missing])
-        return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
-
-    def step(carry: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
-        (total, within), of_records = add_up(*microbatch)
-        digits = [x.write(leaf) for x, leaf in zip(written, total, strict=True)]
-        return jax.tree.map(jnp.add, carry, (digits, within)), of_records
-
-    def joined(x: jax.Array) -> jax.Array:
-        return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
-
-    zeros = [jnp.zeros(leaf.shape, x.dtype) for x, leaf in zip(written, leaves, strict=True)]
-    nothing = [x.write(leaf) for x, leaf in zip(written, zeros, strict=True)]
-    parts = jax.tree.map(parted, batch)
-    total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
-    return total, jax.tree.map(joined, of_records)
+def _checked_norms(clip_norm: PyTree) -> PyTree:
+    """Clip norms in range, in floats as wide as there are; NaN where a traced one is not."""
+    return jax.tree.map(_checked_norm, clip_norm, is_leaf=lambda x: x is None)
 
 
 def _checked_norm(clip_norm: Scalar) -> Scalar:
-    """A clip norm in range, in floats as wide as there are; NaN where a traced one is not."""
+    if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
+        raise ValueError(
+            f"clip_norm must be a finite number above 0, got {clip_norm}: 0 keeps nothing, so leave"
+            " parameters that shall not move out of argnums; infinity has no guarantee, and the sum"
+            " without clipping is jax.grad of the sum of losses"
+        )
     norm = _checks.positive("clip_norm", clip_norm)
     if _checks.is_traced(norm):
         usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
@@ -305,7 +304,7 @@ def _batch_size(examples: Database) -> int:
 def clipped_gradients(
     loss: Callable[..., PyTree],
     *,
-    clip_norm: float,
+    clip_norm: PyTree,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     microbatch_size: int = 256,
@@ -330,7 +329,9 @@ def clipped_gradients(
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
             Other arguments stand in front of the example, the same for all examples.
-        clip_norm: C, from 1e-10 to 1e10, public.
+        clip_norm: C, from 1e-10 to 1e10, public. A tree of several, one for each part of the
+            parameters, clips each part to its own: `{"body": 1.0, "head": 0.1}`. `norm_bound` is
+            then the root of the sum of their squares.
         argnums: which argument, or arguments, gradients are taken with respect to, from 0. With
             several, one norm bounds all gradients together, and the sum is a tuple.
         has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
@@ -377,8 +378,9 @@ def clipped_gradients(
         [0.5, 1.0]
     """
     _checks.function("loss", loss)
-    norm = _checked_norm(clip_norm)
-    _checks.host_only("clip_norm", norm, "clipped(..., clip_norm=)")
+    norms = _checked_norms(clip_norm)
+    for norm in jax.tree.leaves(norms):
+        _checks.host_only("clip_norm", norm, "clipped(..., clip_norm=)")
     size = _checks.integer("microbatch_size", microbatch_size, least=1, most=2**20)
     several = isinstance(argnums, Sequence)
     numbers = tuple(
@@ -386,6 +388,4 @@ def clipped_gradients(
     )
     if len(numbers) != len(set(numbers)) or not numbers:
         raise ValueError(f"argnums must be distinct places of arguments, got {argnums}")
-    return ClippedGradients(
-        loss, float(norm), size, numbers if several else numbers[0], bool(has_aux)
-    )
+    return ClippedGradients(loss, norms, size, numbers if several else numbers[0], bool(has_aux))

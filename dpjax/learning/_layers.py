@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._exact._numerics import compute_dtype
-from dpjax._tracing import _walks
+from dpjax._tracing._walks import aval, bind
 
 # The rounding error of a sum grows with the number of terms. So longer sums are sums of blocks.
 _BLOCK = 4096
@@ -60,11 +60,6 @@ class Layer(NamedTuple):
     gradients: Callable[[jex.JaxprEqn, int, jax.Array, jax.Array], Gradients]
 
 
-def aval_of(atom: jex.Var | jex.Literal) -> Any:
-    """The shape and dtype of an operand, which JAX does not tell type checkers."""
-    return atom.aval
-
-
 def formed(gradients: jax.Array) -> Gradients:
     """Gradients in memory, one for each example."""
 
@@ -72,27 +67,27 @@ def formed(gradients: jax.Array) -> Gradients:
         return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
 
     gradients = gradients.astype(compute_dtype(gradients.dtype))
-    return Gradients(squared_norms(gradients), total, terms(gradients))
+    squares, terms = squared_norms(gradients)
+    return Gradients(squares, total, terms)
 
 
-def squared_norms(x: jax.Array) -> jax.Array:
-    """The squared norm of each example's part; an upper bound where squares underflow."""
+def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
+    """The squared norm of each example's part, and a bound on the number of its roundings.
+
+    The norm is an upper bound where squares underflow.
+    """
     x = x.reshape(len(x), -1)
-    whole = x.shape[1] // _BLOCK * _BLOCK
+    size = x.shape[1]
+    whole = size // _BLOCK * _BLOCK
     squares = jnp.square(x)
-    lost = x.shape[1] * float(np.finfo(squares.dtype).tiny)
+    lost = size * float(np.finfo(squares.dtype).tiny)
     if whole <= _BLOCK:
-        return jnp.sum(squares, axis=1) + lost
+        return jnp.sum(squares, axis=1) + lost, size + 2
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
-    # Without it, XLA merges both sums into one, and `terms` would be wrong.
+    # Without it, XLA merges both sums into one, which rounds more often.
     blocks = lax.optimization_barrier(blocks)
-    return jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
-
-
-def terms(x: jax.Array) -> int:
-    """An upper bound on the number of roundings in one of `squared_norms`."""
-    size = math.prod(x.shape[1:])
-    return size + 2 if size < 2 * _BLOCK else _BLOCK + size // _BLOCK + 4
+    total = jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
+    return total, _BLOCK + size // _BLOCK + 4
 
 
 def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
@@ -116,13 +111,13 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "dot_general":
         return False
     contracted, batched = equation.params["dimension_numbers"]
-    other = aval_of(equation.invars[1 - operand])
+    other = aval(equation.invars[1 - operand])
     free = set(range(other.ndim)) - set(contracted[1 - operand])
     return not any(batched) and all(other.shape[axis] == 1 for axis in free)
 
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    kernel, x = aval_of(equation.invars[operand]).shape, x.astype(g.dtype)
+    kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
     # Clipping assumes the rounding of float32: faster precisions of a device are not covered.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
@@ -131,14 +126,15 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
         def apply(matrix: jax.Array) -> jax.Array:
             def one(vector: jax.Array) -> jax.Array:
                 pair = (matrix, vector) if operand == 0 else (vector, matrix)
-                return _walks.bind(equation, precise, pair)[0]
+                return bind(equation, precise, pair)[0]
 
             return jax.vmap(one)(kept(x, factors))
 
         back = jax.linear_transpose(apply, jax.ShapeDtypeStruct(kernel, g.dtype))
         return back(_column(factors, g) * kept(g, factors))[0]
 
-    return Gradients(squared_norms(x) * squared_norms(g), total, terms(x) + terms(g) + 1)
+    (of_x, terms_of_x), (of_g, terms_of_g) = squared_norms(x), squared_norms(g)
+    return Gradients(of_x * of_g, total, terms_of_x + terms_of_g + 1)
 
 
 # Embedding: rows of a table. If an example takes a row twice, the two gradients add up before the
@@ -148,9 +144,9 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "gather" or operand != 0:
         return False
-    table, indices = map(aval_of, equation.invars)
+    table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
-    output = aval_of(equation.outvars[0]).ndim
+    output = aval(equation.outvars[0]).ndim
     # Each slice takes further axes as a whole. In the mode CLIP, indices into these become 0. In
     # other modes they may drop the slice.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
@@ -166,7 +162,7 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
 
 
 def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
-    table = aval_of(equation.invars[operand]).shape
+    table = aval(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
     if indices.dtype.itemsize < 4:  # A narrow integer might not hold the number of rows.
         indices = indices.astype(jnp.int32)
@@ -190,7 +186,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
         flat = jnp.zeros((table[0], rows.shape[2]), g.dtype)
         return flat.at[indices].add(weighted, mode="drop").reshape(table)
 
-    return Gradients(squared_norms(rows), total, terms(rows))
+    squares, terms = squared_norms(rows)
+    return Gradients(squares, total, terms)
 
 
 # Convolution: a product with patches of the input. Gradients are formed, but without the grouped
@@ -201,7 +198,7 @@ def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
     if equation.primitive.name != "conv_general_dilated" or operand != 1:
         return False
     given, numbers = equation.params, equation.params["dimension_numbers"]
-    kernel = aval_of(equation.invars[1]).shape
+    kernel = aval(equation.invars[1]).shape
     return (
         given["feature_group_count"] == given["batch_group_count"] == 1
         and all(step == 1 for step in given["lhs_dilation"])
@@ -212,7 +209,7 @@ def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
 def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     del operand
     numbers = equation.params["dimension_numbers"]
-    kernel = aval_of(equation.invars[1]).shape
+    kernel = aval(equation.invars[1]).shape
     offsets = tuple(kernel[axis] for axis in numbers.rhs_spec[2:])
     x, g = (_features_last(a, spec) for a, spec in ((x, numbers.lhs_spec), (g, numbers.out_spec)))
     x = x.astype(g.dtype)

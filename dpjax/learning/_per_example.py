@@ -1,7 +1,6 @@
 """The gradients of many examples at once, as what clipping needs of them: norms and a sum."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
 from dpjax._tracing._one_by_one import vmapped
-from dpjax.learning._layers import Gradients, aval_of, formed
+from dpjax.learning._layers import Gradients, formed
 from dpjax.learning._uses import TracedLoss, Use, perform
 
 
@@ -23,16 +22,24 @@ class PerExample(NamedTuple):
     Attributes:
         losses: shape (batch,).
         aux: what the loss returns besides, with a leading axis of examples.
-        squared_norms: shape (batch,), of each example's whole gradient.
-        total: takes factors of shape (batch,) to the sum, a list of arrays like the parameters.
+        squared_norms: for each parameter by its number, in an order of their own; shape (batch,).
+        total: takes factors of shape (batch,), for each parameter, to the sum, a list of arrays.
         terms: an upper bound on the number of roundings in a squared norm.
     """
 
     losses: jax.Array
     aux: PyTree
-    squared_norms: jax.Array
-    total: Callable[[jax.Array], list[jax.Array]]
+    squared_norms: dict[int, jax.Array]
+    total: Callable[[Sequence[jax.Array]], list[jax.Array]]
     terms: int
+
+    def norms(self, groups: Sequence[int]) -> dict[int, jax.Array]:
+        """The norm of each example's gradient in each group, given the groups of parameters."""
+        squares: dict[int, jax.Array] = {}
+        for i, square in self.squared_norms.items():
+            group = groups[i]
+            squares[group] = squares[group] + square if group in squares else square
+        return {group: jnp.sqrt(square) for group, square in squares.items()}
 
 
 def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
@@ -47,7 +54,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     parameters = [inputs[place] for place in program.places]
     own = [i for i, use in enumerate(program.uses) if use is None]
     used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    outputs = {i: aval_of(use.equation.outvars[0]) for i, use in used.items()}
+    outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
     probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
 
     def one(example: list[jax.Array]) -> PyTree:
@@ -71,18 +78,17 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
 
-    def total(factors: jax.Array) -> list[jax.Array]:
+    def total(factors: Sequence[jax.Array]) -> list[jax.Array]:
         # Under x64 the factors are float64; a sum keeps the precision of its norm.
         return [
-            gradients[i].total(factors.astype(compute_dtype(parameter.dtype)))
-            for i, parameter in enumerate(parameters)
+            gradients[i].total(factor.astype(compute_dtype(parameter.dtype)))
+            for i, (parameter, factor) in enumerate(zip(parameters, factors, strict=True))
         ]
 
-    squares = [g.squared_norms.astype(jnp.result_type(float)) for g in gradients.values()]
     return PerExample(
         losses,
         jax.tree.unflatten(program.aux, aux),
-        functools.reduce(jnp.add, squares),
+        {i: g.squared_norms.astype(jnp.result_type(float)) for i, g in gradients.items()},
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )

@@ -7,16 +7,20 @@ to the noise.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from dpjax._core._types import Database, PyTree
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 
+# The sum of a microbatch, and how many more examples are within the clip norm than not.
+Sum = tuple[list[jax.Array], jax.Array]
 # Bits below the clip norm that integers keep.
 _BITS = {4: 40, 8: 70}
 
@@ -24,9 +28,11 @@ _BITS = {4: 40, 8: 70}
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
     """How much more than the clip norm one record may move a sum, relative to it.
 
+    With several clip norms this holds for each part, so also for the root of their squares.
+
     Args:
         leaves: of the parameters.
-        terms: roundings of a squared norm.
+        terms: roundings of a squared norm, of all parameters together.
         part: examples of a microbatch, that are added up in floats.
         batch: all examples.
     """
@@ -41,6 +47,18 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     # One sum of a microbatch differs, and its last digit is rounded on both neighbors.
     steps = 2 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
+
+
+def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
+    """The root of the sum of squares, rounded up: how far parts move together.
+
+    With u the unit of rounding, k squares and k - 1 additions move the sum by at most k u, the root
+    halves that, and it and the product add u each.
+    """
+    if len(norms) == 1:
+        return norms[0]
+    total = jnp.sqrt(sum(jnp.square(norm) for norm in norms))
+    return total * (1 + len(norms) * float(np.finfo(total.dtype).eps))
 
 
 class Digits(NamedTuple):
@@ -87,3 +105,38 @@ class Digits(NamedTuple):
         for digit in reversed(digits):
             total = (total + digit.astype(self.dtype)) * power_of_two(-self.bits, self.dtype)
         return total * power_of_two(self.exponent, self.dtype)
+
+
+def in_microbatches(
+    add_up: Callable[..., tuple[Sum, PyTree]],
+    batch: tuple[Database, jax.Array],
+    part: int,
+    leaves: Sequence[jax.Array],
+    written: Sequence[Digits],
+) -> tuple[PyTree, PyTree]:
+    """Adds up microbatches one after the other, in integers: no order of them counts.
+
+    Microbatches are padded with the first example, and with False in a mask. Each has a slot in
+    every stretch of the batch: where devices hold a stretch each, all have work.
+    """
+    held = len(batch[1])
+
+    def parted(x: jax.Array) -> jax.Array:
+        if missing := -held % part:
+            first = jnp.zeros_like(x[:1]) if x is batch[1] else x[:1]
+            x = jnp.concatenate([x, *[first] * missing])
+        return jnp.swapaxes(x.reshape(part, -1, *x.shape[1:]), 0, 1)
+
+    def step(carry: PyTree, microbatch: PyTree) -> tuple[PyTree, PyTree]:
+        (total, within), of_records = add_up(*microbatch)
+        digits = [x.write(leaf) for x, leaf in zip(written, total, strict=True)]
+        return jax.tree.map(jnp.add, carry, (digits, within)), of_records
+
+    def joined(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])[:held]
+
+    zeros = [jnp.zeros(leaf.shape, x.dtype) for x, leaf in zip(written, leaves, strict=True)]
+    nothing = [x.write(leaf) for x, leaf in zip(written, zeros, strict=True)]
+    parts = jax.tree.map(parted, batch)
+    total, of_records = lax.scan(step, (nothing, jnp.int32(0)), parts)
+    return total, jax.tree.map(joined, of_records)

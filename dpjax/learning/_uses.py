@@ -21,7 +21,7 @@ from dpjax._core._types import PyTree
 from dpjax._tracing import _walks
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
-from dpjax.learning._layers import LAYERS, Layer, aval_of
+from dpjax.learning._layers import LAYERS, Layer
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
@@ -120,17 +120,19 @@ def traced(
     return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
 
 
-def explained(program: TracedLoss, leaves: Sequence[jax.Array]) -> list[str]:
+def explained(program: TracedLoss) -> list[str]:
     """A text for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
     equations, texts = _walks.live(jaxpr), list[str]()
-    for leaf, place, use in zip(leaves, program.places, program.uses, strict=True):
+    for place, use in zip(program.places, program.uses, strict=True):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
         elif _is_elementwise(equations, jaxpr.invars[place]):
             texts.append("elementwise: its gradient is no larger than what the layer computes")
         else:
-            texts.append(f"formed for each example: {leaf.size} numbers")
+            texts.append(
+                f"formed for each example: {_walks.aval(jaxpr.invars[place]).size} numbers"
+            )
     return texts
 
 
@@ -191,11 +193,11 @@ def _use(
 
 
 def _is_move(equation: jex.JaxprEqn) -> bool:
-    output = aval_of(equation.outvars[0])
+    output = _walks.aval(equation.outvars[0])
     if equation.primitive.name == "convert_element_type":
         return _is_float(output)
     moves = equation.primitive.name in _MOVES and len(equation.invars) == 1
-    return moves and bool(aval_of(equation.invars[0]).size == output.size)
+    return moves and bool(_walks.aval(equation.invars[0]).size == output.size)
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:
@@ -203,9 +205,9 @@ def _is_real(equation: jex.JaxprEqn) -> bool:
 
     The gradient of a real parameter that meets complex numbers is the real part of a product.
     """
-    dtypes = [aval_of(atom).dtype for atom in equation.invars]
+    dtypes = [_walks.aval(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
-    return operands and _is_float(aval_of(equation.outvars[0]))
+    return operands and _is_float(_walks.aval(equation.outvars[0]))
 
 
 def _is_float(array: jax.ShapeDtypeStruct) -> bool:

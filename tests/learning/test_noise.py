@@ -214,8 +214,35 @@ def test_steps_of_noise_are_accumulated_after_it(kind, keys):
     noise = kind(keys(3), noise_multiplier=1.0, batch_size=4, **settings)
     sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     before = optax.MultiSteps(noise, 2)
-    with pytest.raises(TypeError, match="a ClippedSum cannot be transformed"):
+    with pytest.raises(TypeError, match=r"use learning\.clipped_in_parts"):
         before.update(sums, before.init(sums.value), sums.value)
+    after = optax.chain(noise, optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation())
+    state, moved = after.init(sums.value), []
+    for _ in range(2):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = after.update(sums, state, sums.value)
+        moved.append(bool(jnp.any(updates["a"] != 0)))
+    assert moved == [False, True]
+    of_noise = state[0].noise if settings else state[0]
+    assert int(of_noise.step) == 2
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.lion(0.1)], ids=["sgd", "lion"])
+def test_a_sum_without_noise_says_to_add_it(optimizer):
+    """Whatever an optimizer, or a step that was written by hand, computes with it first."""
+    sums = sealed(jnp.ones(3), jnp.float32(1), jnp.int32(3), slots=1)
+    weights = jnp.ones(3)
+    for used in (
+        lambda: optimizer.update(sums, optimizer.init(weights), weights),
+        lambda: optax.apply_updates(weights, sums),
+        lambda: weights - 0.1 * sums,
+        lambda: weights - sums,
+        lambda: sums / 3,
+        lambda: -sums,
+        lambda: sum([sums, sums]),
+    ):
+        with pytest.raises(TypeError, match=r"Add learning\.gaussian_noise in front"):
+            used()
 
 
 def test_a_bound_that_is_none_gives_nan(keys):

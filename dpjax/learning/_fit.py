@@ -1,0 +1,232 @@
+"""A whole private training in one call."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import _checks
+from dpjax._core._records import PaddedRecords, record_arrays
+from dpjax._core._types import Database, Key, PyTree
+from dpjax._core._values import NeighboringRelation, Release
+from dpjax._exact._numerics import outward
+from dpjax._files._durable import Json
+from dpjax._running._progress import counting
+from dpjax.accounting._dp_sgd import dp_sgd_noise_multiplier
+from dpjax.accounting._ledger import Ledger
+from dpjax.learning._clipping import ClippedGradients, clipped_gradients
+from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, rounded_down
+from dpjax.learning._guarantee import guarantee
+from dpjax.learning._sampling import BatchSampling, poisson_sampling
+from dpjax.learning._training_file import TrainingFile
+
+if TYPE_CHECKING:
+    import optax
+
+
+class _Training(NamedTuple):
+    """What the next step needs; the keys in it are secret."""
+
+    parameters: PyTree
+    optimizer: PyTree
+    noise: NoiseState
+    batches: Key
+
+
+def fit(
+    key: Key,
+    loss: Callable[[PyTree, PyTree], PyTree],
+    parameters: PyTree,
+    *,
+    database: Database,
+    optimizer: "optax.GradientTransformation",
+    epochs: int,
+    batch_size: float,
+    clip_norm: PyTree,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    microbatch_size: int = 256,
+    evaluate: Callable[[int, PyTree], object] | None = None,
+    ledger: Ledger | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> Release:
+    """Trains a model with DP-SGD: batches, clipping, noise, optimizer and accounting.
+
+    Every step draws a batch by `poisson_sampling`, clips its gradients by `clipped_gradients`, adds
+    noise by `gaussian_noise`, and hands the average to the optimizer. An epoch is n / batch_size
+    steps, rounded up. For other batches or noise, write the loop yourself.
+
+    Args:
+        key: a key from `dpjax.random.secure_key`, used for nothing else.
+        loss: `loss(parameters, example)`, of one example, as for `clipped_gradients`.
+        parameters: to start from; made without the private records.
+        database: a pytree of arrays, or a table, with a common leading axis of n records.
+        optimizer: of optax, without noise, such as `optax.adam(1e-3)`.
+        epochs: at least 1.
+        batch_size: the expected size of a batch, public.
+        clip_norm: as for `clipped_gradients`.
+        delta: of the guarantee, in (0, 1).
+        epsilon: of the guarantee; gives the least noise multiplier for it.
+        noise_multiplier: instead of epsilon.
+        relation: which databases are neighbors. n is public under both.
+        microbatch_size: as for `clipped_gradients`.
+        evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
+            something. These parameters are private. Results on private records are not.
+        ledger: pays for the training before it starts. Do not open it by `with`.
+        checkpoint: a file that keeps the last epoch. The same call goes on from there after an
+            interruption, with the keys and the payment of the first call. The file is removed at
+            the end. It holds keys, so keep it secret, use one for each training, and never put an
+            old copy back.
+        progress: shows a bar with rate and time left (needs tqdm).
+
+    Returns:
+        A `Release` of the last parameters, with the guarantee of the parameters of all epochs.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if an argument is of another type.
+        ValueError: if an argument is out of range, both or none of epsilon and noise_multiplier are
+            given, a ledger is open, the key was used before, or the checkpoint is of another run,
+            truncated or corrupted.
+        BudgetExceededError: if the ledger has too little left.
+
+    Formal guarantees:
+        Those of `guarantee` for all steps: of `poisson_sampling`, `clipped_gradients` and
+        `gaussian_noise`. Every step has keys of its own. The ledger pays what is promised.
+
+        A training that goes on takes the steps since the checkpoint again, with the same keys. No
+        noise is shown twice: an epoch is on the disk before `evaluate` or the caller sees its
+        parameters, so nobody saw a step that is taken again. On the same database the results are
+        those of a training without interruption, at the same guarantee.
+
+    Source:
+        Abadi et al. (2016).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> import dpjax
+        >>> def loss(w, example):
+        ...     return (jnp.dot(w, example["x"]) - example["y"]) ** 2
+        >>> release = dpjax.learning.fit(
+        ...     dpjax.random.secure_key(), loss, jnp.zeros(2),
+        ...     database={"x": jnp.ones((500, 2)), "y": jnp.ones(500)},
+        ...     optimizer=optax.sgd(0.1), epochs=1, batch_size=50, clip_norm=1.0,
+        ...     noise_multiplier=2.0, delta=1e-5,
+        ... )
+        >>> release.guarantee
+        (epsilon=0.798468, delta=1e-05)-DP, under add-or-remove-one
+    """
+    _checks.host_only("fit", key, "clipped_gradients and gaussian_noise in a loop of your own")
+    if isinstance(database, PaddedRecords):
+        raise TypeError(
+            "database must be arrays of records, got PaddedRecords: batches would hold empty slots"
+        )
+    records, n = record_arrays("database", database)
+    sampling = poisson_sampling(n, batch_size=batch_size)
+    in_an_epoch = math.ceil(n / batch_size)
+    steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
+    parameters = jax.tree.map(_array, parameters)
+    dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+    wanted = functools.partial(dp_sgd_noise_multiplier, sampling, delta=delta, relation=relation)
+    least = functools.partial(wanted, steps=steps, dims=dims)
+    multiplier = _noise_multiplier(epsilon, noise_multiplier, least)
+    noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
+    clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
+    step = _training_step(sampling, clipped, noise.update, optimizer)
+
+    # What is wrong with the call is refused before anything is paid.
+    unkeyed = NoiseState(key, jnp.int32(0), rounded_down(multiplier), dims, "exact")
+    inner = jax.tree.map(_array, optimizer.init(parameters))
+    now = _Training(parameters, inner, unkeyed, key)
+    jax.eval_shape(step, now, records)
+    last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
+    promised = guarantee(last, sampling, delta=delta, relation=relation)
+    run: Json = {
+        "database": _shapes(records),
+        "state": _shapes(now),
+        "sampling": sampling.rate,
+        "clip_norm": jax.tree.leaves(clipped.clip_norm),
+        "noise_multiplier": multiplier,
+        "steps": steps,
+        "delta": delta,
+        "relation": str(relation),
+        "ledger": None if ledger is None else str(ledger.path),
+    }
+    with TrainingFile(checkpoint, run) as file:
+        found = file.read(now)
+        if found is None:
+            own = noise.init(parameters)
+            assert isinstance(own, NoiseState)
+            if ledger is not None:
+                ledger.charge(promised, key=key, what="training")
+            # The key of the state is that of this training alone.
+            of_noise, of_batches = jax.random.split(own.key)
+            now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
+            file.write(0, now)
+        first, now = found or (0, now)
+        with counting("steps", steps, done=first * in_an_epoch, shown=progress) as count:
+            for epoch in range(first, epochs + 1):
+                if epoch > first:
+                    for _ in range(in_an_epoch):
+                        now = step(now, records)
+                        count(1)
+                    file.write(epoch, now)  # Before anybody sees this epoch.
+                if epoch and evaluate is not None:
+                    evaluate(epoch, now.parameters)
+        file.remove()
+    return Release(now.parameters, promised)
+
+
+def _noise_multiplier(
+    epsilon: float | None, noise_multiplier: float | None, least: Callable[..., float]
+) -> float:
+    """The given noise multiplier, or the least one for epsilon; rounded up."""
+    if epsilon is None and noise_multiplier is not None:
+        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    elif epsilon is not None and noise_multiplier is None:
+        multiplier = least(epsilon=epsilon)
+    else:
+        raise ValueError(
+            "one of epsilon and noise_multiplier must be given, got"
+            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
+        )
+    # A state rounds it down, and so its guarantee would exceed the one asked for.
+    return outward(multiplier, math.inf)
+
+
+def _training_step(
+    sampling: BatchSampling,
+    clipped: ClippedGradients,
+    with_noise: Callable[..., tuple[PyTree, PyTree]],
+    optimizer: "optax.GradientTransformation",
+) -> Callable[[_Training, Database], _Training]:
+    import optax  # Takes half a second.
+
+    @jax.jit
+    def step(now: _Training, records: Database) -> _Training:
+        batch = sampling(jax.random.fold_in(now.batches, now.noise.step))
+        examples = jax.tree.map(lambda column: column[batch.indices], records)
+        total = clipped(now.parameters, examples, batch)
+        gradient, after = with_noise(total, now.noise)
+        updates, inner = optimizer.update(gradient, now.optimizer, now.parameters)
+        return _Training(optax.apply_updates(now.parameters, updates), inner, after, now.batches)
+
+    return step
+
+
+def _array(leaf: PyTree) -> jax.Array:
+    """An array of a dtype that a file keeps: arrays made of Python's floats adapt to others."""
+    return jnp.asarray(leaf, jnp.result_type(leaf))
+
+
+def _shapes(tree: PyTree) -> list[tuple[str, list[int]]]:
+    return [(str(leaf.dtype), list(leaf.shape)) for leaf in jax.tree.leaves(tree)]

@@ -1,0 +1,82 @@
+"""The last epoch of a training on disk, so that an interrupted training goes on from there."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._types import PyTree
+from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
+from dpjax._files._durable import Json, alone, check_folder
+
+_KIND = "training"
+
+
+class TrainingFile:
+    """A file with an epoch and a state, for one process at a time; without a path, no file."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
+        """Refuses a path that no file can have; a run is public, and of numbers and texts."""
+        self._path = None if path is None else pathlib.Path(os.fspath(path))
+        self._run = json.loads(json.dumps(run))  # As it is read from a file.
+        self._open = contextlib.ExitStack()
+        if self._path is not None:
+            check_folder(self._path, "checkpoint")
+            if self._path.is_dir():
+                raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
+
+    def __enter__(self) -> Self:
+        """Refuses a file that another process uses: both would show steps with the same keys."""
+        if self._path is not None:
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            refusal = f"checkpoint {self._path} is used by another training: name another file"
+            self._open.enter_context(alone(lock, refusal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def read(self, like: PyTree) -> tuple[int, PyTree] | None:
+        """The epoch and the state that are there, if any; `like` has the same structure."""
+        if self._path is None:
+            return None
+        files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
+        if not files:
+            return None
+        (file,) = files
+        check_run(file, self._run, f"checkpoint {self._path}", place="file")
+        leaves, structure = jax.tree.flatten(like)
+        kept = [_restored(x, leaf) for x, leaf in zip(file.arrays, leaves, strict=True)]
+        return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
+
+    def write(self, epoch: int, state: PyTree) -> None:
+        """Replaces the epoch that is there. It is on the disk when this returns."""
+        if self._path is not None:
+            arrays = [np.asarray(_words(leaf)) for leaf in jax.tree.leaves(state)]
+            header = {"run": self._run, "epoch": epoch}
+            write_chunks(self._path, _KIND, header, arrays, secret=True)
+
+    def remove(self) -> None:
+        """Removes the file, whose keys nobody needs any more."""
+        if self._path is not None:
+            self._path.unlink()
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return jnp.asarray(array)
