@@ -11,18 +11,6 @@ from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar
 from dpjax._exact._numerics import compute_dtype
 
-__all__ = [
-    "NORMS",
-    "difference",
-    "distance",
-    "grid_dtype",
-    "is_float",
-    "length",
-    "norm_function",
-    "resolution",
-    "rounding_norm",
-]
-
 
 def _flat(difference: Value) -> jax.Array:
     leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
@@ -159,7 +147,3 @@ def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
         x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
     ).astype(dtype)
     return jnp.where(x > y, magnitude, -magnitude)
-
-
-def __dir__() -> list[str]:
-    return __all__

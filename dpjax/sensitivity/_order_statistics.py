@@ -9,11 +9,6 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-__all__ = [
-    "order_statistic",
-    "select",
-]
-
 # A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
 # narrowed down before they are searched; an accelerator searches all of them as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
@@ -255,7 +250,3 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     rest = _patterns(distances[blocks * _BLOCK :])
     kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
     return jnp.where(kept - low < high - low, kept, high), jnp.sum(occupied) > _MOST_KEPT
-
-
-def __dir__() -> list[str]:
-    return __all__
