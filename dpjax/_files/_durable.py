@@ -6,7 +6,7 @@ import pathlib
 import platform
 import re
 from collections.abc import Generator, Iterable
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 try:
     import fcntl
@@ -21,7 +21,9 @@ def replace(path: pathlib.Path, parts: Iterable[bytes | memoryview]) -> None:
     """Replaces a file as a whole: at every moment the old or the new one is there."""
     partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
     with open(partial, "wb") as file:
-        _lock(file)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # The file system may have no locks.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
@@ -96,12 +98,6 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _lock(file: IO[bytes]) -> None:
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _host() -> str:

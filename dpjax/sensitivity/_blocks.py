@@ -137,18 +137,14 @@ def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = layout.mesh()
     if mesh is None and block.distances.size <= _FEW:
-        return _kth_on_the_host(block, k)
-    everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
+        distances = np.asarray(block.distances).reshape(-1)
+        # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+        ordered = np.where(distances >= 0, np.abs(distances), np.inf)
+        return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
+    everywhere = jax.tree.map(functools.partial(_over_all_hosts, mesh=mesh), block)
     with within(mesh):
         distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
-
-
-def _kth_on_the_host(block: Block, k: int) -> tuple[float, float]:
-    distances = np.asarray(block.distances).reshape(-1)
-    # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
-    ordered = np.where(distances >= 0, np.abs(distances), np.inf)
-    return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
@@ -168,7 +164,7 @@ def _compiled_selection(
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
     """The distances in the order of the pairs, shape (m,)."""
     mesh = layout.mesh()
-    everywhere = _over_all_hosts(block.distances, layout=layout, mesh=mesh)
+    everywhere = _over_all_hosts(block.distances, mesh=mesh)
     with within(mesh):
         rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size)
         return rows[:, : layout.block].reshape(-1)[: layout.m]
@@ -202,16 +198,12 @@ def on_every(
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
+    """An array whose parts are on the devices of a mesh; this host has these."""
     if mesh is None:
         return shards[0]
-    shape = (sum(len(x) for x in shards), *shards[0].shape[1:])
-    sharding = NamedSharding(mesh, SPREAD)
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def _over_all_hosts(x: jax.Array, *, layout: Layout, mesh: Mesh | None) -> jax.Array:
-    if mesh is None:
-        return x
-    shape = (len(x) // len(layout.local) * len(layout.devices), *x.shape[1:])
-    shards = [shard.data for shard in x.addressable_shards]
+    shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, SPREAD), shards)
+
+
+def _over_all_hosts(x: jax.Array, *, mesh: Mesh | None) -> jax.Array:
+    return x if mesh is None else _joined([shard.data for shard in x.addressable_shards], mesh)
