@@ -79,21 +79,19 @@ def compute_chunks(
     """
     # A device without a chunk computes all the same, chunk 0 into the row to spare: one program for
     # all devices and steps, in which none waits for another.
-    places = [
-        layout.block if chunk is None else chunk - d * layout.block
+    work = [
+        (0, 0, layout.block)
+        if chunk is None
+        else (chunk * layout.size, layout.pairs_in(chunk), chunk - d * layout.block)
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
-    starts = [0 if chunk is None else chunk * layout.size for chunk in chunks]
-    counts = [layout.pairs_in(chunk) for chunk in chunks]
     mesh = layout.local_mesh()
     with within(mesh):
         return _compiled_step(
             block,
             key,
             np.uint32(position),
-            np.array(starts, np.uint32),
-            np.array(counts, np.int32),
-            np.array(places, np.int32),
+            np.array(work, np.uint32),
             pair=pair,
             size=layout.size,
             mesh=mesh,
@@ -105,32 +103,27 @@ def _compiled_step(
     block: Block,
     key: jax.Array,
     position: jax.Array,
-    starts: jax.Array,
-    counts: jax.Array,
-    places: jax.Array,
+    work: jax.Array,
     *,
     pair: RandomPair,
     size: int,
     mesh: Mesh | None,
 ) -> tuple[Block, jax.Array, jax.Array]:
+    """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
+
     def step(
-        block: Block,
-        key: jax.Array,
-        position: jax.Array,
-        start: jax.Array,
-        count: jax.Array,
-        place: jax.Array,
+        block: Block, key: jax.Array, position: jax.Array, work: jax.Array
     ) -> tuple[Block, jax.Array, jax.Array]:
-        distances, resolutions = chunk_distances(key, start[0], position, pair=pair, size=size)
+        start, count, place = work[0]
+        distances, resolutions = chunk_distances(key, start, position, pair=pair, size=size)
         # Every chunk runs whole, the last one too: another size is another program, with other
         # roundings.
-        new = jnp.where(jnp.arange(size, dtype=jnp.int32) < count[0], distances, jnp.inf)[None]
+        new = jnp.where(jnp.arange(size, dtype=jnp.uint32) < count, distances, jnp.inf)[None]
         coarsest = jnp.max(resolutions)[None]
-        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place[0], 0)
+        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
         return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
 
-    in_specs = (SPREAD, SHARED, SHARED, SPREAD, SPREAD, SPREAD)
-    return on_every(mesh, step, in_specs)(block, key, position, starts, counts, places)
+    return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD))(block, key, position, work)
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
