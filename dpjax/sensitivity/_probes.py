@@ -92,9 +92,7 @@ def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
         RuntimeError: if the shortcut for sums computes something else.
     """
     is_sum = plan.pair.sums is not None
-    touch = touching(plan.pair.target.jaxpr) is not None
-    count = _probes(plan.pair, plan.point, touch)
-    find = partial(_find, plan, touch, count=count, progress=progress)
+    find = partial(_find, plan, count=_probes(plan.pair, plan.point), progress=progress)
     found = find(permute=is_sum or plan.pair.positions == "last", replace=is_sum, alone=True)
     moved = max(found.permuted, found.alone)
     if not (is_sum or found.is_rounding(moved, found.resolution)):
@@ -137,26 +135,23 @@ def _refuse_an_order(found: _Found) -> None:
         )
 
 
-def _probes(pair: RandomPair, point: OperatingPoint, touch: bool) -> int:
-    """Databases to look at; `touch` says whether lanes may touch each other."""
-    if not (pair.sums or pair.positions == "last" or touch):
+def _probes(pair: RandomPair, point: OperatingPoint) -> int:
+    """Databases to look at."""
+    if not (pair.sums or pair.positions == "last" or _lanes_may_touch(pair)):
         return min(point.m, _LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
     return min(point.m, wanted, point.m if pair.sums is None else _MOST_SUM_PROBES)
 
 
+def _lanes_may_touch(pair: RandomPair) -> bool:
+    return touching(pair.target.jaxpr) is not None
+
+
 def _find(
-    plan: Plan,
-    touch: bool,
-    *,
-    count: int,
-    permute: bool,
-    replace: bool,
-    alone: bool,
-    progress: bool,
+    plan: Plan, *, count: int, permute: bool, replace: bool, alone: bool, progress: bool
 ) -> _Found:
     """Probes chunk by chunk on the devices of this host; their number does not change chunks."""
-    pair, layout = plan.pair, plan.layout
+    pair, layout, touch = plan.pair, plan.layout, _lanes_may_touch(plan.pair)
     # Lanes that touch may do so in batches of one size alone, so the size is that of the sampler.
     size = layout.size
     if not touch:
