@@ -3,7 +3,8 @@
 A call is followed by name: of a function, or of a method that one class alone defines among the
 modules that the caller imports, also by way of others. For `privatize`, a mechanism is the Laplace
 mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the
-package. They are not the functions that a run enters.
+package. They are not the functions that a run enters. An annotation is no call, and neither is a
+class that `isinstance` or `except` names.
 """
 
 import ast
@@ -70,7 +71,7 @@ class Calls:
             made = [f"{name}.{method}" for method in ("__init__", "__post_init__", "__call__")]
             return {(module, one) for one in made if one in self.defined[module]}
         found = set()
-        for part in ast.walk(node):
+        for part in _executed(node):
             if isinstance(part, ast.Name):
                 found |= self._named(module, part.id)
             elif isinstance(part, ast.Attribute):
@@ -115,6 +116,22 @@ def _definitions(tree):
         if isinstance(node, ast.ClassDef):
             methods = (x for x in node.body if isinstance(x, ast.FunctionDef))
             yield from ((f"{node.name}.{method.name}", method) for method in methods)
+
+
+def _executed(node):
+    """A node with the nodes inside of it, without annotations and tests of a class."""
+    yield node
+    for name, part in ast.iter_fields(node):
+        if name in ("annotation", "returns") or (
+            name == "type" and isinstance(node, ast.ExceptHandler)
+        ):
+            continue
+        parts = part if isinstance(part, list) else [part]
+        if name == "args" and getattr(getattr(node, "func", 0), "id", "") == "isinstance":
+            parts = parts[:1]
+        for one in parts:
+            if isinstance(one, ast.AST):
+                yield from _executed(one)
 
 
 def _imports(tree, trees):

@@ -6,7 +6,7 @@ import pathlib
 import platform
 import re
 from collections.abc import Generator, Iterable
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 try:
     import fcntl
@@ -112,19 +112,19 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
-    """An empty file that is locked while it is open."""
+    """An empty file that is locked while it is open, where the file system has locks."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
     while True:
-        file = open(path, "wb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
-        _lock(file)
+        file = open(path, "wb", opener=opened)  # noqa: SIM115
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # Another process removed it before it was locked.
-
-
-def _lock(file: IO[bytes]) -> None:
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _host() -> str:

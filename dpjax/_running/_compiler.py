@@ -27,20 +27,15 @@ def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
     used = [jax.local_devices()[0] if device is None else device for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})
-    return {
-        "backend": used[0].platform,
-        "processor": _processor() if used[0].platform == "cpu" else ", ".join(kinds),
-        "compiler flags": _flags(),
-        "versions": f"{libraries}, {used[0].client.platform_version}",
-    }
-
-
-def _flags() -> str:
-    """Those of XLA, from the environment, and of JAX."""
     words = f"{os.environ.get('XLA_FLAGS', '')} {os.environ.get('LIBTPU_INIT_ARGS', '')}".split()
     flags = [word for word in words if not word.startswith(_NO_EFFECT)]
     options = [f"{name}={getattr(jax.config, name, None)}" for name in _OPTIONS]
-    return " ".join(flags + options)
+    return {
+        "backend": used[0].platform,
+        "processor": _processor() if used[0].platform == "cpu" else ", ".join(kinds),
+        "compiler flags": " ".join(flags + options),
+        "versions": f"{libraries}, {used[0].client.platform_version}",
+    }
 
 
 @functools.cache

@@ -51,11 +51,6 @@ class Layout:
         # Keyed by place, not listed: a host's devices need not be neighbors in the mesh.
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
-    @property
-    def spans_hosts(self) -> bool:
-        """Whether other processes have some of the devices."""
-        return len(self.local) < len(self.devices)
-
     def chunks_of(self, d: int) -> range:
         """The chunks of device d."""
         # Blocks of consecutive chunks, so that all rows in order are the pairs in order.

@@ -45,7 +45,7 @@ class Team:
             return {text}
         self._meetings += 1
         place = f"{self._name}/{self._meetings}/"
-        _write(f"{place}{jax.process_index()}", text)
+        _store().key_value_set(f"{place}{jax.process_index()}", text)
         while missing := self._others - (texts := _read(place)).keys():
             self._refuse_failures(missing)
             time.sleep(_NAP)
@@ -62,7 +62,7 @@ class Team:
         if self._others:
             text = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
             with contextlib.suppress(Exception):  # Nobody is left to be told.
-                _write(f"{self._name}/failed/{jax.process_index()}", text)
+                _store().key_value_set(f"{self._name}/failed/{jax.process_index()}", text)
 
     def _refuse_failures(self, awaited: set[int]) -> None:
         failed = _read(f"{self._name}/failed/")
@@ -98,10 +98,6 @@ def _members(mesh: Mesh | None) -> tuple[int, ...]:
     return members if here in members else (here,)
 
 
-def _write(key: str, text: str) -> None:
-    _store().key_value_set(key, text)
-
-
 def _read(place: str) -> dict[int, str]:
     """The texts of processes at a place."""
     entries = _store().key_value_dir_get(place)
@@ -119,4 +115,4 @@ def _say_that_it_has_ended() -> None:
     """Before JAX's own exit, which waits for the others."""
     if distributed.global_state.client is not None:
         with contextlib.suppress(Exception):
-            _write(f"{_ENDED}{jax.process_index()}", "")
+            _store().key_value_set(f"{_ENDED}{jax.process_index()}", "")

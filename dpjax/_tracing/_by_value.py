@@ -3,11 +3,14 @@
 cloudpickle pickles functions of modules by reference. Another process imports the module anew, and
 misses values that were assigned later. Here only Python and installed packages are left to imports.
 
-The public `register_pickle_by_value` of cloudpickle is not enough, for four reasons:
+The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are no
+fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
 
-- It gives every class another random number in every process, so fingerprints would differ.
+- Bytes depend on equal texts being one object, so code from a cache of Python has other ones.
+- Every class has another random number in every process, and sets keep its order.
+- Code keeps its file and lines, so a comment would count.
 - A copy that is unpickled finds the class that it was made of, and sets its attributes back.
-- Sets keep the order of the process, and code keeps its file and lines.
+- A module is pickled whole: a lock that a function does not name stands in its way.
 - Arrays of JAX stay arrays of JAX, and code that JAX calls back would wait for them for ever.
 """
 

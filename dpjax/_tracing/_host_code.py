@@ -171,10 +171,6 @@ class _Encoder:
             self._sequence("list", value)
         elif kind is dict:
             self._dict(value)
-        elif kind is bytearray:
-            self._bytes("bytearray", value)
-        elif kind is np.ndarray and not value.dtype.hasobject:
-            self._array(value)
         elif kind is types.ModuleType and is_installed(value.__name__):
             self._name(value.__name__, "")
         elif kind is Imports:
@@ -222,12 +218,6 @@ class _Encoder:
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         names = (code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars)
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
-
-    def _array(self, array: np.ndarray) -> None:
-        # Sums depend on the order in memory, which is Fortran's or else becomes C's.
-        order = array.flags.f_contiguous and not array.flags.c_contiguous
-        self.encode(("array", array.shape, order, array.dtype))
-        self._bytes("data", array.tobytes())
 
     def _dtype(self, dtype: np.dtype) -> None:
         """By itself, because NumPy makes equal dtypes one object or two."""

@@ -18,7 +18,7 @@ from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._lapack import has_users_rule
-from dpjax._tracing._one_by_one import evaluate
+from dpjax._tracing._one_by_one import traced_lane
 from dpjax._tracing._programs import refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations
 
@@ -130,19 +130,8 @@ def check_lanes(
     Returns:
         A function that runs the checked program, and that program.
     """
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-
-    # A new function each time: a trace that JAX keeps may hold a stale closure.
-    def fresh(*example: PyTree) -> PyTree:
-        return function(*example)
-
-    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    checked, traced = traced_lane(function, *batched)
     refuse_touching(name, traced)
     # Code outside of JAX, and references, may remember one example when they see another.
     refuse_outside_code(name, traced)
-
-    def checked(*example: PyTree) -> PyTree:
-        found = evaluate(traced, *jax.tree.leaves(example))
-        return jax.tree.unflatten(jax.tree.structure(outputs), found)
-
     return checked, traced

@@ -10,15 +10,14 @@ jaxlib 0.11.1 and 0.11.2 did not hang in our runs. LAPACK calls need no replacem
 dpjax needs jaxlib 0.11.1 or later on every Python that it supports. Convolutions keep `OneByOne`.
 """
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dpjax._core._types import PyTree
 from dpjax._tracing._walks import Equation, bind
 
 V = TypeVar("V")
@@ -34,17 +33,8 @@ NAMES = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class OneByOne:
+class OneByOne(functools.partial[Any]):
     """A rule for `vmap` under which every lane computes what it computes alone."""
-
-    rule: Callable[..., tuple[PyTree, PyTree]]
-
-    def __call__(
-        self, size: int, mapped: list[bool], *operands: jax.Array
-    ) -> tuple[PyTree, PyTree]:
-        """The outputs of all lanes, and which of them have a lane each."""
-        return self.rule(size, mapped, *operands)
 
 
 def is_one_by_one(equation: Equation) -> bool:
@@ -68,15 +58,13 @@ def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
 
 
 def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """The outputs of a LAPACK call, by calls that take one matrix each, also under `vmap`."""
-    call = _for_each_matrix(lambda *one: bind(equation, equation.params, one))
-    for _ in range(max(x.ndim for x in operands) - 2):
-        call = jax.vmap(call)
-    return call(*operands)
+    """The outputs of a LAPACK call, by calls that take one matrix each.
 
+    `vmap` turns them into a loop on a CPU, and into a batched call elsewhere.
+    """
 
-def _for_each_matrix(call: Callable[..., Arrays]) -> Callable[..., Arrays]:
-    """A LAPACK call that `vmap` turns into a loop on a CPU, and into a batched call elsewhere."""
+    def call(*one: jax.Array) -> Arrays:
+        return bind(equation, equation.params, one)
 
     @OneByOne
     def loop(size: int, mapped: list[bool], *operands: jax.Array) -> tuple[Arrays, list[bool]]:
@@ -97,5 +85,7 @@ def _for_each_matrix(call: Callable[..., Arrays]) -> Callable[..., Arrays]:
             outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
         return outputs, [True] * len(outputs)
 
-    alone = with_rule(call, loop)
-    return alone
+    alone = batched = with_rule(call, loop)
+    for _ in range(max(x.ndim for x in operands) - 2):
+        batched = jax.vmap(batched)
+    return batched(*operands)

@@ -26,8 +26,10 @@ def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
     return replaced(program, operands, _one_by_one)
 
 
-def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
+def traced_lane(
+    function: Callable[..., PyTree], *batched: PyTree
+) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
+    """A function that runs the program of one lane, apart from others; and that program."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
     # A new function each time: a trace that JAX keeps may hold a stale closure.
@@ -35,8 +37,18 @@ def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
         return function(*arguments)
 
     traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
-    leaves = jax.vmap(lambda *xs: evaluate(traced, *xs))(*jax.tree.leaves(batched))
-    return jax.tree.unflatten(jax.tree.structure(outputs), leaves)
+
+    def lane(*arguments: PyTree) -> PyTree:
+        found = evaluate(traced, *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(outputs), found)
+
+    return lane, traced
+
+
+def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
+    """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
+    lane, _ = traced_lane(function, *batched)
+    return jax.vmap(lane)(*batched)
 
 
 def _one_by_one(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:

@@ -6,6 +6,7 @@ host have it as their first input, see `dpjax._tracing._programs`.
 """
 
 import contextlib
+import dataclasses
 import enum
 import logging
 import re
@@ -106,6 +107,7 @@ def _is_unknown(record: logging.LogRecord) -> bool:
 logging.getLogger("jax._src.callback").addFilter(_is_unknown)
 
 
+@dataclasses.dataclass(eq=False)
 class Tracing:
     """A program that is being traced.
 
@@ -114,9 +116,8 @@ class Tracing:
         settings: values that decide where calls to the host run, but not their outputs.
     """
 
-    def __init__(self, origin: ArrayLike | None, settings: list[object]):
-        self.origin = origin
-        self.settings = settings
+    origin: ArrayLike | None
+    settings: list[object]
 
     def call(self, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """Calls a function, which may ask for the program that is being traced."""

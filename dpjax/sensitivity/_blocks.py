@@ -79,21 +79,19 @@ def compute_chunks(
     """
     # A device without a chunk computes all the same, chunk 0 into the row to spare: one program for
     # all devices and steps, in which none waits for another.
-    places = [
-        layout.block if chunk is None else chunk - d * layout.block
+    work = [
+        (0, 0, layout.block)
+        if chunk is None
+        else (chunk * layout.size, layout.pairs_in(chunk), chunk - d * layout.block)
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
-    starts = [0 if chunk is None else chunk * layout.size for chunk in chunks]
-    counts = [layout.pairs_in(chunk) for chunk in chunks]
     mesh = layout.local_mesh()
     with within(mesh):
         return _compiled_step(
             block,
             key,
             np.uint32(position),
-            np.array(starts, np.uint32),
-            np.array(counts, np.int32),
-            np.array(places, np.int32),
+            np.array(work, np.uint32),
             pair=pair,
             size=layout.size,
             mesh=mesh,
@@ -105,50 +103,41 @@ def _compiled_step(
     block: Block,
     key: jax.Array,
     position: jax.Array,
-    starts: jax.Array,
-    counts: jax.Array,
-    places: jax.Array,
+    work: jax.Array,
     *,
     pair: RandomPair,
     size: int,
     mesh: Mesh | None,
 ) -> tuple[Block, jax.Array, jax.Array]:
+    """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
+
     def step(
-        block: Block,
-        key: jax.Array,
-        position: jax.Array,
-        start: jax.Array,
-        count: jax.Array,
-        place: jax.Array,
+        block: Block, key: jax.Array, position: jax.Array, work: jax.Array
     ) -> tuple[Block, jax.Array, jax.Array]:
-        distances, resolutions = chunk_distances(key, start[0], position, pair=pair, size=size)
+        start, count, place = work[0]
+        distances, resolutions = chunk_distances(key, start, position, pair=pair, size=size)
         # Every chunk runs whole, the last one too: another size is another program, with other
         # roundings.
-        new = jnp.where(jnp.arange(size, dtype=jnp.int32) < count[0], distances, jnp.inf)[None]
+        new = jnp.where(jnp.arange(size, dtype=jnp.uint32) < count, distances, jnp.inf)[None]
         coarsest = jnp.max(resolutions)[None]
-        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place[0], 0)
+        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
         return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
 
-    in_specs = (SPREAD, SHARED, SHARED, SPREAD, SPREAD, SPREAD)
-    return on_every(mesh, step, in_specs)(block, key, position, starts, counts, places)
+    return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD))(block, key, position, work)
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = layout.mesh()
     if mesh is None and block.distances.size <= _FEW:
-        return _kth_on_the_host(block, k)
-    everywhere = jax.tree.map(functools.partial(_over_all_hosts, layout=layout, mesh=mesh), block)
+        distances = np.asarray(block.distances).reshape(-1)
+        # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+        ordered = np.where(distances >= 0, np.abs(distances), np.inf)
+        return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
+    everywhere = jax.tree.map(functools.partial(_over_all_hosts, mesh=mesh), block)
     with within(mesh):
         distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
-
-
-def _kth_on_the_host(block: Block, k: int) -> tuple[float, float]:
-    distances = np.asarray(block.distances).reshape(-1)
-    # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
-    ordered = np.where(distances >= 0, np.abs(distances), np.inf)
-    return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
 
 
 @functools.partial(jax.jit, static_argnames="mesh")
@@ -168,7 +157,7 @@ def _compiled_selection(
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
     """The distances in the order of the pairs, shape (m,)."""
     mesh = layout.mesh()
-    everywhere = _over_all_hosts(block.distances, layout=layout, mesh=mesh)
+    everywhere = _over_all_hosts(block.distances, mesh=mesh)
     with within(mesh):
         rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size)
         return rows[:, : layout.block].reshape(-1)[: layout.m]
@@ -202,16 +191,12 @@ def on_every(
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
+    """An array whose parts are on the devices of a mesh; this host has these."""
     if mesh is None:
         return shards[0]
-    shape = (sum(len(x) for x in shards), *shards[0].shape[1:])
-    sharding = NamedSharding(mesh, SPREAD)
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def _over_all_hosts(x: jax.Array, *, layout: Layout, mesh: Mesh | None) -> jax.Array:
-    if mesh is None:
-        return x
-    shape = (len(x) // len(layout.local) * len(layout.devices), *x.shape[1:])
-    shards = [shard.data for shard in x.addressable_shards]
+    shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, SPREAD), shards)
+
+
+def _over_all_hosts(x: jax.Array, *, mesh: Mesh | None) -> jax.Array:
+    return x if mesh is None else _joined([shard.data for shard in x.addressable_shards], mesh)

@@ -55,10 +55,14 @@ class Checkpoint:
         """Position and number of every finished chunk."""
         return self._found
 
-    def add(self, position: int, chunk: int, distances: np.ndarray, resolution: float) -> None:
-        """Adds a finished chunk, and saves all if the last time was long enough ago."""
-        self._found[position, chunk] = (distances, resolution)
-        self._unsaved += 1
+    def add(
+        self, position: int, chunks: list[int | None], rows: np.ndarray, resolutions: np.ndarray
+    ) -> None:
+        """Adds finished chunks, and saves all if the last time was long enough ago."""
+        for chunk, row, resolution in zip(chunks, rows, resolutions.tolist(), strict=True):
+            if chunk is not None:
+                self._found[position, chunk] = (row, resolution)
+                self._unsaved += 1
         if time.monotonic() >= self._next_save:
             self.save()
 

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from dpjax._core import _checks
+from dpjax._running._layout import Layout, devices_of
 from dpjax._running._memory import fitting
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -16,22 +18,23 @@ def pairs_in_a_chunk(pair: RandomPair, m: int, chunk_size: int | None) -> int:
     """Pairs in a chunk: a function of programs, m, shapes and backend alone, never more than m."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
-        return _size_of_parts(pair, m, most)
+        return size_of_parts(pair, m, most)
     most = fitting(pair.bytes_of_a_pair)
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
-        return _size_of_parts(pair, m, most)
+        return size_of_parts(pair, m, most)
     # Few chunks are nearly even, so that little of the last one is padding; many are all the same.
     step = max(1, most // _STEPS)
     return min(m, -(-_even_part(m, most) // step) * step)
 
 
-def probes_at_once(pair: RandomPair, count: int, size: int) -> int:
-    """Databases to evaluate the target itself on at a time."""
-    return _size_of_parts(pair, count, min(size, fitting(pair.bytes_of_a_database)))
+def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
+    """The chunks of m pairs, on the devices of a mesh."""
+    devices = devices_of(mesh, calls_host=pair.calls_host)
+    return Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size))
 
 
-def _size_of_parts(pair: RandomPair, count: int, most: int) -> int:
+def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
     """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
     if pair.calls_host:
         return _even_part(count, most)

@@ -5,11 +5,6 @@ import jax.numpy as jnp
 
 from dpjax._core._types import Database
 
-__all__ = [
-    "neighboring_pair",
-    "rotated",
-]
-
 
 def neighboring_pair(
     records: Database, position: jax.Array | int | None = None
@@ -38,7 +33,3 @@ def neighboring_pair(
 def rotated(database: Database, steps: jax.Array) -> Database:
     """The same database with its records moved along by some steps, the last ones to the front."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._types import Value
 from dpjax._core._values import Oracle, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._waiting import wait_for
@@ -17,7 +16,7 @@ from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
-from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
+from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Of the largest eigenvalue of W: no direction gets less noise than .03 of the most.
@@ -133,11 +132,6 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
 def _compiled_differences(
     key: jax.Array, indices: jax.Array, *, pair: RandomPair
 ) -> tuple[jax.Array, jax.Array]:
-    def flat(tree: Value) -> jax.Array:
-        leaves = jax.tree.leaves(tree)
-        widest = max((x.dtype for x in leaves), key=lambda dtype: dtype.itemsize)
-        return jnp.concatenate([x.reshape(-1).astype(widest) for x in leaves])
-
     def one(index: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, other = pair.values(key, index, jnp.zeros((), jnp.uint32))
         zero = jax.tree.map(jnp.zeros_like, value)

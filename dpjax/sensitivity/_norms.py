@@ -11,18 +11,6 @@ from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar
 from dpjax._exact._numerics import compute_dtype
 
-__all__ = [
-    "NORMS",
-    "difference",
-    "distance",
-    "grid_dtype",
-    "is_float",
-    "length",
-    "norm_function",
-    "resolution",
-    "rounding_norm",
-]
-
 
 def _flat(difference: Value) -> jax.Array:
     leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
@@ -118,7 +106,8 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
 
 def length(norm: Norm, moved: Value) -> jax.Array:
     """The norm of a difference; NaN counts as infinite."""
-    found = _as_float(norm_function(norm)(moved))
+    found = norm_function(norm)(moved)
+    found = found.astype(compute_dtype(found.dtype))
     return jnp.where(jnp.isnan(found), jnp.inf, found)
 
 
@@ -139,19 +128,14 @@ def resolution(norm: Norm, value: Value) -> jax.Array:
             return jnp.zeros(leaf.shape, dtype)
         return jnp.abs(leaf).astype(dtype) * (float(jnp.finfo(leaf.dtype).eps) / coarsest)
 
-    found = _as_float(norm_function(norm)(jax.tree.map(magnitude, value))) * coarsest
+    found = norm_function(norm)(jax.tree.map(magnitude, value))
+    found = found.astype(compute_dtype(found.dtype)) * coarsest
     return jnp.where(jnp.isfinite(found), found, 0)
-
-
-def _as_float(found: jax.Array) -> jax.Array:
-    return found.astype(compute_dtype(found.dtype))
 
 
 def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
     dtype = compute_dtype(x.dtype)
-    if is_float(x):
-        return x.astype(dtype) - y.astype(dtype)
-    if x.dtype == bool:
+    if is_float(x) or x.dtype == bool:
         return x.astype(dtype) - y.astype(dtype)
     # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
     unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
@@ -159,7 +143,3 @@ def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
         x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
     ).astype(dtype)
     return jnp.where(x > y, magnitude, -magnitude)
-
-
-def __dir__() -> list[str]:
-    return __all__

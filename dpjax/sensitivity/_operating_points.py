@@ -14,12 +14,6 @@ from dpjax._core import _checks
 from dpjax._core._values import Method, OperatingPoint
 from dpjax._exact._numerics import round_up
 
-__all__ = [
-    "MOST_PAIRS",
-    "confidence_of_each",
-    "operating_point",
-]
-
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
@@ -271,7 +265,3 @@ def _dkw_gamma(m: int, rho: float) -> float:
     exact = decimal.Context(prec=50)
     root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
     return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))
-
-
-def __dir__() -> list[str]:
-    return __all__

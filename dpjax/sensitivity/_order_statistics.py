@@ -1,18 +1,11 @@
 """Exact selection of an order statistic in linear time."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
-
-__all__ = [
-    "order_statistic",
-    "select",
-]
 
 # A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
 # narrowed down before they are searched; an accelerator searches all of them as fast.
@@ -105,20 +98,6 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.zeros_like(infinity), infinity + 1
 
 
-def _bisect(
-    below: Callable[[jax.Array], jax.Array], rank: jax.Array, low: jax.Array, high: jax.Array
-) -> jax.Array:
-    """The largest pattern from low to high - 1 with fewer than `rank` distances below it."""
-
-    def halve(bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bracket
-        middle = low + (high - low) // 2
-        few = below(middle) < rank
-        return jnp.where(few, middle, low), jnp.where(few, high, middle)
-
-    return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, halve, (low, high))[0]
-
-
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """The pattern of that rank, by counting all distances for each bit."""
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), axis)
@@ -127,10 +106,15 @@ def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Arra
 def _search_among(
     patterns: jax.Array, rank: jax.Array, low: jax.Array, high: jax.Array, axis: str | None
 ) -> jax.Array:
-    def below(pattern: jax.Array) -> jax.Array:
-        return _total(jnp.sum(patterns < pattern, dtype=jnp.uint32), axis)
+    """The largest pattern from low to high - 1 with fewer than `rank` patterns below it."""
 
-    return _bisect(below, rank, low, high)
+    def halve(bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bracket
+        middle = low + (high - low) // 2
+        few = _total(jnp.sum(patterns < middle, dtype=jnp.uint32), axis) < rank
+        return jnp.where(few, middle, low), jnp.where(few, high, middle)
+
+    return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, halve, (low, high))[0]
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
@@ -255,7 +239,3 @@ def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.
     rest = _patterns(distances[blocks * _BLOCK :])
     kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
     return jnp.where(kept - low < high - low, kept, high), jnp.sum(occupied) > _MOST_KEPT
-
-
-def __dir__() -> list[str]:
-    return __all__

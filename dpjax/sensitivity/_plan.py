@@ -1,18 +1,16 @@
-"""The plan of a sampling: its programs and sizes, and its identity."""
+"""A sampling before anything is drawn: its programs, sizes and devices, and its identity."""
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, Self
 
 import jax
-from jax.sharding import Mesh
 
-from dpjax._core._values import Method, Norm, OperatingPoint, Oracle, Positions, Target
+from dpjax._core._values import Method, OperatingPoint
 from dpjax._running._compiler import compilation
-from dpjax._running._layout import Layout, devices_of, placed
+from dpjax._running._layout import Layout, placed
 from dpjax._running._processes import Team
 from dpjax._tracing._fingerprints import digest
-from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
@@ -21,67 +19,65 @@ _PAIRS_OVER_LEAST = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """All that a sampling is, before anything is drawn.
+class Sampling:
+    """Pairs to draw on the devices of one or several processes.
 
     Attributes:
         key: of threefry, where this host's devices can use it.
         pair: one random pair, and how far the target moves on it.
-        point: how many pairs of each position, and which order statistic of their distances.
-        confidence: of the statement for all positions at once; None for the marginal statement.
         layout: which device computes which pairs.
         team: the processes that sample together.
     """
 
     key: jax.Array
     pair: RandomPair
-    point: OperatingPoint
-    confidence: float | None
     layout: Layout
     team: Team
 
     @classmethod
-    def make(
-        cls,
-        key: jax.Array,
-        target: Target,
-        oracle: Oracle,
-        *,
-        n: int,
-        norm: Norm,
-        positions: Positions,
-        m: int | None,
-        gamma: float | None,
-        method: Method,
-        confidence: float | Literal["default"] | None,
-        chunk_size: int | None,
-        mesh: Mesh | None,
-        team: Team,
-    ) -> "Plan":
-        """Traces the programs, and refuses those that cannot run."""
-        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-        stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-        if not pair.is_concrete:
-            raise TypeError(
-                "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
-                " the host: use dpjax.sensitivity_samples inside jit and vmap"
+    def of(
+        cls, key: jax.Array, pair: RandomPair, layout: Layout, team: Team, *more: object
+    ) -> Self:
+        """Places the key, and refuses processes that were called differently."""
+        made = cls(placed(key, layout), pair, layout, team, *more)
+        # None of the processes could notice that.
+        if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
+            raise ValueError(
+                "processes must make the same call, with one key, target, oracle and size, and"
+                " compile it alike, for one model of processor or device, with one XLA_FLAGS and"
+                " one version of JAX: at least two of them differ. Make the key from one seed, or"
+                " broadcast it"
             )
-        # For the worst of n positions to be covered, every one of them must be: a union bound.
-        point = _sampled_point(m, gamma, method, confidence_of_each(stated, pair.positions_sampled))
-        layout = Layout(
-            devices_of(mesh, calls_host=pair.calls_host),
-            point.m,
-            pairs_in_a_chunk(pair, point.m, chunk_size),
-        )
-        plan = cls(placed(key, layout), pair, point, stated, layout, team)
-        if layout.spans_hosts:
-            check_same_call(team, plan.run)
-        return plan
+        return made
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
         """All facts that decide the bits of the distances; a checkpoint must agree on them."""
-        return run_of(self.key, self.pair, self.layout)
+        return {
+            "key": digest(jax.random.key_data(self.key)),
+            "target": self.pair.target.fingerprint,
+            "oracle": self.pair.oracle.fingerprint,
+            "norm": self.pair.norm.fingerprint,
+            "positions": self.pair.positions,
+            "shortcut": self.pair.shortcut,
+            "n": self.pair.n,
+            "m": self.layout.m,
+            "chunk size": self.layout.size,
+            **compilation(self.layout.devices),
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan(Sampling):
+    """A sampling from which one distance is selected.
+
+    Attributes:
+        point: how many pairs of each position, and which order statistic of their distances.
+        confidence: of the statement for all positions at once; None for the marginal statement.
+    """
+
+    point: OperatingPoint
+    confidence: float | None
 
     @functools.cached_property
     def identity(self) -> str:
@@ -96,39 +92,22 @@ class Plan:
         )
 
 
-def _sampled_point(
-    m: int | None, gamma: float | None, method: Method, confidence: float | None
-) -> OperatingPoint:
-    point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+def point_of_each(
+    positions: int,
+    *,
+    m: int | None,
+    gamma: float | None,
+    method: Method,
+    confidence: float | Literal["default"] | None,
+) -> tuple[OperatingPoint, float | None]:
+    """The operating point of each position, and the confidence in all of them together."""
+    stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
+    # For the worst of n positions to be covered, every one of them must be: a union bound.
+    each = confidence_of_each(stated, positions)
+    point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
         m = min(_PAIRS_OVER_LEAST * point.m, MOST_SAMPLED_PAIRS)
-        point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+        point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if point.m > MOST_SAMPLED_PAIRS:
         raise ValueError(f"m must be at most {MOST_SAMPLED_PAIRS} to be sampled, got {point.m}")
-    return point
-
-
-def run_of(key: jax.Array, pair: RandomPair, layout: Layout) -> dict[str, str | int]:
-    """All facts that decide the bits of the distances."""
-    return {
-        "key": digest(jax.random.key_data(key)),
-        "target": pair.target.fingerprint,
-        "oracle": pair.oracle.fingerprint,
-        "norm": pair.norm.fingerprint,
-        "positions": pair.positions,
-        "shortcut": pair.shortcut,
-        "n": pair.n,
-        "m": layout.m,
-        "chunk size": layout.size,
-        **compilation(layout.devices),
-    }
-
-
-def check_same_call(team: Team, run: dict[str, str | int]) -> None:
-    """Refuses a run whose processes were called differently, which none of them could notice."""
-    if len(team.meet(digest(run))) > 1:
-        raise ValueError(
-            "processes must make the same call, with one key, target, oracle and size, and compile"
-            " it alike, for one model of processor or device, with one XLA_FLAGS and one version of"
-            " JAX: at least two of them differ. Make the key from one seed, or broadcast it"
-        )
+    return point, stated

@@ -27,13 +27,14 @@ import numpy as np
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
 from dpjax._running._layout import Device, within
+from dpjax._running._memory import fitting
 from dpjax._running._progress import counting
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._origins import Role, host_errors, sampled
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.sensitivity._blocks import spread_chunks
-from dpjax.sensitivity._chunks import probes_at_once
+from dpjax.sensitivity._chunks import size_of_parts
 from dpjax.sensitivity._neighbors import neighboring_pair, rotated
 from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
@@ -150,10 +151,11 @@ def _find(
     plan: Plan, *, count: int, permute: bool, replace: bool, alone: bool, progress: bool
 ) -> _Found:
     """Probes chunk by chunk on the devices of this host; their number does not change chunks."""
-    pair, layout = plan.pair, plan.layout
-    touch = _lanes_may_touch(pair)
+    pair, layout, touch = plan.pair, plan.layout, _lanes_may_touch(plan.pair)
     # Lanes that touch may do so in batches of one size alone, so the size is that of the sampler.
-    size = layout.size if touch else probes_at_once(pair, count, layout.size)
+    size = layout.size
+    if not touch:
+        size = size_of_parts(pair, count, min(size, fitting(pair.bytes_of_a_database)))
     devices = tuple(layout.local.values())
     most_alone = (count if touch else _LEAST_ALONE) if alone else 0
     found: dict[str, float] = {}

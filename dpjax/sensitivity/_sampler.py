@@ -21,9 +21,11 @@ from dpjax._running._progress import saying_what_is_kept
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
-from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._plan import Plan, point_of_each
 from dpjax.sensitivity._probes import rounding_of_releases
 
 # A distance of fewer units in the last place than this is mostly rounding error.
@@ -146,21 +148,17 @@ def sample_sensitivity(
         _checks.host_only(
             "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
         )
-        plan = Plan.make(
-            key,
-            target,
-            oracle,
-            n=n,
-            norm=norm,
-            positions=positions,
-            m=m,
-            gamma=gamma,
-            method=method,
-            confidence=confidence,
-            chunk_size=chunk_size,
-            mesh=mesh,
-            team=team,
+        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+        if not pair.is_concrete:
+            raise TypeError(
+                "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
+                " the host: use dpjax.sensitivity_samples inside jit and vmap"
+            )
+        point, stated = point_of_each(
+            pair.positions_sampled, m=m, gamma=gamma, method=method, confidence=confidence
         )
+        layout = layout_of(pair, point.m, chunk_size, mesh)
+        plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
             rounding = rounding_of_releases(plan, progress=progress)
@@ -169,20 +167,20 @@ def sample_sensitivity(
     hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
     return Sensitivity(
         value=sum_up((estimate, *hidden)) if estimate > 0 else 0.0,
-        gamma=plan.point.gamma,
-        confidence=plan.confidence,
+        gamma=point.gamma,
+        confidence=stated,
         norm=norm,
-        n=plan.pair.n,
-        m=plan.point.m,
-        k=plan.point.k,
-        method=plan.point.method,
+        n=pair.n,
+        m=point.m,
+        k=point.k,
+        method=point.method,
         positions=positions,
-        chunk_size=plan.layout.size,
+        chunk_size=layout.size,
         zero_allowed=estimate == 0,
         identity=plan.identity,
-        target=plan.pair.released.fingerprint,
-        records=plan.pair.records,
-        outputs=plan.pair.released.outputs,
+        target=pair.released.fingerprint,
+        records=pair.records,
+        outputs=pair.released.outputs,
     )
 
 
@@ -200,15 +198,7 @@ def _worst_of_all_positions(
     """The largest k-th distance of a position, and the coarsest resolution of all."""
     estimate, resolution = 0.0, 0.0
     for position in range(plan.pair.positions_sampled):
-        block = sample_block(
-            plan.key,
-            plan.pair,
-            plan.layout,
-            position=position,
-            checkpoint=store,
-            progress=progress,
-            team=plan.team,
-        )
+        block = sample_block(plan, position=position, checkpoint=store, progress=progress)
         plan.team.meet()
         selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
         estimate, resolution = max(estimate, selected), max(resolution, coarsest)

@@ -7,14 +7,14 @@ from jax.sharding import Mesh
 
 from dpjax._core import _checks
 from dpjax._core._values import Norm, Oracle, Positions, Target
-from dpjax._running._layout import Layout, devices_of, outside_any_mesh, placed
-from dpjax._running._processes import Team, together
+from dpjax._running._layout import Layout, outside_any_mesh
+from dpjax._running._processes import together
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import all_distances, spread_chunks
-from dpjax.sensitivity._chunks import chunk_distances, pairs_in_a_chunk
+from dpjax.sensitivity._chunks import chunk_distances, layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
-from dpjax.sensitivity._plan import check_same_call, run_of
+from dpjax.sensitivity._plan import Sampling
 
 
 @outside_any_mesh
@@ -90,27 +90,22 @@ def sensitivity_samples(
         key = sampling_key(key)
         m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-        layout = Layout(
-            devices_of(mesh, calls_host=pair.calls_host), m, pairs_in_a_chunk(pair, m, chunk_size)
-        )
+        layout = layout_of(pair, m, chunk_size, mesh)
         if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
-            return _on_the_host(key, pair, layout, team)
+            return _on_the_host(Sampling.of(key, pair, layout, team))
         return _in_a_program(key, pair, layout)
 
 
-def _on_the_host(key: jax.Array, pair: RandomPair, layout: Layout, team: Team) -> jax.Array:
+def _on_the_host(sampling: Sampling) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
-    here = placed(key, layout)
-    if layout.spans_hosts:
-        check_same_call(team, run_of(here, pair, layout))
 
     def at(position: int) -> jax.Array:
-        block = sample_block(here, pair, layout, position=position, team=team)
-        team.meet()
-        return all_distances(block, layout=layout)
+        block = sample_block(sampling, position=position)
+        sampling.team.meet()
+        return all_distances(block, layout=sampling.layout)
 
-    if pair.positions == "each":
-        return jnp.stack([at(position) for position in range(pair.n)])
+    if sampling.pair.positions == "each":
+        return jnp.stack([at(position) for position in range(sampling.pair.n)])
     return at(0)
 
 

@@ -98,6 +98,7 @@ class NoiseShape:
         ):
             raise ValueError(f"value must be like that of the shape, {self.outputs}, got {got}")
 
+    @functools.partial(jax.jit, static_argnums=0)
     def mapped(self, value: Value) -> jax.Array:
         """A^-1 f, exact except for the grid. NaN counts as 0, and too large numbers as the bound.
 
@@ -107,15 +108,24 @@ class NoiseShape:
         Returns:
             Shape (d,), of the widest float dtype of the value.
         """
-        return _mapped(value, shape=self)
+        # The rounding to the grid must not change how the value itself is rounded.
+        leaves = lax.optimization_barrier(jax.tree.leaves(value))
+        units = [round_to_grid(leaf.reshape(-1), self.unit) for leaf in leaves]
+        whole = Limbs(*map(jnp.concatenate, zip(*units, strict=True)))
+        total = _product(_limbs.clip(whole, 2**VALUE_BITS), self.inverse)
+        dtype = _mapped_dtype(leaves)
+        return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
         """A value with the same mapped value: NaN becomes 0, and too large numbers the bound."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def shaped(self, mapped: jax.Array) -> Value:
         """A y, a pytree like the value, in floats."""
-        return _shaped(mapped, shape=self)
+        matrix = jnp.asarray(self.matrix.astype(mapped.dtype))
+        released = self.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
+        return jax.tree.map(_as_released, released, self.outputs.tree())
 
     def unflattened(self, flat: jax.Array) -> Value:
         """An array of d numbers as a pytree like the value."""
@@ -128,9 +138,9 @@ class NoiseShape:
 
     def mapped_in_floats(self, value: Value) -> jax.Array:
         """A^-1 x without the grid, for densities and lengths, which need not be exact."""
-        flat = _flat(value)
-        inverse = (self.inverse / 2.0**self.bits).astype(flat.dtype)
-        return jnp.matmul(inverse, flat, precision="highest")
+        numbers = flat(value)
+        inverse = (self.inverse / 2.0**self.bits).astype(numbers.dtype)
+        return jnp.matmul(inverse, numbers, precision="highest")
 
     def resolution(self, mapped: jax.Array) -> jax.Array:
         """The length of A^-1 on a unit in the last place of every coordinate of a value.
@@ -139,7 +149,7 @@ class NoiseShape:
         """
         floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
-        sizes = jnp.abs(_flat(self.shaped(mapped))).astype(mapped.dtype)
+        sizes = jnp.abs(flat(self.shaped(mapped))).astype(mapped.dtype)
         inverse = (np.abs(self.inverse) / 2.0**self.bits).astype(mapped.dtype)
         found = eps * jnp.linalg.norm(jnp.matmul(inverse, sizes, precision="highest"))
         return jnp.where(jnp.isfinite(found), found, 0)
@@ -167,32 +177,21 @@ def shape_of(
     return found
 
 
-@functools.partial(jax.jit, static_argnames="shape")
-def _mapped(value: Value, *, shape: NoiseShape) -> jax.Array:
-    # The rounding to the grid must not change how the value itself is rounded.
-    leaves = lax.optimization_barrier(jax.tree.leaves(value))
-    units = [round_to_grid(leaf.reshape(-1), shape.unit) for leaf in leaves]
-    flat = _limbs.clip(Limbs(*map(jnp.concatenate, zip(*units, strict=True))), 2**VALUE_BITS)
+def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
+    """A matrix times a vector, both of integers, in products of digits that no int32 overflows."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
-    digits = [_limbs.shift_right(flat, jnp.uint32(place)).low.astype(jnp.int32) for place in places]
+    shifted = [_limbs.shift_right(vector, jnp.uint32(place)) for place in places]
+    digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
     # The last one has the sign.
     digits = [*(digit & np.int32(2**_DIGIT_BITS - 1) for digit in digits[:-1]), digits[-1]]
     products = lax.dot(
-        jnp.stack(digits), jnp.asarray(shape.inverse.T), preferred_element_type=np.dtype("int32")
+        jnp.stack(digits), jnp.asarray(matrix.T), preferred_element_type=np.dtype("int32")
     )
     total = _limbs.from_integers(products[0])
     for place, product in zip(places[1:], products[1:], strict=True):
         moved = _limbs.shift_left(_limbs.from_integers(product), jnp.uint32(place))
         total = _limbs.add(total, moved)
-    dtype = _mapped_dtype(leaves)
-    return _limbs.to_float(total, dtype) * power_of_two(shape.unit - shape.bits, dtype)
-
-
-@functools.partial(jax.jit, static_argnames="shape")
-def _shaped(mapped: jax.Array, *, shape: NoiseShape) -> Value:
-    matrix = jnp.asarray(shape.matrix.astype(mapped.dtype))
-    released = shape.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
-    return jax.tree.map(_as_released, released, shape.outputs.tree())
+    return total
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
@@ -206,7 +205,8 @@ def _mapped_dtype(leaves: list[jax.Array]) -> np.dtype:
     return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 
 
-def _flat(tree: Value) -> jax.Array:
+def flat(tree: Value) -> jax.Array:
+    """All numbers of a tree in a row, in its widest float dtype."""
     leaves = jax.tree.leaves(tree)
     dtype = _mapped_dtype(leaves)
     return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])

@@ -35,7 +35,8 @@ class SumOfRecords:
         n = jax.tree.leaves(database)[0].shape[0]
         record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
         statistic = Program.trace("statistic", target.statistic, record)
-        total = jax.eval_shape(_total, jax.eval_shape(jax.vmap(statistic), database))
+        statistics = jax.eval_shape(jax.vmap(statistic), database)
+        total = jax.eval_shape(lambda rows: jax.tree.map(sum_of_rows, rows), statistics)
         finish = Program.trace("finish", lambda total: target.finish_sum(total, n), total)
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
@@ -84,7 +85,3 @@ class SumOfRecords:
         total = jax.tree.map(common, statistics)
         value, other = value_with(position), value_with(n)
         return distance(norm, value, other), resolution(norm, value)
-
-
-def _total(statistics: PyTree) -> PyTree:
-    return jax.tree.map(sum_of_rows, statistics)

@@ -522,7 +522,7 @@ def identity(key, *, m=100, gamma=0.1, confidence=0.99, **changed):
     settings = {**base, "n": 5, "norm": "l1", **changed}
     pair = RandomPair.trace(key, settings.pop("target"), settings.pop("oracle"), **settings)
     point = dpjax.operating_point(m=m, gamma=gamma, confidence=confidence)
-    return Plan(key, pair, point, confidence, Layout((None,), point.m, 10), Team((0,))).identity
+    return Plan(key, pair, Layout((None,), point.m, 10), Team((0,)), point, confidence).identity
 
 
 def test_equal_settings_have_equal_identities(sample, key, uniform):
@@ -609,7 +609,7 @@ from dpjax.sensitivity._plan import Plan
 from dpjax._running._processes import Team
 key = dpjax.random.seeded_key(0)
 pair = RandomPair.trace(key, target, oracle, n=5, norm=norm, positions="last")
-plan = Plan(key, pair, dpjax.operating_point(m=100), 0.99, Layout((None,), 100, 10), Team((0,)))
+plan = Plan(key, pair, Layout((None,), 100, 10), Team((0,)), dpjax.operating_point(m=100), 0.99)
 print(pair.target.fingerprint, pair.oracle.fingerprint, plan.identity)
 """
 
