@@ -45,17 +45,18 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
     leaves: list[jax.Array] = jax.tree.leaves(value)
+    starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
     if noise.lattice is None:
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     elif any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
-        released = _add_one_draw(key, leaves, _starts(leaves), calibration, noise.lattice)
+        released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:
         # Values of many shapes share a program. The noise at a place does not depend on the number
         # of places, so padding changes no release.
         padded: list[jax.Array] = [_padded(x) for x in leaves]
-        released = _add_to_padded(key, padded, _starts(leaves), calibration, lattice=noise.lattice)
+        released = _add_to_padded(key, padded, starts, calibration, lattice=noise.lattice)
         released = [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
@@ -70,11 +71,6 @@ def shares_programs(value: Value) -> bool:
     leaves = jax.tree.leaves(value)
     whole = all(len(leaf.devices()) == 1 for leaf in leaves)
     return whole and 1 < sum(leaf.size for leaf in leaves) <= _MOST_PADDED
-
-
-def _starts(leaves: list[jax.Array]) -> np.ndarray:
-    """The place of each leaf's first coordinate in the noise of all."""
-    return np.cumsum([0, *(x.size for x in leaves[:-1])])
 
 
 @jax.jit
