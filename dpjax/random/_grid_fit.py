@@ -119,7 +119,7 @@ class Calibration:
             # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
             # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
             exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
-        short, shift = _divisor(lattice, grid / needed, jnp)
+        short, shift = divisor(lattice, grid / needed, jnp)
         # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
         usable &= (short >= 1) & (4 * self._loss(lattice) < known.epsilon)
         short = jnp.where(usable, short, 1)
@@ -134,7 +134,7 @@ class Calibration:
         known = self._in(np.float64, np)
         grid = np.ldexp(1.0, known._exponent(lattice, np))
         step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
-        short, shift = _divisor(lattice, step / known._needed(lattice, grid), np)
+        short, shift = divisor(lattice, step / known._needed(lattice, grid), np)
         # `fit` needs one point. It may find one less than this, in float32, so two are asked for.
         return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < known.epsilon)
 
@@ -194,7 +194,7 @@ class Calibration:
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
-def _divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
+def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
     """The lattice points in a grid step, rounded down to 16 bits and a shift.
 
     `_limbs.floor_divide` takes divisors of 16 bits. To round down makes the noise larger.
@@ -203,21 +203,6 @@ def _divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.A
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
     unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
     return numpy.floor(points * unit), shift
-
-
-def fit_of_scale(lattice: Lattice, exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
-
-    The drawn scale exceeds it by a factor of at most 1 + 2^-14, in float32. A scale of at most
-    2^-17 of the resolution makes c even, because c then has a shift. For even c, round(N / c) is
-    floor(N / c + 1/2): the same function of the real number N / c for every private c.
-    """
-    short, shift = _divisor(lattice, 1 / scale, jnp)
-    usable = (scale > 0) & (short >= 1)
-    drawn = float(lattice.resolution) / (short * power_of_two(shift, scale.dtype))
-    drawn = jnp.where(usable, drawn * power_of_two(exponent, scale.dtype), jnp.nan)
-    short = jnp.where(usable, short, 1)
-    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
 
 def divided(noise: Limbs, fit: GridFit) -> Limbs:
