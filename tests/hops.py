@@ -2,9 +2,10 @@
 
 A call is followed by name: of a function, or of a method that one class alone defines among the
 modules that the caller imports, also by way of others. For `privatize`, a mechanism is the Laplace
-mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the
-package. They are not the functions that a run enters. An annotation is no call, and neither is a
-class that `isinstance` or `except` names.
+mechanism. A class that is made leads to its `__call__`. Annotations call nothing, and neither do
+methods without a body, which a protocol declares, or classes that `isinstance` and `except` name.
+Functions that are kept in a field are not followed, as the samplers of noise in `Lattice.sample`.
+The numbers compare versions of the package. They are not the functions that a run enters.
 """
 
 import ast
@@ -16,6 +17,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "dpjax"
 LAPLACE = {
     "mechanism": "SensitivityMechanism.__call__",
     "unpaid_draw": "SensitivityMechanism.unpaid_draw",
+    "guarantee": "SensitivityMechanism.guarantee",
+    "_compiles_in_pieces": "CoordinatewiseMechanism._compiles_in_pieces",
     "_draw": "CoordinatewiseMechanism._draw",
     "_calibration": "AdditiveMechanism._calibration",
     "_lattice": "CoordinatewiseMechanism._lattice",
@@ -46,6 +49,7 @@ class Calls:
         self.dispatch = dispatch
         self.defined = {name: dict(_definitions(tree)) for name, tree in trees.items()}
         self.imported = {name: _imports(tree, trees) for name, tree in trees.items()}
+        self.outside = {name: _outside(tree) for name, tree in trees.items()}
         self.methods = collections.defaultdict(list)
         for module, names in self.defined.items():
             for name in names:
@@ -70,9 +74,9 @@ class Calls:
         if isinstance(node, ast.ClassDef):
             made = [f"{name}.{method}" for method in ("__init__", "__post_init__", "__call__")]
             return {(module, one) for one in made if one in self.defined[module]}
-        found = set()
+        found, own = set(), _bound(node)
         for part in _executed(node):
-            if isinstance(part, ast.Name):
+            if isinstance(part, ast.Name) and part.id not in own:
                 found |= self._named(module, part.id)
             elif isinstance(part, ast.Attribute):
                 found |= self._attribute(module, name.split(".")[0], part)
@@ -89,6 +93,8 @@ class Calls:
 
     def _attribute(self, module, holder, part):
         owner = getattr(part.value, "id", None)
+        if owner in self.outside[module]:
+            return set()
         if owner in ("self", "cls") and f"{holder}.{part.attr}" in self.defined[module]:
             return {(module, f"{holder}.{part.attr}")}
         if owner in self.imported[module]:
@@ -146,6 +152,32 @@ def _imports(tree, trees):
     return found
 
 
+def _outside(tree):
+    """The names that a module gives to modules of other packages."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("dpjax"):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found
+
+
+def _bound(function):
+    """The names of a function's own arguments and variables."""
+    nodes = list(ast.walk(function))
+    stored = {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+    return stored | {x.arg for x in nodes if isinstance(x, ast.arg)}
+
+
+def _has_body(function):
+    """Whether a function does anything: a protocol's method has a docstring, or three dots."""
+    return any(
+        not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
+        for part in function.body
+    )
+
+
 def reached(calls, start):
     """The functions that a function leads to, and how many calls deep each of them is."""
     depth, waiting = {start: 0}, collections.deque([start])
@@ -158,6 +190,7 @@ def reached(calls, start):
         (module, name): deep
         for (module, name), deep in depth.items()
         if not isinstance(calls.defined[module][name], ast.ClassDef)
+        and _has_body(calls.defined[module][name])
     }
 
 

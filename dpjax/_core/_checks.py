@@ -149,14 +149,9 @@ def function(name: str, value: F) -> F:
     return value
 
 
-def real_arrays(name: str, tree: PyTree) -> PyTree:
-    """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
-    return _each_leaf(name, tree, _real_array)
-
-
 def real_shapes(name: str, tree: PyTree) -> PyTree:
     """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
-    return _each_leaf(name, tree, _real_shape)
+    return real_arrays(name, tree, _real_shape)
 
 
 def host_numbers(name: str, value: Value) -> np.ndarray:
@@ -182,18 +177,6 @@ def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
     return array.astype(bool)
 
 
-def _each_leaf(
-    name: str, tree: PyTree, convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct]
-) -> PyTree:
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
-    converted = [convert(name, leaf) for leaf in leaves]
-    if empty := [leaf.shape for leaf in converted if leaf.size == 0]:
-        raise ValueError(f"{name} must not be empty, got an array of shape {empty[0]}")
-    return jax.tree.unflatten(structure, converted)
-
-
 def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = _real_array(name, leaf)
@@ -217,6 +200,21 @@ def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
         leaf = _in_native_order(np.asarray(leaf))
     _check_real_dtype(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def real_arrays(
+    name: str,
+    tree: PyTree,
+    convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct] = _real_array,
+) -> PyTree:
+    """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
+    converted = [convert(name, leaf) for leaf in leaves]
+    if empty := [leaf.shape for leaf in converted if leaf.size == 0]:
+        raise ValueError(f"{name} must not be empty, got an array of shape {empty[0]}")
+    return jax.tree.unflatten(structure, converted)
 
 
 def refuse_foreign_dtype(name: str, leaf: object) -> None:

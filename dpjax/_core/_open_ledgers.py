@@ -4,7 +4,6 @@ import abc
 import contextlib
 import contextvars
 import hashlib
-from collections.abc import Generator
 from typing import NamedTuple, Self
 
 import jax
@@ -64,7 +63,8 @@ class OpenLedger(abc.ABC):
 
     def __enter__(self) -> Self:
         block = contextlib.ExitStack()
-        block.enter_context(_with_open((*_OPEN.get(), self)))
+        block.callback(_OPEN.reset, _OPEN.set((*_OPEN.get(), self)))
+        block.enter_context(_TELLING(True))
         _BLOCKS.set((*_BLOCKS.get(), block))
         return self
 
@@ -114,14 +114,3 @@ def refuse_traced(used: PyTree) -> None:
 def open_ledgers() -> tuple["OpenLedger", ...]:
     """The ledgers of the blocks of `with` around here, outermost first."""
     return _OPEN.get()
-
-
-@contextlib.contextmanager
-def _with_open(ledgers: tuple[OpenLedger, ...]) -> Generator[None]:
-    """Opens these ledgers and no others."""
-    token = _OPEN.set(ledgers)
-    try:
-        with _TELLING(bool(ledgers)):
-            yield
-    finally:
-        _OPEN.reset(token)

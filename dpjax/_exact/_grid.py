@@ -45,7 +45,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     two numbers at distance d round to at most ceil(d) units apart, with d in units of the grid.
     Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
     """
-    significand, shift, infinite = _relative_to(exponent, x)
+    significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     end = _limbs.constant(2**_BOUND_BITS)
     end = _limbs.where(_limbs.is_negative(significand), _limbs.negate(end), end)
     beyond = infinite | _reaches(_BOUND_BITS, significand, shift)
@@ -54,7 +54,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
     """The same as `round_to_grid`, clamped to [-2^93, 2^93] units."""
-    significand, shift, infinite = _relative_to(exponent, x)
+    significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
     end = 2 ** (WIDE_BOUND_BITS - 64)
@@ -65,26 +65,25 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     """The same modulo 2^64 and never clamped, for finite numbers with small differences."""
-    significand, shift, _ = _relative_to(exponent, x)
+    significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
     return _scale_and_round(significand, shift).rest
 
 
-def _relative_to(exponent: int | jax.Array, x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
+def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
     """The s and t of x = s * 2^(t + exponent), and whether x is infinite."""
-    significand, scale, infinite = _take_apart(jnp.asarray(x))
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
     exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
-    return significand, scale - exponent, infinite
-
-
-def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
-    """Significand and scale of x = significand * 2^scale, and whether x is infinite."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        return _limbs.from_integers(x), jnp.zeros(x.shape, jnp.int32), jnp.zeros(x.shape, bool)
+        scale = jnp.zeros(x.shape, jnp.int32) - exponent
+        return _limbs.from_integers(x), scale, jnp.zeros(x.shape, bool)
     info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
-    bits = lax.bitcast_convert_type(_widen(x), unsigned)
+    if x.dtype == jnp.bfloat16:
+        # The upper half of a float32. A cast is arithmetic, which might flush subnormals.
+        bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
+    else:
+        bits = lax.bitcast_convert_type(x.astype(info.dtype), unsigned)
     fraction = bits & unsigned(2**info.nmant - 1)
     biased = ((bits << unsigned(1)) >> unsigned(info.nmant + 1)).astype(jnp.int32)
     implicit = jnp.where(biased > 0, unsigned(2**info.nmant), unsigned(0))
@@ -95,15 +94,7 @@ def _take_apart(x: jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
     negative = bits >> unsigned(info.bits - 1) == 1
     significand = _limbs.where(negative, _limbs.negate(magnitude), magnitude)
     scale = jnp.maximum(biased, 1) + np.int32(info.minexp - 1 - info.nmant)
-    return significand, scale, special & (fraction == 0)
-
-
-def _widen(x: jax.Array) -> jax.Array:
-    """bfloat16 and float16 as float32, without arithmetic that might flush subnormals."""
-    if x.dtype == jnp.bfloat16:
-        bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
-        return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
-    return x.astype(compute_dtype(x.dtype))
+    return significand, scale - exponent, special & (fraction == 0)
 
 
 def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:

@@ -21,20 +21,18 @@ def at_once(results: _Tree) -> _Tree:
 
 def reduced(results: _Tree) -> _Tree:
     """The same results by a reduction: `or` with zeros, which changes no bit."""
-    zeros = jax.tree.map(_zero, results)
-    return lax.reduce(jax.tree.map(_with_zeros, results, zeros), zeros, _either, (0,))
+    zeros = jax.tree.map(lambda x: np.zeros((), x.dtype), results)
+    rows = jax.tree.map(lambda x: lax.expand_dims(x, (0,)), results)
+    with_zeros = jax.tree.map(
+        lambda row, zero: lax.pad(row, zero, ((0, 1, 0), *((0, 0, 0),) * (row.ndim - 1))),
+        rows,
+        zeros,
+    )
+    return lax.reduce(with_zeros, zeros, _either, (0,))
 
 
 def _unchanged(results: _Tree) -> _Tree:
     return results
-
-
-def _zero(x: jax.Array) -> np.ndarray:
-    return np.zeros((), x.dtype)
-
-
-def _with_zeros(x: jax.Array, zero: np.ndarray) -> jax.Array:
-    return lax.pad(lax.expand_dims(x, (0,)), zero, ((0, 1, 0), *((0, 0, 0) for _ in x.shape)))
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:

@@ -105,8 +105,8 @@ def widen(x: Limbs) -> Wide:
 def add_to_wide(x: Wide, y: Limbs) -> Wide:
     """The sum x + y."""
     rest = add(x.rest, y)
-    carried = _unsigned_less(rest, y).astype(jnp.uint32)
-    return Wide(x.top + widen(y).top + carried, rest)
+    carried = (rest.high < y.high) | ((rest.high == y.high) & (rest.low < y.low))
+    return Wide(x.top + widen(y).top + carried.astype(jnp.uint32), rest)
 
 
 def saturate(x: Wide, bound: int) -> Limbs:
@@ -134,8 +134,8 @@ def where(condition: jax.Array, x: Limbs, y: Limbs) -> Limbs:
 
 def less(x: Limbs, y: Limbs) -> jax.Array:
     """Whether x < y."""
-    flip = np.uint32(2**31)
-    return _unsigned_less(Limbs(x.high ^ flip, x.low), Limbs(y.high ^ flip, y.low))
+    x_high, y_high = x.high.astype(jnp.int32), y.high.astype(jnp.int32)
+    return (x_high < y_high) | ((x_high == y_high) & (x.low < y.low))
 
 
 def clip(x: Limbs, bound: int) -> Limbs:
@@ -229,7 +229,3 @@ def _total_of_a_block(x: Limbs) -> Limbs:
 
     bottom, middle, high = sum_of(x.low & _HALF), sum_of(x.low >> shift), sum_of(x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
-
-
-def _unsigned_less(x: Limbs, y: Limbs) -> jax.Array:
-    return (x.high < y.high) | ((x.high == y.high) & (x.low < y.low))

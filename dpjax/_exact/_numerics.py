@@ -46,7 +46,9 @@ def outward(number: Any, toward: float) -> Any:
     floats, to float64 arrays of NumPy, and to JAX's own arrays that were made under x64. Other
     values stay as they are.
     """
-    if jnp.result_type(float) == np.float64 or not _is_known_float64(number):
+    array = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
+    is_float64 = number.dtype == np.float64 if array else isinstance(number, float)
+    if not is_float64 or jnp.result_type(float) == np.float64:
         return number
     wide = np.asarray(number)
     with np.errstate(all="ignore"):
@@ -56,12 +58,6 @@ def outward(number: Any, toward: float) -> Any:
     if toward > 0:  # A device may flush numbers below the least normal one to 0.
         narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
     return float(narrow) if isinstance(number, float) else narrow
-
-
-def _is_known_float64(number: object) -> bool:
-    if isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer):
-        return number.dtype == np.float64
-    return isinstance(number, float)
 
 
 def sum_up(terms: Iterable[SupportsFloat]) -> float:

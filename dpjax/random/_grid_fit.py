@@ -15,6 +15,7 @@ g is a power of two, so that x / g is exact. c is rounded down, which makes the 
 docs/proofs/exact-noise.md has the proofs.
 """
 
+import dataclasses
 import math
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -107,21 +108,20 @@ class Calibration:
         # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
-            scale, sensitivity, _, rounding = self._numbers(self.grid_dtype)
-            exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, jnp)
-        scale, sensitivity, epsilon, rounding = self._numbers(compute)
+            exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
+        known = self._in(compute, jnp)
         # Keeps a distance from subnormal numbers, which devices may flush to 0.
         limits = float_limits(compute)
-        usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
+        usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
         grid = power_of_two(exponent, compute)
-        needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
+        needed = known._needed(lattice, grid)
         if not floating:
             # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
             # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
             exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
-        short, shift = _divisor(lattice, grid / needed, jnp)
+        short, shift = divisor(lattice, grid / needed, jnp)
         # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
-        usable &= (short >= 1) & (4 * self._loss(lattice) < epsilon)
+        usable &= (short >= 1) & (4 * self._loss(lattice) < known.epsilon)
         short = jnp.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
         drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
@@ -129,44 +129,52 @@ class Calibration:
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
         """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
-        scale, sensitivity, epsilon, rounding = (
-            np.float64(x) for x in (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        )
-        exponent = _exponent(lattice, scale, sensitivity, rounding, self.grid_dtype, np)
-        grid = np.ldexp(1.0, exponent)
-        needed = self._needed(lattice, scale, sensitivity, epsilon, rounding, grid)
-        step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
-        short, shift = _divisor(lattice, step / needed, np)
-        if sensitivity < float(float_limits(self.grid_dtype).tiny):
+        if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
+        known = self._in(np.float64, np)
+        grid = np.ldexp(1.0, known._exponent(lattice, np))
+        step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
+        short, shift = divisor(lattice, step / known._needed(lattice, grid), np)
         # `fit` needs one point. It may find one less than this, in float32, so two are asked for.
-        return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < epsilon)
+        return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < known.epsilon)
 
-    def _numbers(self, dtype: DTypeLike) -> list[jax.Array]:
-        numbers = (self.scale, self.sensitivity, self.epsilon, self.rounding)
-        # The barrier keeps XLA from folding constants, which could round otherwise than a program
-        # that gets these numbers as arguments. Both must find the same grid.
-        return lax.optimization_barrier([jnp.asarray(x).astype(dtype) for x in numbers])
+    def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
+        """The same with numbers of a dtype, in JAX or in NumPy."""
+        names = ("scale", "sensitivity", "epsilon", "rounding")
+        numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
+        if numpy is jnp:
+            # The barrier keeps XLA from folding constants, which could round otherwise than a
+            # program that gets these numbers as arguments. Both must find the same grid.
+            numbers = lax.optimization_barrier(numbers)
+        return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
     def _loss(self, lattice: Lattice) -> Scalar:
         return self.coordinates * lattice.certificate.loss
 
-    def _needed(
-        self,
-        lattice: Lattice,
-        scale: _Number,
-        sensitivity: _Number,
-        epsilon: _Number,
-        rounding: _Number,
-        grid: _Number,
-    ) -> _Number:
+    def _needed(self, lattice: Lattice, grid: _Number) -> _Number:
         """The scale that covers tables and rounding, where the grid is the one of all leaves."""
         loss = self._loss(lattice)
         # "The scale that covers everything" of docs/proofs/exact-noise.md: epsilon - a instead of
         # epsilon takes at most epsilon / (epsilon - a) times the noise, where a = 2 loss. For
         # delta <= .9, delta e^-loss instead of delta takes at most 1 + 4 loss times the noise.
-        certified = scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / epsilon)
-        return certified * (1 + rounding * (grid / sensitivity))
+        certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
+        return certified * (1 + self.rounding * (grid / self.sensitivity))
+
+    def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
+        """The exponent of the grid: one for all leaves, as each is charged for the rounding of all.
+
+        Any power of two is correct; this choice only keeps the noise small. A grid step g raises it
+        by rounding * g / sensitivity. To round c down from T g / scale raises it by about 1 / c.
+        """
+        # The step, over sensitivity / rounding, at which both costs are equal.
+        ratio = self.scale / self.sensitivity
+        balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
+        ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
+        # The power of two nearest to sensitivity * ideal. That product itself may underflow.
+        (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
+        exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
+        limits = float_limits(self.grid_dtype)
+        return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
         """Whether the margin of a calibrated delta covers the mass that the tables miss."""
@@ -186,30 +194,7 @@ class Calibration:
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
-def _exponent(
-    lattice: Lattice,
-    scale: _Number,
-    sensitivity: _Number,
-    rounding: _Number,
-    dtype: DTypeLike,
-    numpy: ModuleType,
-) -> jax.Array:
-    """The exponent of the grid: one for all leaves, as each is charged for the rounding of all.
-
-    Any power of two is correct; this choice only keeps the noise small. A grid step g raises it by
-    rounding * g / sensitivity. To round c down from T g / scale raises it by about 1 / c.
-    """
-    # The step, over sensitivity / rounding, at which both costs are equal.
-    balanced = numpy.sqrt(scale / sensitivity * (rounding / float(lattice.resolution)))
-    ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(rounding, 1)
-    # The power of two nearest to sensitivity * ideal. That product itself may underflow.
-    (x, i), (y, j) = numpy.frexp(sensitivity), numpy.frexp(ideal)
-    exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
-    limits = float_limits(dtype)
-    return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
-
-
-def _divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
+def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
     """The lattice points in a grid step, rounded down to 16 bits and a shift.
 
     `_limbs.floor_divide` takes divisors of 16 bits. To round down makes the noise larger.
@@ -218,21 +203,6 @@ def _divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.A
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
     unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
     return numpy.floor(points * unit), shift
-
-
-def fit_of_scale(lattice: Lattice, exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
-
-    The drawn scale exceeds it by a factor of at most 1 + 2^-14, in float32. A scale of at most
-    2^-17 of the resolution makes c even, because c then has a shift. For even c, round(N / c) is
-    floor(N / c + 1/2): the same function of the real number N / c for every private c.
-    """
-    short, shift = _divisor(lattice, 1 / scale, jnp)
-    usable = (scale > 0) & (short >= 1)
-    drawn = float(lattice.resolution) / (short * power_of_two(shift, scale.dtype))
-    drawn = jnp.where(usable, drawn * power_of_two(exponent, scale.dtype), jnp.nan)
-    short = jnp.where(usable, short, 1)
-    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
 
 def divided(noise: Limbs, fit: GridFit) -> Limbs:

@@ -119,21 +119,18 @@ def sampling_key(key: jax.Array) -> jax.Array:
 
 def _one_key(key: object) -> jax.Array:
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        # Without its contents, which may be the words of a key.
+        got = repr(key) if key is None or isinstance(key, int) else f"a {type(key).__name__}"
+        if (dtype := getattr(key, "dtype", None)) is not None:
+            got = f"a raw {dtype} array"
         raise TypeError(
-            f"key must be a typed JAX key, got {_without_words(key)}; make one by"
+            f"key must be a typed JAX key, got {got}; make one by"
             " dpjax.random.secure_key(), or restore a stored one by jax.random.wrap_key_data(data,"
             " impl=dpjax.random.CHACHA20)"
         )
     if key.shape != ():
         raise ValueError(f"key must be one key, got shape {key.shape}; use jax.vmap for a batch")
     return key
-
-
-def _without_words(value: object) -> str:
-    """Describes a value without its contents, which may be the words of a key."""
-    if (dtype := getattr(value, "dtype", None)) is not None:
-        return f"a raw {dtype} array"
-    return repr(value) if value is None or isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def _wrap(bits: int, implementation: Hashable) -> jax.Array:

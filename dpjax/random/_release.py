@@ -45,29 +45,21 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
     leaves: list[jax.Array] = jax.tree.leaves(value)
-    if noise.lattice is not None:
-        released = _add_exactly(key, leaves, calibration, noise.lattice)
-    else:
+    starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
+    if noise.lattice is None:
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
+    elif any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
+        released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
+    else:
+        # Values of many shapes share a program. The noise at a place does not depend on the number
+        # of places, so padding changes no release.
+        padded: list[jax.Array] = [_padded(x) for x in leaves]
+        released = _add_to_padded(key, padded, starts, calibration, lattice=noise.lattice)
+        released = [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
-
-
-def _add_exactly(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
-) -> list[jax.Array]:
-    """Pads concrete leaves, so that values of many shapes share a program.
-
-    The noise at a place does not depend on the number of places, so padding changes no release.
-    """
-    if any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
-        return _add_one_draw(key, leaves, calibration, lattice)
-    padded: list[jax.Array] = [_padded(x, size=_padded_size(x.size)) for x in leaves]
-    starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-    released = _add_to_padded(key, padded, starts, calibration, lattice=lattice)
-    return [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
 
 
 def shares_programs(value: Value) -> bool:
@@ -81,13 +73,10 @@ def shares_programs(value: Value) -> bool:
     return whole and 1 < sum(leaf.size for leaf in leaves) <= _MOST_PADDED
 
 
-def _padded_size(size: int) -> int:
-    """The next power of two: a function of public shapes alone."""
-    return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
-
-
-@partial(jax.jit, static_argnames="size")
-def _padded(x: jax.Array, *, size: int) -> jax.Array:
+@jax.jit
+def _padded(x: jax.Array) -> jax.Array:
+    """Flat, and as long as the next power of two: a function of public shapes alone."""
+    size = max(_LEAST_PADDED, 2 ** (x.size - 1).bit_length())
     return jnp.pad(x.reshape(-1), (0, size - x.size))
 
 
@@ -105,34 +94,22 @@ def _add_to_padded(
     *,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """Adds the noise of the places that the leaves have without padding.
-
-    `starts` is traced: shapes that are padded alike share this program.
-    """
-    drawn = lattice.sample(key_for_each(key, leaves), (sum(x.size for x in leaves),))
-    return [
-        _add_to_array(
-            Limbs(*(lax.dynamic_slice(limb, (starts[i],), x.shape) for limb in drawn)),
-            x,
-            calibration,
-            lattice,
-        )
-        for i, x in enumerate(leaves)
-    ]
+    """`starts` is traced: shapes that are padded alike share this program."""
+    return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
 
 
 def _add_one_draw(
-    key: jax.Array, leaves: list[jax.Array], calibration: Calibration, lattice: Lattice
+    key: jax.Array,
+    leaves: list[jax.Array],
+    starts: np.ndarray | jax.Array,
+    calibration: Calibration,
+    lattice: Lattice,
 ) -> list[jax.Array]:
-    """Draws once for all leaves and cuts the draw into pieces."""
-    if len(leaves) == 1:
-        (x,) = leaves
-        return [_add_to_array(lattice.sample(key, x.shape), x, calibration, lattice)]
-    ends = np.cumsum([x.size for x in leaves])
-    drawn = lattice.sample(key, (int(ends[-1]),))
+    """Draws once for all leaves. Each gets the noise from its start on."""
+    drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
-    for x, end in zip(leaves, ends, strict=True):
-        piece = (limb[end - x.size : end].reshape(x.shape) for limb in drawn)
+    for start, x in zip(starts, leaves, strict=True):
+        piece = (lax.dynamic_slice(limb, (start,), (x.size,)).reshape(x.shape) for limb in drawn)
         released.append(_add_to_array(Limbs(*piece), x, calibration, lattice))
     return released
 

@@ -8,6 +8,7 @@ longer than their trace.
 import dataclasses
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -37,55 +38,49 @@ class Drawn(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Form:
-    """The structure of a mechanism without the origin of its sensitivity.
-
-    Each structure has one form, and forms are compared by identity. Comparing the structures of
-    nested dataclasses takes longer than drawing noise.
-    """
-
-    structure: TreeDef
-
-    def holding(self, numbers: list[Scalar]) -> Drawn:
-        """A mechanism with these leaves."""
-        return jax.tree.unflatten(self.structure, numbers)
-
-
-_form = functools.lru_cache(Form)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
     """A mechanism in the form that a program takes.
 
     Attributes:
-        form: the structure.
+        structure: of the mechanism, without the origin of its sensitivity.
         numbers: the leaves.
+        compiled: draws as the mechanism does, from its numbers, a key and a value.
         accepted: structures, shapes and dtypes of the values that its checks have accepted.
         accuracies: how far releases of such values may be off.
     """
 
-    form: Form
+    structure: TreeDef
     numbers: list[Scalar]
+    compiled: Callable[[list[Scalar], Key, Value], Value]
     accepted: set[PyTree]
     accuracies: dict[TreeSpec, Accuracy]
 
     def noisy_value(self, key: Key, value: Value) -> Value:
         """The value of a release."""
         if not any(map(_checks.is_traced, (key, *self.numbers, *jax.tree.leaves(value)))):
-            mechanism = self.form.holding(self.numbers)
+            mechanism: Drawn = jax.tree.unflatten(self.structure, self.numbers)
             if mechanism._compiles_in_pieces(value):
                 # Arithmetic on arrays rounds as compiled programs do; Python floats would not.
                 return jax.tree.map(jnp.asarray, mechanism)._draw(key, value)
-        return _compiled_draw(self.form, self.numbers, key, value)
+        return self.compiled(self.numbers, key, value)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled_draw(form: Form, numbers: list[Scalar], key: Key, value: Value) -> Value:
-    # Inside another program the numbers may be constants. XLA would fold them in its own way, and
-    # round a quotient differently. Behind the barrier every program computes with them alike.
-    mechanism = form.holding(lax.optimization_barrier(numbers))
-    return mechanism._draw(key_for_each(key, value), value)
+@functools.lru_cache
+def _compiled_draw(structure: TreeDef) -> Callable[[list[Scalar], Key, Value], Value]:
+    """The draw of all mechanisms of a structure.
+
+    It is looked up once for each mechanism. To compare the structures of nested dataclasses at
+    every call, as `jax.jit` would, takes longer than drawing noise.
+    """
+
+    @jax.jit
+    def draw(numbers: list[Scalar], key: Key, value: Value) -> Value:
+        # Inside another program the numbers may be constants. XLA would fold them in its own way,
+        # and round a quotient differently. Behind the barrier every program computes alike.
+        mechanism: Drawn = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
+        return mechanism._draw(key_for_each(key, value), value)
+
+    return draw
 
 
 # By mechanism, and by whether JAX has float64: without it, numbers are rounded outward to float32.
@@ -111,7 +106,7 @@ def prepared(mechanism: Drawn) -> Prepared:
         whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
     )
     numbers, structure = jax.tree.flatten(dataclasses.replace(mechanism, sensitivity=bare))
-    made = Prepared(_form(structure), numbers, set(), {})
+    made = Prepared(structure, numbers, _compiled_draw(structure), set(), {})
     if not any(map(_checks.is_traced, leaves)):
         _PREPARED.setdefault(mechanism, {})[x64] = made
     return made

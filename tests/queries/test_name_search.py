@@ -106,7 +106,7 @@ def test_nobody_who_is_removed_loses_more_than_epsilon():
 def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved):
     """That which is drawn from is not the mechanism itself: it lacks what decides nothing."""
     search = name_search(1.0, threshold=1, relation=relation, **SMALL)
-    drawn_from = prepared(search).form.holding(prepared(search).numbers)
+    drawn_from = jax.tree.unflatten(prepared(search).structure, prepared(search).numbers)
     assert drawn_from._level().scale == search._level().scale == moved * 4
 
 
