@@ -6,7 +6,7 @@ import pathlib
 import platform
 import re
 from collections.abc import Generator, Iterable
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 try:
     import fcntl
@@ -84,6 +84,15 @@ def locked(path: pathlib.Path) -> Generator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
+    """Raises if another process is inside; a file system without locks cannot tell."""
+    with open(path, "ab") as file:
+        if not try_lock(file):
+            raise ValueError(refusal)
+        yield
+
+
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
     """Locks an open file, unless another process has it; where there are no locks, all may.
 
@@ -119,12 +128,16 @@ def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
 
     while True:
         file = open(path, "wb", opener=opened)  # noqa: SIM115
-        if fcntl is not None:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+        _lock(file)
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # Another process removed it before it was locked.
+
+
+def _lock(file: IO[bytes]) -> None:
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _host() -> str:
