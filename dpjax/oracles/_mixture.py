@@ -72,6 +72,8 @@ def mixture(
     """
     if len(components) == 0:
         raise ValueError("components must hold at least one, got none")
+    for each in components:
+        _checks.function("components", each)
     oracles = tuple(
         each if isinstance(each, IndependentRecords) else independent(each) for each in components
     )
