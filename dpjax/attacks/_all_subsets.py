@@ -103,8 +103,8 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
         The guesses, booleans of shape (n,).
 
     Raises:
-        TypeError: if the answers are not real numbers.
-        ValueError: if their number is not 2^n with n from 1 to 20.
+        TypeError: as for `subset_distortions`.
+        ValueError: as for `subset_distortions`.
 
     Formal guarantees:
         At most `most_wrong(n, error=E)` guesses are wrong if no answer is off by more than E. E

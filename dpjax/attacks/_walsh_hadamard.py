@@ -59,8 +59,8 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
         The guesses, booleans of the same shape.
 
     Raises:
-        TypeError: if the answers are not real numbers.
-        ValueError: if n is not such a power.
+        TypeError: as for `walsh_hadamard`.
+        ValueError: as for `walsh_hadamard`.
 
     Formal guarantees:
         If no answer is off by more than E, at most 4 E^2 guesses are wrong. Under independent

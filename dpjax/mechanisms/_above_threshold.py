@@ -5,7 +5,6 @@ docs/proofs/sparse-vector.md has the proofs.
 
 import functools
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +84,12 @@ class AboveThreshold(LatticeMechanism):
     threshold: Scalar
     positives: int = static()
     monotone: bool = static()
-    norm: ClassVar[Norm] = "linf"
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
+
     _scale_name = "scale of the noise of a query"
 
     @property

@@ -1,7 +1,7 @@
 """The Bernstein mechanism: private release of functions on the unit cube."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,11 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     dims: int = static()
     order: int = static()
     noise: Noise = static(default=LAPLACE)
-    norm: ClassVar[Norm] = "linf"
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """The base of mechanisms that each person runs on an answer of their own."""
 
 import abc
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ class LocalMechanism(SensitivityMechanism):
     sensitivity: Sensitivity
     epsilon: Scalar
     categories: int
-    norm: ClassVar[Norm] = "hamming"
+    norm: Norm = "hamming"
 
     @property
     @abc.abstractmethod

@@ -1,6 +1,6 @@
 """The base of mechanisms that take the records themselves, and release a quantile of them."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ class QuantileMechanism(SensitivityMechanism):
     delta: Scalar
     lower: float
     upper: float
-    norm: ClassVar[Norm] = "hamming"
+    norm: Norm = "hamming"
 
     def _delta(self) -> Scalar:
         return self.delta

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +73,12 @@ class SelectionMechanism(LatticeMechanism):
     epsilon: Scalar = up()
     rule: SelectionRule = static()
     exact: bool = static(default=True)
-    norm: ClassVar[Norm] = "linf"
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity."""
+        return "linf"
+
     _scale_name = "2 sensitivity / epsilon"
 
     @property

@@ -180,9 +180,9 @@ def smooth_quantile(
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for the integers that are drawn, by the
-        proof in docs/proofs/smooth-quantile.md. With alpha = epsilon / 2 and
-        w = (epsilon / 2) / beta, it needs w >= 1 and w >= log(beta / delta) + epsilon / 2 - 1. The
-        least such w is taken. beta pays 2^-14 for rounding.
+        proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. For w = (epsilon / 2) /
+        beta the proof needs w >= 1, and w >= log(beta / delta) + epsilon / 2 - 1. The least such w
+        is taken. beta pays 2^-14 for rounding.
 
         The private scale reveals nothing more: the grid follows from epsilon and the bounds, and at
         every scale all integers are possible. The time of a release depends on the records, which

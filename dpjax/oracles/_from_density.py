@@ -71,7 +71,7 @@ def from_density(
 
     Raises:
         TypeError: if `density` is not a function, or is traced, or a number is not an integer.
-        ValueError: if dims or cells is out of range or cells^dims above 2^22, or if the density has
+        ValueError: if dims or cells is out of range, or cells^dims above 2^22; if the density has
             another shape, is NaN or infinite at a center, or is not above 0 at any center.
 
     Formal guarantees:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree
 from dpjax._core._types import Key, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
@@ -73,7 +74,10 @@ def mixture(
     if len(components) == 0:
         raise ValueError("components must hold at least one, got none")
     oracles = tuple(
-        each if isinstance(each, IndependentRecords) else independent(each) for each in components
+        each
+        if isinstance(each, IndependentRecords)
+        else independent(_checks.function("components", each))
+        for each in components
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     kinds = [TreeSpec.of(jax.eval_shape(each.record, key)) for each in oracles]

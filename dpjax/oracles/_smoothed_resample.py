@@ -49,8 +49,8 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
 
     Raises:
         TypeError: if the records are not real arrays.
-        ValueError: if they have no common leading axis or fewer than 2 records, a number is NaN or
-            infinite or too large for a standard deviation, or bandwidth is not above 0.
+        ValueError: if they have no common leading axis or fewer than 2 records; if a number is NaN,
+            infinite, or too large for a standard deviation; if bandwidth is not above 0.
 
     Formal guarantees:
         A guarantee under this oracle is about the smoothed public records, not about the population

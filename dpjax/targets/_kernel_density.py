@@ -108,14 +108,13 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range; on a database, if it does not have shape
-            (n, dims), or its dtype does not hold 1/h^dims.
+        ValueError: as for `kernel_density`.
 
     Formal guarantees:
         Those of `kernel_density`.
 
     Source:
-        Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
+        As for `kernel_density`.
 
     Example:
         >>> import jax.numpy as jnp
