@@ -376,7 +376,7 @@ def test_clusters_are_found_under_nearly_every_key(points):
 
     def found(key):
         release = queries.private_k_means(key, x, clusters=3, radius=1.0, epsilon=5.0, delta=1e-6)
-        apart = jnp.linalg.norm(release.value["centers"][:, None] - centers, axis=2)
+        apart = jnp.linalg.norm(release.value["centers"][:, None] - centers[None], axis=2)
         return jnp.all(jnp.min(apart, axis=0) < 0.1)
 
     keys = jax.random.split(dpjax.random.seeded_key(8), 100)
