@@ -258,7 +258,7 @@ def private_pca(
 
 def _mean_and_covariance(moments: Moments, middle: np.ndarray, size: float) -> dict[str, jax.Array]:
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
-    return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
+    return {"mean": jnp.add(middle, size * moments.mean), "covariance": size**2 * covariance}
 
 
 def _directions(found: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:

@@ -124,7 +124,7 @@ def private_k_means(
             total = _totals(inside, present, centers, bits=bits)
             noisy = mechanism.unpaid_draw(step_key, total)
             centers, counts = _next(centers, noisy, unit, mechanism.scale * unit)
-        return {"centers": middle[None] + size * centers, "counts": counts}
+        return {"centers": jnp.add(middle[None], size * centers), "counts": counts}
 
     slots = present_records(database)
     return pay_and_draw(
