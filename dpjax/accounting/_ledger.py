@@ -279,10 +279,10 @@ class Ledger(Account):
         promised = compose(guarantee)
         if not (math.isfinite(promised.epsilon) and promised.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {promised}")
-        price = price or (promised.epsilon, promised.delta)
+        epsilon, delta = price or (float(promised.epsilon), float(promised.delta))
         cost = (
-            _units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
-            _units("delta", price[1], DELTA_DIGITS, math.ceil),
+            _units("epsilon", epsilon, EPSILON_DIGITS, math.ceil),
+            _units("delta", delta, DELTA_DIGITS, math.ceil),
         )
         self._file.debit(
             cost,
