@@ -82,7 +82,11 @@ def test_row_2_releases_hold_nothing_of_the_database(key):
             assert not any(window in stored for window in windows), name
         again = pickle.loads(stored)
         assert repr(again.guarantee) == repr(release.guarantee)
-        assert {field.name for field in dataclasses.fields(release)} == {"value", "guarantee"}
+        assert {field.name for field in dataclasses.fields(release)} == {
+            "value",
+            "guarantee",
+            "accuracy",
+        }
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(10.0, 0.1), (20.0, 1e-5)])

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import NeighboringRelation
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Database, PyTree, Value
 
@@ -54,7 +55,7 @@ class KnowsAccuracy(abc.ABC):
 
     @abc.abstractmethod
     def _accuracy_of(
-        self, noise: Accuracy, relation: object, value: Value, database: Database
+        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
         """How far a release of this target may be off, from public things alone.
 

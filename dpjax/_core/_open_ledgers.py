@@ -4,7 +4,7 @@ import abc
 import contextlib
 import contextvars
 import hashlib
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import Guarantee, Mechanism, Release
+from dpjax._core._values import Guarantee, Release
 
 _OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
     "open ledgers", default=()
@@ -49,11 +49,11 @@ class Drawing(NamedTuple):
         numbers: how many get noise.
     """
 
-    mechanism: Mechanism
+    mechanism: Any
     numbers: int
 
     @classmethod
-    def of(cls, mechanism: Mechanism, value: TreeSpec) -> "Drawing":
+    def of(cls, mechanism: object, value: TreeSpec) -> "Drawing":
         """The draw for a value of these shapes."""
         return cls(mechanism, sum(leaf.size for leaf in value.leaves))
 

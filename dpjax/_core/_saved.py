@@ -81,8 +81,12 @@ _NUMBERS = ("epsilon", "delta", "gamma", "confidence")
 
 def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
     """A guarantee whose numbers were checked, also against those of its samplings."""
+    epsilon, delta, gamma, confidence = (_number_from_json(stored[name]) for name in _NUMBERS)
     guarantee = Guarantee(
-        *(_number_from_json(stored[name]) for name in _NUMBERS),
+        epsilon,
+        delta,
+        gamma,
+        confidence,
         tuple(SampledEvent(*event) for event in stored["events"]),
         NeighboringRelation(stored["relation"]),
         tuple(map(str, stored["notes"])),

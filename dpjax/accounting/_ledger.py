@@ -273,9 +273,11 @@ class Ledger(Account):
 
     def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        if epsilon == 0 or (delta == 0 and self._file.chain.budget[1] > 0):
+        # In a smaller part with a delta, float64 would not tell mu exactly enough.
+        least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
+        if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
-                f"nothing is left to share: {decimals((epsilon, delta))} of"
+                f"too little is left to share: {decimals((epsilon, delta))} of"
                 f" {decimals(self._file.chain.budget)}"
             )
         pool = Pool(self._debit, *_as_decimals(epsilon, delta))

@@ -58,7 +58,9 @@ class LedgerReport:
 
     def __repr__(self) -> str:
         epsilon, delta = self.budget
-        rows = [("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")]
+        rows: list[tuple[str, ...]] = [
+            ("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")
+        ]
         for row in self.rows:
             words = [str(row[column]) for column in ("time", "what", "name", "guarantee")]
             words[0] = words[0][:19].replace("T", " ")

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, NoReturn, TypeAlias
 
 import jax
+import numpy as np
 import scipy
 
 from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
@@ -191,7 +192,7 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None) -> float | None:
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
     # Phi(mu / 2) = 1 / (1 + e^-epsilon), through the smaller tail.
-    tail = -math.log1p(math.exp(float(guarantee.epsilon)))
+    tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
 
@@ -210,7 +211,7 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 def largest_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which Gaussian noise is (epsilon, delta)-DP, rounded down."""
-    low, high = 1e-12, 100.0
+    low, high = 1e-40, 100.0
     for _ in range(200):
         middle = math.sqrt(low * high)
         if _log_delta(epsilon, middle) <= math.log(delta) - _MARGIN:

@@ -133,7 +133,9 @@ class SensitivityMechanism(abc.ABC):
             traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
             with jax.ensure_compile_time_eval():
                 found = UNKNOWN if traced else self._accuracy(value.tree())
-            kept[value] = found.having(mechanism=type(self).__name__, norm=norm_name(self.norm))
+            kept[value] = found.having(
+                mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm)
+            )
         return kept[value]
 
     def _delta(self) -> Scalar:

@@ -71,7 +71,7 @@ def private_variance(
         it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
         Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
         variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
-        h^2 (2^-17 + 2^-12 / n). By group n is noisy too, as for `private_mean`.
+        h^2 (2^-13 + 2^-12 / n). By group n is noisy too, as for `private_mean`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -152,7 +152,7 @@ def private_covariance(
         take replace-one and Gaussian noise of standard deviation sigma. Let z be the normal
         quantile at 1 - beta / (2 m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all
         entries of the averages of x and of x x^T around the center are within sigma z / n of the
-        truth, and rounding adds radius^2 (2^-17 + 2^-12 / n).
+        truth, and rounding adds radius^2 (2^-17 (d + 9) + 2^-12 / n).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014).
@@ -266,7 +266,7 @@ def private_pca(
 
 def _mean_and_covariance(moments: Moments, middle: np.ndarray, size: float) -> dict[str, jax.Array]:
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
-    return {"mean": middle + size * moments.mean, "covariance": size**2 * covariance}
+    return {"mean": jnp.add(middle, size * moments.mean), "covariance": size**2 * covariance}
 
 
 def _directions(found: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:

@@ -134,7 +134,7 @@ def private_k_means(
         centers, counts = clusters_of_cells(start_key, *wide, noise, clusters=k), jnp.zeros(k)
         for step_key in keys[1:]:
             centers, counts = noisy_step(step_key, centers)
-        return {"centers": middle[None] + size * centers, "counts": counts}
+        return {"centers": jnp.add(middle[None], size * centers), "counts": counts}
 
     slots = present_records(database)
     return pay_and_draw(

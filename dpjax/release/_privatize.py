@@ -141,7 +141,8 @@ def _described(
     release: Release, mechanism: Mechanism, target: Target, outputs: TreeSpec, database: Database
 ) -> Release:
     """The release with how far it may be off, if mechanism and target know it."""
-    accuracy = mechanism.accuracy(outputs) if hasattr(mechanism, "accuracy") else UNKNOWN
+    knows = getattr(mechanism, "accuracy", None)  # A mechanism of another library may not.
+    accuracy = UNKNOWN if knows is None else knows(outputs)
     if isinstance(target, KnowsAccuracy):
         accuracy = target._accuracy_of(
             accuracy, mechanism.sensitivity.relation, release.value, database

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -22,6 +23,7 @@ from dpjax.accounting._share import (
 )
 
 BUDGETS = [(1.0, 1e-6), (0.1, 1e-9), (8.0, 1e-3), (0.01, 1e-5)]
+TINY = [(1e-6, 1e-24), (1e-6, 1e-3), (100.0, 1e-24), (0.01, 1e-20)]
 
 
 @pytest.fixture
@@ -52,6 +54,19 @@ def test_the_largest_mu_is_tight(epsilon, delta):
     assert delta_of(epsilon, mu * 1.0001) > delta
     assert math.exp(_log_delta(epsilon, mu)) == pytest.approx(delta_of(epsilon, mu), rel=1e-4)
     assert 0 <= 1 - epsilon_of(mu, delta) / epsilon < 1e-5
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [*BUDGETS, *TINY])
+def test_the_largest_mu_keeps_delta_in_fifty_digits(epsilon, delta):
+    with mpmath.workdps(50):
+        mu, e = mpmath.mpf(largest_mu(epsilon, delta)), mpmath.mpf(epsilon)
+
+        def exact(mu):
+            x = mu / 2 - e / mu
+            return mpmath.ncdf(x) - mpmath.exp(e) * mpmath.ncdf(x - mu)
+
+        assert exact(mu) <= delta
+        assert exact(mu * 1.001) > delta
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.1, 1.0, 5.0])
@@ -123,7 +138,7 @@ def test_a_share_is_a_part_of_the_whole_budget(ledger, keys):
         assert ledger.remaining[0] == 1 - Decimal("0.25") * (i + 1)
     with ledger.share("0.25") as share, pytest.raises(dpjax.BudgetExceededError, match="has ep"):
         gaussian(share)(keys(16), 0.0)
-    with pytest.raises(dpjax.BudgetExceededError, match="nothing is left to share"):
+    with pytest.raises(dpjax.BudgetExceededError, match="too little is left to share"):
         ledger.split(2)
 
 
@@ -141,6 +156,18 @@ def test_shares_without_a_delta_add_up_and_the_rest_stays(pure, keys):
     assert third.remaining == 1
     with third, pytest.raises(dpjax.BudgetExceededError):
         dpjax.gaussian(1.0, 0.1, 1e-6)(keys(4), 0.0)
+
+
+def test_costs_of_a_share_are_those_of_the_file(pure, keys):
+    """Rounded up to 10^-12; otherwise the last of many shares could find nothing left."""
+    first, second = pure.split(2)
+    with first:
+        dpjax.laplace(1.0, 1e-13)(keys(0), 0.0)
+        with pytest.raises(dpjax.BudgetExceededError, match="of the share"):
+            dpjax.laplace(1.0, 0.5)(keys(1), 0.0)
+    with second:
+        dpjax.laplace(1.0, 0.5)(keys(2), 0.0)
+    assert pure.remaining[0] == Decimal("0.5") - Decimal("1e-12")
 
 
 def test_laplace_and_gaussian_noise_share_a_part(ledger, keys):

@@ -259,6 +259,50 @@ def test_a_known_interval_prints():
     assert repr(many).startswith("Release([0.1 2.7 1.8 ...] of shape (100,) ± 3.1 (95%), (")
 
 
+@pytest.mark.slow
+def test_noise_of_a_shape_has_an_interval_for_each_coordinate():
+    def oracle(key, n):
+        return jax.random.normal(key, (n, 2)) * jnp.array([[1.0, 0.01]])
+
+    def mean(database):
+        return {"a": jnp.mean(database, axis=0)}
+
+    first, second = jax.random.split(dpjax.random.seeded_key(0))
+    shape = dpjax.noise_shape(first, mean, oracle, n=100)
+    found = dpjax.sample_sensitivity(second, mean, oracle, n=100, norm=shape, gamma=0.05)
+    mechanism = dpjax.shaped_gaussian(found, 1.0, 1e-5)
+    release = mechanism(KEYS[0], {"a": jnp.zeros(2)})
+    for confidence, together in ((0.5, False), (0.99, True)):
+        low, high = release.interval(confidence=confidence, simultaneous=together)
+        error = mechanism.error(confidence=confidence, simultaneous=together)["a"]
+        np.testing.assert_allclose((high["a"] - low["a"]) / 2, error, rtol=1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.99])
+def test_intervals_are_the_error_of_the_mechanism(confidence):
+    for mechanism, value in (
+        (dpjax.laplace(0.5, 1.0), jnp.arange(3.0)),
+        (dpjax.laplace(3.0, 1.0), jnp.arange(3)),
+        (dpjax.gaussian(0.5, 1.0, 1e-6), jnp.float32(7)),
+    ):
+        low, high = mechanism(KEYS[0], value).interval(confidence=confidence, simultaneous=True)
+        error = mechanism.error(confidence=confidence, like=value, simultaneous=True)
+        np.testing.assert_allclose((high - low) / 2, error, rtol=1e-5)
+
+
+def test_a_simulated_interval_survives_json_and_a_private_n():
+    hidden = queries.padded_records(LINE, capacity=5500)
+    release = queries.private_linear_regression(
+        KEYS[0], hidden, x_radius=1.0, y_radius=1.0, epsilon=5.0, delta=1e-6, **ADD
+    )
+    again = dpjax.Release.from_dict(json.loads(json.dumps(release.to_dict())))
+    assert repr(again) == repr(release)
+    low, high = again.interval(simultaneous=True)
+    assert low["intercept"] < 0.2 < high["intercept"]
+    assert low["weights"] < 0.5 < high["weights"]
+    assert high["weights"] - low["weights"] < 0.1
+
+
 def test_intervals_depend_on_public_things_alone():
     """Two databases under one noise: the distance of the ends from the release is the same."""
     mechanism = dpjax.laplace(HISTOGRAM.sensitivity(), 1.0)
