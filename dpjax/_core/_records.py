@@ -10,6 +10,8 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import Database, PyTree
 
+_NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
+
 
 @frozen_pytree
 class PaddedRecords:
@@ -95,12 +97,21 @@ def columns(database: Database) -> Database:
 
 
 def _column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
-    """Texts in place of a column of texts; only columns with a name may be texts."""
-    named = bool(path) and isinstance(path[-1], jax.tree_util.DictKey)
-    if not named or not _holds_texts(leaf):
+    """A column with a name, in a dtype that does not depend on which of its entries are missing.
+
+    Texts become `Texts`. Numbers of polars and Arrow become floats, with NaN for missing ones.
+    """
+    if not path or not isinstance(path[-1], jax.tree_util.DictKey):
         return leaf
-    texts = np.asarray(leaf, object)
-    return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+    if _holds_texts(leaf):
+        # NumPy forgets which texts of an Arrow dictionary are missing.
+        texts = np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
+        return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+    # Nullable columns of pandas are refused later: NumPy makes different dtypes of them.
+    is_arrow = hasattr(leaf, "to_pylist") or hasattr(leaf, "to_arrow")
+    if is_arrow and _kind(leaf).startswith(_NUMBERS):
+        return np.asarray(leaf.to_numpy(), np.float64)
+    return leaf
 
 
 def _holds_texts(leaf: PyTree) -> bool:
@@ -109,11 +120,33 @@ def _holds_texts(leaf: PyTree) -> bool:
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         return False  # A mask hides something, so it is refused later.
     categories = getattr(dtype, "categories", None)
-    if categories is not None:
+    if hasattr(categories, "dtype"):
         return _holds_texts(categories)
     if isinstance(dtype, np.dtype):
         return dtype.kind in "UOT"
-    return str(dtype) in ("str", "string")
+    name, *_ = _kind(leaf).removeprefix("dictionary<values=").split(",")
+    return name in ("str", "string", "large_string", "string_view", "categorical")
+
+
+def _kind(leaf: PyTree) -> str:
+    """The name of a dtype of pandas or polars, or of a type of Arrow."""
+    return str(getattr(leaf, "dtype", getattr(leaf, "type", ""))).lower()
+
+
+def _columns_of_groups(groups: PyTree) -> PyTree:
+    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
+    name, values = groups.keys, groups.obj
+    if groups.ndim != 1 or not isinstance(name, (str, int)):
+        raise TypeError(
+            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
+            " others pass the frame itself, and name the columns"
+        )
+    keys = groups.size().index
+    missing = {"i": -(2**31), "u": -(2**31), "b": -(2**31)}.get(keys.dtype.kind, np.nan)
+    labels = np.full(len(values), None if _holds_texts(keys) else missing)
+    for key, places in groups.indices.items():
+        labels[places] = key
+    return {name: labels, values.name: values}
 
 
 def _columns_of_a_table(leaf: PyTree) -> PyTree:
@@ -121,9 +154,16 @@ def _columns_of_a_table(leaf: PyTree) -> PyTree:
 
     Known by its attributes, so that no library of tables is imported, nor missed.
     """
-    if isinstance(leaf, type) or not (hasattr(leaf, "columns") and hasattr(leaf, "dtypes")):
+    if isinstance(leaf, type):
         return leaf
-    columns = list(leaf.columns)
+    if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
+        return _columns_of_groups(leaf)
+    if hasattr(leaf, "column_names"):  # Of Arrow.
+        columns = list(leaf.column_names)
+    elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
+        columns = list(leaf.columns)
+    else:
+        return leaf
     if len(set(columns)) < len(columns):
         raise ValueError(
             f"columns of a table must have names of their own, got {_checks.shown(columns)}"

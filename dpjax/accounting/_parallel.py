@@ -1,6 +1,7 @@
 """Releases on disjoint parts of a database."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -118,9 +119,9 @@ class Parts:
         """The account of one part, by its public name or key."""
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"part must be a text or an integer, got {_checks.shown(part)}")
-        return Part(self, self._ledger, part)
+        return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
-    def pay(
+    def _pay_for(
         self,
         part: str | int,
         key: jax.Array,
@@ -174,9 +175,11 @@ class Part(Account):
         The guarantees of `Parts`. A named release is kept under division, part and name.
     """
 
-    def __init__(self, parts: Parts, ledger: Account, part: str | int) -> None:
+    def __init__(
+        self, ledger: Account, column: str, part: str | int, pay: Callable[..., None]
+    ) -> None:
         self.part = part
-        self._parts, self._ledger = parts, ledger
+        self._ledger, self._column, self._pay = ledger, column, pay
 
     def record(
         self,
@@ -188,7 +191,7 @@ class Part(Account):
     ) -> None:
         """Pays for a release that is about to be drawn."""
         del drawing
-        self._parts.pay(self.part, key, guarantee, what, request and self._of_part(request))
+        self._pay(key, guarantee, what, request and self._of_part(request))
 
     def released(self, request: Request) -> Release | None:
         """The release that the ledger keeps under a request about this part, if any."""
@@ -200,11 +203,11 @@ class Part(Account):
 
     def _of_part(self, request: Request) -> Request:
         # So that two parts never share an answer.
-        words = repr((self._parts.column, self.part, request.fingerprint))
+        words = repr((self._column, self.part, request.fingerprint))
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 
     def __repr__(self) -> str:
-        return f"Part({self._parts.column} {self.part!r} of {self._ledger!r})"
+        return f"Part({self._column} {self.part!r} of {self._ledger!r})"
 
 
 def _check_of_one_part(guarantee: Guarantee) -> None:

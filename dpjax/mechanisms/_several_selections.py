@@ -26,6 +26,9 @@ def linf_by_group(difference: jax.Array) -> jax.Array:
     Returns:
         A scalar.
 
+    Raises:
+        TypeError: if the difference is not an array.
+
     Formal guarantees:
         Selections in disjoint groups cost what it measures, and not the number of groups: a group
         whose scores do not move costs nothing.

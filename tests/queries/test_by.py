@@ -201,6 +201,66 @@ def test_columns_of_texts_come_from_tables():
         grouped({"cut": np.ma.array(frame["cut"].to_numpy(object)), "price": frame["price"]})
 
 
+class Series:
+    """A column of polars or Arrow, as far as we look: its dtype, and what becomes of it."""
+
+    ndim = 1
+
+    def __init__(self, kind, values):
+        self.type, self.values = kind, values
+        self.shape = (len(values),)
+
+    def to_pylist(self):
+        return self.values
+
+    def to_numpy(self):  # Of a dtype that depends on what is missing.
+        return np.array(self.values)
+
+
+class Arrow:
+    """A table of Arrow."""
+
+    def __init__(self, **columns):
+        self.column_names, self._columns = list(columns), columns
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+
+@pytest.mark.parametrize("kind", ["string", "dictionary<values=string, indices=int8>", "String"])
+def test_columns_of_arrow_have_dtypes_that_nothing_missing_changes(kind):
+    grouped = queries.by(queries.counting_query(), column="g", keys=["a", "b"], of="x")
+    for x in ([1, 2, 3], [1, None, 3]):
+        table = Arrow(g=Series(kind, ["a", "b", None]), x=Series("int64", x))
+        records = queries.padded_records(table, capacity=4).records
+        assert jnp.issubdtype(records["x"].dtype, jnp.floating)
+        assert grouped(table).tolist() == [1, 1]
+    numbers = queries.by(queries.counting_query(), column="x", keys=[1, 3])
+    assert numbers(table).tolist() == [1, 1]
+    with pytest.raises(TypeError, match="none of NumPy's"):
+        grouped(Arrow(g=Series("string", ["a"]), x=Series("date32", [1])))
+
+
+@pytest.mark.parametrize("sort", [True, False])
+def test_groups_of_pandas_are_their_column_and_their_numbers(sort):
+    frame = table_of(50)
+    frame.loc[3, "cut"] = None
+    frame["code"] = np.where(np.arange(50) % 7 == 0, np.nan, np.arange(50) % 3)
+    grouped = queries.by(queries.histogram_query(9), column="cut", keys=CUTS)
+    pairs = frame.groupby("cut", sort=sort)["price"]
+    np.testing.assert_array_equal(grouped(pairs), grouped(frame[["cut", "price"]]))
+    by_code = queries.by(queries.histogram_query(9), column="code", keys=[2, 0])
+    for column in (frame["code"], frame["code"].fillna(5).astype(int)):
+        other = frame.assign(code=column)
+        pairs = other.groupby("code", sort=sort)["price"]
+        np.testing.assert_array_equal(by_code(pairs), by_code(other[["code", "price"]]))
+    mean = queries.private_mean(KEY, pairs, lower=0, upper=9, epsilon=1e4, by={"code": [1]})
+    assert mean.value[0] == pytest.approx(other["price"][other["code"] == 1].mean(), abs=0.01)
+    for groups in (frame.groupby("cut"), frame.groupby(["cut", "code"])["price"]):
+        with pytest.raises(TypeError, match="pass the frame itself"):
+            grouped(groups)
+
+
 def test_what_is_no_group_is_refused():
     count = queries.counting_query()
     for keys in (1.0, "ab", {1, 2}, [1, "a"], [0.5], [], [None], jnp.array([1.5])):
@@ -336,6 +396,9 @@ def test_selections_by_group_refuse_other_shapes():
     # Scores that are floats are rounded in each group.
     mechanism = queries.select_each(by_group, 1.0, count=2)
     assert mechanism.effective_scale((3, 2, 4)) > 4 * by_group.value
+    # The tables are charged in two groups, each on both of the neighbors.
+    counts = jax.ShapeDtypeStruct((3, 2, 4), jnp.int32)
+    assert mechanism._calibration(counts).coordinates == 4
 
 
 # Private statistics by group.

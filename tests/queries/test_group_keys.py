@@ -130,6 +130,23 @@ def test_a_person_in_several_groups_costs_more():
     assert two > 2 * one - 2
 
 
+@both_relations
+def test_noise_and_threshold_are_those_of_all_groups_that_change(relation, monkeypatch):
+    found = []
+
+    def threshold(mechanism, _, passed):
+        found.append((mechanism.scale, passed))
+        return 1
+
+    monkeypatch.setattr(_group_keys, "_threshold", threshold)
+    capacity = 9 if relation is ADD else None
+    options = {"relation": relation, "capacity": capacity, "epsilon": 0.5, "delta": 1e-6}
+    times = 2 if relation is REPLACE else 1
+    for shape, at_most, most in (((9,), 1, 1), ((9,), 3, 1), ((9, 4), 3, 3), ((9, 4), 9, 4)):
+        queries.group_keys(KEY, np.zeros(shape, int), at_most=at_most, **options)
+        assert found.pop() == (times * most / 0.5, 1e-6 / (times * most))
+
+
 def test_a_ledger_pays_every_time(tmp_path):
     ledger = dpjax.Ledger(tmp_path / "keys.db", epsilon=2, delta=1e-5)
     with ledger:
