@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> "Axes":
     """Plots audited lower bounds against the number of samples, and the mechanism's claim.
 
-    A bound above the line of the claim refutes it. Below it, bounds rise towards the truth as
-    samples grow. If they level off, no tried event shows more.
+    A bound above the claim refutes it. Other bounds rise towards the truth with the number of
+    samples. If they level off, the tried events show no more.
 
     Args:
         results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All must bound

@@ -1,4 +1,4 @@
-"""The cost of operating points: pairs, and noise above the true quantile."""
+"""The cost of operating points: pairs to sample, and noise above the true quantile."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +18,7 @@ Kind = TypeVar("Kind")
 
 
 def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -> "Axes":
-    """Plots the number of pairs of operating points against gamma: a curve for each method.
+    """Plots how many pairs operating points need, against gamma, with a curve for each method.
 
     Args:
         points: of `dpjax.operating_point`, which takes the least m for a gamma.
@@ -52,7 +52,7 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -
         ax.plot(gammas, pairs, label=label, **style(index))
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlabel("gamma, probability of the pairs left uncovered")
+    ax.set_xlabel("gamma, probability that a pair is left uncovered")
     ax.set_ylabel("m, number of pairs")
     ax.legend(frameon=False)
     return ax
@@ -64,11 +64,11 @@ def overestimate(
     *,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots the average factor by which operating points overestimate the sensitivity, against m.
+    """Plots how much sampling overestimates the sensitivity, on average, against m.
 
-    The factor is the mean of the order statistic G_(k) of m distances, over their true quantile at
-    1 - gamma. It is the price, in noise, of not knowing the distribution. There is a curve for each
-    gamma, method and confidence.
+    The average estimate is the mean of the order statistic G_(k) of m distances. The plot divides
+    it by their true quantile at 1 - gamma. The quotient is the price, in noise, of not knowing the
+    distribution. Each gamma, method and confidence has a curve.
 
     Args:
         points: of `dpjax.operating_point`.
@@ -84,8 +84,8 @@ def overestimate(
         ValueError: if no point is given.
 
     Formal guarantees:
-        None. Averages are accurate to about 1 in 1,000 for light tails, and too low if the mean is
-        infinite.
+        None. For light tails, averages are accurate to about 1 in 1,000. If the mean is infinite,
+        they are too low.
 
     Source:
         The k-th smallest of m uniform numbers is Beta(k, m - k + 1); Rubinstein and Aldà (2017),

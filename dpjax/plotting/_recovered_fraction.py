@@ -29,9 +29,9 @@ def recovered_fraction(
     is nearly 1. For large c it is near 1/2, which is guessing.
 
     Args:
-        c: at least one number above 0.
-        recovered: for each name of an attack its fractions, one for each c.
-        guarantee: optional; a line shows the most that any attack recovers under it.
+        c: numbers above 0.
+        recovered: by the name of an attack, its fraction at each c.
+        guarantee: a line shows the most that any attack recovers under it, if given.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -43,8 +43,8 @@ def recovered_fraction(
         ValueError: if fractions and c differ in number, or a c is not above 0.
 
     Formal guarantees:
-        The line is the `dpjax.attacks.guessing_bound` of the guarantee. The curves have none: they
-        show past attacks, and others may be better.
+        The line is the `dpjax.attacks.guessing_bound` of the guarantee. The curves have none:
+        other attacks may be better.
 
     Source:
         Dinur and Nissim (2003); Dwork and Yekhanin (2008).

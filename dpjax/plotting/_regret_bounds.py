@@ -29,16 +29,16 @@ def regret_bounds(
     realized: Mapping[str, Sequence[float]] | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots `learning.regret_bound` against T: not private, and at both private learning rates.
+    """Plots bounds on the regret against T: without privacy, and for two private learning rates.
 
     Args:
-        steps: numbers of steps T, at least one.
+        steps: numbers of steps T.
         experts: the number k of experts.
         epsilon: of all choices together.
         delta: of all choices together.
-        realized: regrets at these T, plotted as marks, by the name of their curve: "not private",
-            "private, bounded range" or "private, advanced composition". A bound limits the
-            expected regret, and realized ones vary about it.
+        realized: regrets of actual runs at these T, plotted as marks, by the name of their curve:
+            "not private", "private, bounded range" or "private, advanced composition". A bound
+            limits the expected regret. Single runs vary about their expectation.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -50,7 +50,7 @@ def regret_bounds(
         ValueError: if a parameter is out of range, or a curve has an unknown name.
 
     Formal guarantees:
-        None. Bounds are public. Regrets that were realized on private losses are private.
+        None. Bounds are public. The regret of a run on private losses is private.
 
     Source:
         Freund and Schapire (1997); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers

@@ -26,13 +26,13 @@ def release_with_error(
     unit: str = "",
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots the coordinates of a release with the error that its noise stays below.
+    """Plots the coordinates of a release with error bars.
 
     Args:
         release: of a number or an array of numbers, by a mechanism that adds noise.
         mechanism: the mechanism of the release.
         truth: the target's value, for comparison. A plot of it is not private.
-        probability: of noise within the bar of a coordinate.
+        probability: that the bar of a coordinate covers the noise.
         simultaneous: whether bars hold for all coordinates at once, instead of for each one.
         names: of the coordinates; numbers by default.
         unit: of the coordinates.

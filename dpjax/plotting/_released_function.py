@@ -76,7 +76,9 @@ def released_function(
     domain = [(0.0, 1.0)] * dims if domain is None else list(domain)
     if len(domain) != dims:
         raise ValueError(f"domain must be {dims} intervals, got {len(domain)}")
-    labels = _default_labels(dims) if labels is None else list(labels)
+    if labels is None:
+        names = ["x"] if dims == 1 else [f"x{i}" for i in range(dims)]
+        labels = [*names, "value of the function"]
     if len(labels) != dims + 1:
         raise ValueError(f"labels must be {dims + 1}, of coordinates and value, got {len(labels)}")
     unit = np.linspace(0, 1, _POINTS[dims])
@@ -102,11 +104,6 @@ def released_function(
         ax.plot(axes[0], smooth, color=VERMILION, linestyle="--", label=label)
     _draw_release(ax, axes[0], values(released), error, codomain)
     return ax
-
-
-def _default_labels(dims: int) -> list[str]:
-    names = ["x"] if dims == 1 else [f"x{i}" for i in range(dims)]
-    return [*names, "value of the function"]
 
 
 def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:

@@ -21,8 +21,8 @@ def roc_curve(
 ) -> "Axes":
     """Plots true against false positive rates on logarithmic axes, and the limit of a guarantee.
 
-    The left matters most: it shows members that are found without false alarms. If a band lies
-    above the line of the guarantee anywhere, it contradicts the guarantee.
+    The left end shows how many members are found without false alarms. A band that lies above
+    the line of the guarantee anywhere contradicts the guarantee.
 
     Args:
         curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a

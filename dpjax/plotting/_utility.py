@@ -92,7 +92,7 @@ def utility(
     )
     rows, columns, names = _labels(array, (row, col, curve))
     order = np.argsort(positions)
-    panels: Any = _grid(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
+    panels: Any = _new_panels(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
         panel: Axes = panels[place]
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
@@ -120,7 +120,7 @@ def utility(
     return panel
 
 
-def _grid(rows: int, columns: int) -> Any:
+def _new_panels(rows: int, columns: int) -> Any:
     """Panels at the size of a page: text keeps its size, and panels share their axes."""
     pyplot = _checks.extra("matplotlib.pyplot", "plot")
     size = (0.8 + _PANEL[0] * columns, 1.1 + _PANEL[1] * rows)

@@ -1,4 +1,4 @@
-"""Computes the missing cells of a part: chunks of cells, over devices."""
+"""Computes chunks of cells of a part, over devices."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence

@@ -57,8 +57,8 @@ class Part:
     def fingerprint_of_chunks(self, size: int) -> str:
         """The fingerprint of the program that chunks run.
 
-        Under `vmap` a user's own rule may run, and the program's fingerprint leaves such rules out.
-        A rule should compute the same value, but that is not checked here.
+        Under `vmap` a user's own rule may run, which the program's fingerprint leaves out. Nobody
+        checks that the rule computes the same value.
         """
         if "custom_vmap_call" not in self.program.primitives():
             return self.program.fingerprint
@@ -83,7 +83,7 @@ def parts_of(
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """Traces all parts, and refuses parts whose outputs differ before any cell is computed."""
+    """Traces all parts, and refuses outputs that differ, before any cell is computed."""
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))

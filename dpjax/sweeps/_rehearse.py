@@ -158,31 +158,20 @@ def _check_alike(name: str, value: Value, released: Value) -> None:
 
 
 def _summary(
-    found: "Dataset",
-    named: Mapping[str, Mechanism],
-    estimate: Callable[[np.ndarray], np.ndarray],
+    found: "Dataset", named: Mapping[str, Mechanism], estimate: Callable[[np.ndarray], np.ndarray]
 ) -> "Dataset":
     """Compares the errors of each mechanism with the spread, and says what that means."""
     xarray = _checks.extra("xarray", "sweep")
     variables: dict[str, tuple[tuple[Hashable, ...], np.ndarray]] = {}
-    values: list[np.ndarray] = []
-    errors: list[np.ndarray] = []
     for name in [str(name) for name in found if str(name).startswith("value")]:
         suffix, dims = name.removeprefix("value"), found[name].dims
-        value = estimate(found[name].values)
-        released = np.stack(
-            [estimate(found[f"released_{i}{suffix}"].values) for i in range(len(named))]
-        )
-        variables[name], variables[f"released{suffix}"] = (
-            (dims, value),
-            ((_MECHANISM, *dims), released),
-        )
-        # As float64: integers of a release may lie further apart than their dtype reaches.
-        values.append(value.astype(np.float64).reshape(len(value), -1))
-        errors.append(released.astype(np.float64).reshape(*released.shape[:2], -1) - values[-1])
-    value, error = np.concatenate(values, axis=1), np.concatenate(errors, axis=2)
+        rows = [estimate(found[f"released_{i}{suffix}"].values) for i in range(len(named))]
+        variables[name] = dims, estimate(found[name].values)
+        variables[f"released{suffix}"] = (_MECHANISM, *dims), np.stack(rows)
+    value = _numbers(variables, "value", 1)
     finite = np.asarray(np.isfinite(value).all(axis=1))
     with np.errstate(all="ignore"):
+        error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
     verdicts = [
@@ -204,6 +193,15 @@ def _summary(
         },
         {name: found.attrs[name] for name in ("versions", "backend", "key")},
     )
+
+
+def _numbers(
+    variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
+) -> np.ndarray:
+    """All numbers of arrays in one row behind the first axes, as float64: differences must fit."""
+    arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
+    rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
+    return np.concatenate(rows, axis=axes)
 
 
 def _verdict(ratio: float, each: np.ndarray, finite: np.ndarray) -> str:

@@ -28,16 +28,15 @@ def sensitivity_grid(
 ) -> "Dataset":
     """The estimates of one sample of distances at every gamma, method and confidence.
 
-    The order statistic of an operating point does not depend on the distances, so one pass finds
-    all estimates. Their guarantees depend on their use:
+    Their guarantees depend on how you use them:
 
     - `choices=1`: each point has the guarantee of `dpjax.operating_point`, if it was fixed before
       looking at the distances, or at anything that depends on them. You may compare all points in a
       figure. You may not release at the point that looked best.
     - `choices=J`: any J points that were fixed in advance hold together, so you may pick one of
-      them after looking. Each is taken at confidence 1 - (1 - C)/J, a union bound, which is a
-      larger order statistic. To pick from the whole grid, J is the number of its points. If you
-      pick among reruns under other keys, or among other targets, they count too.
+      them after looking. Each is taken at confidence 1 - (1 - C)/J, by a union bound. To pick from
+      the whole grid, J is the number of its points. Reruns under other keys, and other targets,
+      count too if you pick among them.
 
     Args:
         distances: of `dpjax.sensitivity_samples`, shape (m,). NaN and negative numbers count as
