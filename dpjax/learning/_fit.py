@@ -134,7 +134,7 @@ def fit(
     sampling = poisson_sampling(n, batch_size=batch_size)
     in_an_epoch = math.ceil(n / batch_size)
     steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
-    parameters = jax.tree.map(_array, parameters)
+    parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
     wanted = functools.partial(dp_sgd_noise_multiplier, sampling, delta=delta, relation=relation)
     least = functools.partial(wanted, steps=steps, dims=dims)
