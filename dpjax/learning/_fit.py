@@ -79,7 +79,7 @@ def fit(
         relation: which databases are neighbors. n is public under both.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
-            something. These parameters are private. Results on private records are not.
+            something. The guarantee covers these parameters, and no score on private records.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that keeps the last epoch. The same call goes on from there after an
             interruption, with the keys and the payment of the first call. The file is removed at

@@ -74,6 +74,16 @@ def test_a_record_moves_the_sum_by_the_root_of_the_squares(part):
     assert 0.98 < largest <= 1
 
 
+def test_a_batch_in_parts_has_the_same_sum(key):
+    sampling = learning.fixed_size_sampling(N, batch_size=N)
+    load = {"sampling": sampling, "examples": lambda i: EXAMPLES[i], "parts": 3}
+    found = learning.clipped_in_parts(key, clipped(), PARAMETERS, **load)
+    whole = clipped()(PARAMETERS, EXAMPLES, True)
+    assert float(found.norm_bound) == pytest.approx(float(whole.norm_bound), rel=0.01)
+    for x, y in zip(jax.tree.leaves(found.value), jax.tree.leaves(whole.value), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
 def test_an_example_is_within_if_all_its_parts_are():
     whole = clipped()(PARAMETERS, EXAMPLES, True)
     norms = clipped().norms(PARAMETERS, EXAMPLES)
