@@ -28,7 +28,7 @@ STARTS = {"privatize": LAPLACE, "sample_sensitivity": {}, "clipped_gradients": {
 # Methods that arrays and containers have too: whose they are cannot be told by name.
 COMMON = set().union(*map(dir, (dict, list, str, set, tuple, int, object, Path))) | {
     *("value", "shape", "dtype", "norm", "at", "where", "sum", "add", "name", "dot", "mean"),
-    *("sample", "take"),
+    *("sample", "take", "tree"),
 }
 
 

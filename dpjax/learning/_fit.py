@@ -79,7 +79,7 @@ def fit(
         relation: which databases are neighbors. n is public under both.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
-            something. These parameters are private. Results on private records are not.
+            something. The guarantee covers these parameters, and no score on private records.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that keeps the last epoch. The same call goes on from there after an
             interruption, with the keys and the payment of the first call. The file is removed at
@@ -134,7 +134,7 @@ def fit(
     sampling = poisson_sampling(n, batch_size=batch_size)
     in_an_epoch = math.ceil(n / batch_size)
     steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
-    parameters = jax.tree.map(_array, parameters)
+    parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
     wanted = functools.partial(dp_sgd_noise_multiplier, sampling, delta=delta, relation=relation)
     least = functools.partial(wanted, steps=steps, dims=dims)

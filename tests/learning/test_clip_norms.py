@@ -13,7 +13,8 @@ PARAMETERS = {
     "body": {"in": 0.3 * jnp.ones((3, 4)), "bias": 0.1 * jnp.ones(4)},
     "head": jnp.ones(4),
 }
-EXAMPLES = jax.random.normal(jax.random.key(1), (N, 3)) * jnp.geomspace(0.01, 5.0, N)[:, None]
+ROWS = np.random.default_rng(1).normal(size=(N, 3)) * np.geomspace(0.01, 5.0, N)[:, None]
+EXAMPLES = jnp.asarray(ROWS, float)
 
 
 def loss(p, x):
@@ -63,7 +64,7 @@ def test_digits_hold_the_longest_part():
 def test_a_record_moves_the_sum_by_the_root_of_the_squares(part):
     """And no further: neighbors differ by a record that both clip norms scale down."""
     made, largest = clipped(microbatch_size=part), 0.0
-    for i in (0, 5, N - 1):
+    for i in range(N):
         whole, less = (made(PARAMETERS, EXAMPLES, mask) for mask in (True, jnp.arange(N) != i))
         assert float(whole.norm_bound) == pytest.approx(np.hypot(0.5, 3.0), rel=0.01)
         moved = jax.tree.map(jnp.subtract, whole.value, less.value)
@@ -71,6 +72,16 @@ def test_a_record_moves_the_sum_by_the_root_of_the_squares(part):
         for name, norm in NORMS.items():
             assert length(moved[name]) <= norm * 1.001
     assert 0.98 < largest <= 1
+
+
+def test_a_batch_in_parts_has_the_same_sum(key):
+    sampling = learning.fixed_size_sampling(N, batch_size=N)
+    load = {"sampling": sampling, "examples": lambda i: EXAMPLES[i], "parts": 3}
+    found = learning.clipped_in_parts(key, clipped(), PARAMETERS, **load)
+    whole = clipped()(PARAMETERS, EXAMPLES, True)
+    assert float(found.norm_bound) == pytest.approx(float(whole.norm_bound), rel=0.01)
+    for x, y in zip(jax.tree.leaves(found.value), jax.tree.leaves(whole.value), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
 def test_an_example_is_within_if_all_its_parts_are():
@@ -119,7 +130,7 @@ def test_parameters_may_be_numbers_of_python():
     x = jnp.arange(4.0)
     made = learning.clipped_gradients(line, clip_norm=1.0)
     found, same = (
-        made({"slope": one(0.5), "start": one(-1.0)}, x, True) for one in (float, jnp.float32)
+        made({"slope": one(0.5), "start": one(-1.0)}, x, True) for one in (float, jnp.asarray)
     )
     assert made.explain({"slope": 0.5, "start": -1.0}, x[0])
     with pytest.raises(TypeError, match="parameters must be float arrays"):

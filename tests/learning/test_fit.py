@@ -128,6 +128,8 @@ def test_what_is_wrong_is_refused_before_it_costs(key, tmp_path):
         with pytest.raises(error, match=message):
             fit(key, **{**watched, **settings})
         assert ledger.spent.epsilon == 0
+    with pytest.raises(TypeError, match=r"equinox\.partition"):
+        learning.fit(key, loss, {"activation": jax.nn.relu}, **SETTINGS)
     with ledger, pytest.raises(ValueError, match="pays for all of its steps at once"):
         fit(key)
     with pytest.raises(TypeError, match="fit runs on the host"):
