@@ -4,7 +4,7 @@ A call is followed by name: of a function, or of a method that one class alone d
 modules that the caller imports, also by way of others. For `privatize`, a mechanism is the Laplace
 mechanism. A class that is made leads to its `__call__`. The numbers compare versions of the
 package. They are not the functions that a run enters. An annotation is no call, and neither is a
-class that `isinstance` or `except` names.
+class that `isinstance` or `except` names. A local name is not that of a function elsewhere.
 """
 
 import ast
@@ -70,9 +70,9 @@ class Calls:
         if isinstance(node, ast.ClassDef):
             made = [f"{name}.{method}" for method in ("__init__", "__post_init__", "__call__")]
             return {(module, one) for one in made if one in self.defined[module]}
-        found = set()
+        found, local = set(), _local(node)
         for part in _executed(node):
-            if isinstance(part, ast.Name):
+            if isinstance(part, ast.Name) and part.id not in local:
                 found |= self._named(module, part.id)
             elif isinstance(part, ast.Attribute):
                 found |= self._attribute(module, name.split(".")[0], part)
@@ -116,6 +116,14 @@ def _definitions(tree):
         if isinstance(node, ast.ClassDef):
             methods = (x for x in node.body if isinstance(x, ast.FunctionDef))
             yield from ((f"{node.name}.{method.name}", method) for method in methods)
+
+
+def _local(function):
+    """The names of its arguments, variables and inner functions."""
+    parts = list(ast.walk(function))[1:]
+    stored = (x.id for x in parts if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store))
+    arguments = (x.arg for x in parts if isinstance(x, ast.arg))
+    return {*stored, *arguments, *(x.name for x in parts if isinstance(x, ast.FunctionDef))}
 
 
 def _executed(node):
