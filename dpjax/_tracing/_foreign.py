@@ -25,7 +25,7 @@ _own: set[jex.Primitive] = set()
 def is_own(primitive: jex.Primitive) -> bool:
     """Whether an operation is JAX's: by the object, for names may be anybody's."""
     if primitive not in _own:
-        modules = [name for name in list(sys.modules) if _package(name) in ("jax", "jaxlib")]
+        modules = [x for x in list(sys.modules) if x.partition(".")[0] in ("jax", "jaxlib")]
         _own.update(_primitives_in(modules))
     return primitive in _own
 
@@ -67,15 +67,11 @@ def _primitives_in(modules: list[str]) -> set[jex.Primitive]:
     return {value for value in values if issubclass(type(value), jex.Primitive)}
 
 
-def _package(module: str | None) -> str:
-    return (module or "").partition(".")[0]
-
-
 def _refuse_foreign_keys(name: str, jaxpr: jex.Jaxpr) -> None:
     for implementation in key_implementations(jaxpr):
         functions = (implementation.seed, implementation.split, implementation.fold_in)
-        modules = [getattr(f, "__module__", None) for f in (*functions, implementation.random_bits)]
-        if not {_package(module) for module in modules} <= {"jax", "dpjax"}:
+        modules = [getattr(f, "__module__", "") for f in (*functions, implementation.random_bits)]
+        if not {str(module).partition(".")[0] for module in modules} <= {"jax", "dpjax"}:
             raise ValueError(
                 f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"
                 f" {implementation.name!r}: nothing shows what it computes"

@@ -10,6 +10,7 @@ cannot take apart (a lock, a generator, a weak reference) are refused. So are va
 apart wrongly (an open file, a pointer).
 """
 
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -120,6 +121,7 @@ def _installed_as(package: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
+@dataclasses.dataclass(eq=False)
 class _Encoder:
     """Feeds a hash with values as pickle takes them apart.
 
@@ -127,15 +129,17 @@ class _Encoder:
     list are not two lists.
 
     Attributes:
+        numbers: of the mutable objects, by address.
+        path: to the value that is taken apart, for messages.
         packages: the packages that it has met, with their versions.
+        kept: numbered objects, which must stay alive: a new one could get a dead one's address.
     """
 
-    def __init__(self, numbers: dict[int, int], path: list[str], packages: dict[str, str]):
-        self.sha256 = hashlib.sha256()
-        self.packages = packages
-        self._numbers, self._path = numbers, path
-        # Numbered objects must stay alive: a new object could get the address of a dead one.
-        self._kept: list[object] = []
+    numbers: dict[int, int]
+    path: list[str]
+    packages: dict[str, str]
+    kept: list[object] = dataclasses.field(default_factory=list)
+    sha256: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)
 
     def digest(self) -> str:
         """The hash of all that was fed, and of the packages that it names."""
@@ -183,7 +187,7 @@ class _Encoder:
             parts: Any = self._reduced(value)
         except UnknownCodeError as error:
             self.refuse(str(error))
-        self._kept.append(parts)
+        self.kept.append(parts)
         if parts is NotImplemented:
             self._name(value.__module__, value.__qualname__)
         elif isinstance(parts, str):
@@ -221,7 +225,7 @@ class _Encoder:
 
     def _dtype(self, dtype: np.dtype) -> None:
         """By itself, because NumPy makes equal dtypes one object or two."""
-        part = _Encoder({}, self._path, self.packages)
+        part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
 
@@ -229,17 +233,17 @@ class _Encoder:
         self._text("dict", str(len(value)))
         for key, item in value.items():
             self.encode(key)
-            self._path.append(str(key) if isinstance(key, str) else type(key).__name__)
+            self.path.append(str(key) if isinstance(key, str) else type(key).__name__)
             self.encode(item)
-            self._path.pop()
+            self.path.pop()
 
     def _set(self, value: Any) -> None:
         """In the order of the hashes: the order of a set differs between processes."""
         parts = []
         for item in value:
-            part = _Encoder(dict(self._numbers), self._path, self.packages)
+            part = _Encoder(dict(self.numbers), self.path, self.packages)
             part.encode(item)
-            self._kept.append(part)
+            self.kept.append(part)
             parts.append(part.sha256.digest())
         self._bytes(type(value).__name__, b"".join(sorted(parts)))
 
@@ -249,9 +253,9 @@ class _Encoder:
             self.encode(item)
 
     def _is_new(self, value: object) -> bool:
-        new = id(value) not in self._numbers
-        number = self._numbers.setdefault(id(value), len(self._numbers))
-        self._kept.append(value)
+        new = id(value) not in self.numbers
+        number = self.numbers.setdefault(id(value), len(self.numbers))
+        self.kept.append(value)
         if not new:
             self._text("again", str(number))
         return new
@@ -265,7 +269,7 @@ class _Encoder:
 
     def refuse(self, what: str) -> NoReturn:
         """Raises an error that names the value without a fingerprint, its place, and a way out."""
-        where = ".".join(self._path)
+        where = ".".join(self.path)
         raise UnknownCodeError(
             "code on the host must have a fingerprint, so that what is released is what was"
             f" sampled; this has none: {where + ', ' if where else ''}{what}. Pass what the"

@@ -82,14 +82,9 @@ class Plan(Sampling):
     @functools.cached_property
     def identity(self) -> str:
         """Equal for samplings that are one event: that draw the same pairs and select alike."""
-        return digest(
-            jax.random.key_data(self.key),
-            self.pair.target.fingerprint,
-            self.pair.oracle.fingerprint,
-            self.pair.norm.fingerprint,
-            self.pair.positions,
-            self.point,
-        )
+        programs = (program.fingerprint for program in self.pair.programs)
+        key = jax.random.key_data(self.key)
+        return digest(key, *programs, self.pair.positions, self.point)
 
 
 def point_of_each(
