@@ -54,7 +54,7 @@ class LedgerReport:
         Raises:
             ModuleNotFoundError: if pandas is not installed.
         """
-        return _checks.extra("pandas", "pandas").DataFrame(self.rows)
+        return _checks.extra("pandas", "sweep").DataFrame(self.rows)
 
     def __repr__(self) -> str:
         epsilon, delta = self.budget
