@@ -102,7 +102,7 @@ def group_keys(
     taken = jnp.pad(jnp.asarray(known), empty)
 
     def draw() -> tuple[int, ...] | tuple[str, ...]:
-        of_group, counts = _counted(padded, taken, at_most=at_most)
+        of_group, counts = _sorted_counts(padded, taken, at_most=at_most)
         noisy = mechanism.unpaid_draw(key, counts)
         published = np.asarray((counts > 0) & (noisy >= threshold))
         return _named(np.asarray(of_group)[published], entries, words)
@@ -183,7 +183,7 @@ def _counts_of_keys(
     return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
 
 
-_counted = compiled(_counts_of_keys, static="at_most")
+_sorted_counts = compiled(_counts_of_keys, static="at_most")
 
 
 def _named(

@@ -143,7 +143,8 @@ def test_noise_and_threshold_are_those_of_all_groups_that_change(relation, monke
     options = {"relation": relation, "capacity": capacity, "epsilon": 0.5, "delta": 1e-6}
     times = 2 if relation is REPLACE else 1
     for shape, at_most, most in (((9,), 1, 1), ((9,), 3, 1), ((9, 4), 3, 3), ((9, 4), 9, 4)):
-        queries.group_keys(KEY, np.zeros(shape, int), at_most=at_most, **options)
+        release = queries.group_keys(KEY, np.zeros(shape, int), at_most=at_most, **options)
+        assert set(release.value) <= {0}  # Never a group that nobody is in.
         assert found.pop() == (times * most / 0.5, 1e-6 / (times * most))
 
 
