@@ -164,6 +164,7 @@ def test_a_terminal_shows_a_bar_by_itself(swept, capsys, monkeypatch):
 OTHERS = {
     "key": {"key": jax.random.key(1)},
     "function": {"function": lambda key, x, shift: jax.random.uniform(key) * x},
+    "function ": {"function": lambda key, x, shift: jax.random.uniform(key, (3,)) * x},
     "traced": {"traced": {"x": [1, 2]}},
     "chunk size": {"chunk_size": 4},
 }
@@ -173,7 +174,9 @@ OTHERS = {
 def test_another_sweep_is_refused_by_name(swept, name, tmp_path):
     swept()
     before = {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()}
-    with pytest.raises(ValueError, match=rf"sweep .* is of another run, with another .*{name}"):
+    with pytest.raises(
+        ValueError, match=rf"sweep .* is of another run, with another .*{name.strip()}"
+    ):
         swept(**OTHERS[name])
     assert {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()} == before
 
