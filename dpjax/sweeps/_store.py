@@ -60,6 +60,7 @@ class Store:
                     claim.close()
                 with locked(self.path / "lock"):
                     self._forget_runs()
+                    self._users.close()
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
@@ -67,10 +68,8 @@ class Store:
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
-            kinds = (r"\w+\.chunk", _KIND), (r"\w+\.run", _RUN)
-            for chunk in (
-                chunk for names, kind in kinds for chunk in read_chunks(self.path, names, kind)
-            ):
+            chunks = read_chunks(self.path, r"\w+\.chunk", _KIND)
+            for chunk in (*chunks, *read_chunks(self.path, r"\w+\.run", _RUN)):
                 self._found.setdefault(chunk.header["part"], []).append(chunk)
             for claim in self.path.glob("*.claim"):
                 if claim.with_suffix(".chunk").exists():

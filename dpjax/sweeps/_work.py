@@ -1,5 +1,6 @@
 """The work of a sweep: chunks of missing cells, computed here or by processes that share it."""
 
+import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -46,23 +47,36 @@ class Work:
     def begin(self, shared: Json, chunk_size: int | None) -> None:
         """Cuts the missing cells into chunks. `shared` is what the runs of all parts agree on."""
         store = self._store
-        if store is None:
-            self._cut([chunk_size or part.default_chunk_size() for part in self._parts], shared)
-            return
-        with store.agreement():
-            found = [chunk_size or store.chunk_size(part.fingerprint) for part in self._parts]
-            pairs = zip(self._parts, found, strict=True)
-            for i, part in enumerate(self._parts):
-                self.there[i] = store.found(
-                    part.fingerprint, part.words, [x[i] for x in self.values]
-                )
-            self._cut([size or part.default_chunk_size() for part, size in pairs], shared)
-            runs = {
-                part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)
-            }
-            store.check(runs, {part.fingerprint: part.name for part in self._parts})
-            for part, run in runs.items():
-                store.say(part, run)
+        self._sizes: list[int] = []
+        self._runs: list[Json] = []
+        with contextlib.nullcontext() if store is None else store.agreement():
+            for part in self._parts:
+                known = None if store is None else store.chunk_size(part.fingerprint)
+                size = chunk_size or known or part.default_chunk_size()
+                fingerprint = part.fingerprint_of_chunks(size)
+                self._sizes.append(size)
+                self._runs.append({**shared, "function": fingerprint, "chunk size": size})
+            if store is not None:
+                self._read(store)
+        # Into consecutive cells: all who share the work cut alike, whatever is done by now.
+        self._chunks: list[list[np.ndarray]] = []
+        for size, there in zip(self._sizes, self.there, strict=True):
+            missing = np.flatnonzero(~there)
+            self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
+        self._order = list(range(len(self._parts)))
+        if store is not None:
+            # Each process goes its own way: it seldom compiles and computes what others do.
+            for ordered in (self._order, *self._chunks):
+                random.Random().shuffle(ordered)
+
+    def _read(self, store: Store) -> None:
+        """Reads the cells on disk, and says what this process will compute."""
+        runs = {part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)}
+        store.check(runs, {part.fingerprint: part.name for part in self._parts})
+        for i, part in enumerate(self._parts):
+            store.say(part.fingerprint, self._runs[i])
+            values = [array[i] for array in self.values]
+            self.there[i] = store.found(part.fingerprint, part.words, values)
 
     def finish(self, *, progress: bool) -> None:
         """Computes chunks that no other process has, and waits for those of others."""
@@ -81,21 +95,6 @@ class Work:
                     self._compute(i)
                 if self._store is not None and not self.there.all():
                     self._gather(self._store)
-
-    def _cut(self, sizes: Sequence[int], shared: Json) -> None:
-        """Into consecutive cells. So all who share the work cut alike, whatever is done by now."""
-        self._sizes, self._runs = sizes, []
-        self._chunks: list[list[np.ndarray]] = []
-        for part, size, there in zip(self._parts, sizes, self.there, strict=True):
-            fingerprint = part.fingerprint_of_chunks(size)
-            self._runs.append({**shared, "function": fingerprint, "chunk size": size})
-            missing = np.flatnonzero(~there)
-            self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
-        self._order = list(range(len(self._parts)))
-        if self._store is not None:
-            # Each process goes its own way: it seldom compiles and computes what others do.
-            for ordered in (self._order, *self._chunks):
-                random.Random().shuffle(ordered)
 
     def _compute(self, i: int) -> None:
         part, run, store = self._parts[i], self._runs[i], self._store

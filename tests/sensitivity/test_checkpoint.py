@@ -315,7 +315,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, kills, fo
     def stored():
         if not path.exists():
             return set()
-        keys, *_ = _chunk_files._read(path, "checkpoint").arrays
+        keys, *_ = _chunk_files.read_chunk(path, "checkpoint").arrays
         return set(keys[:, 1].tolist())
 
     known = set()
