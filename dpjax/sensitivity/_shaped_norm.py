@@ -180,7 +180,7 @@ def shape_of(
 def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
     """A matrix times a vector, both of integers, in products of digits that no int32 overflows."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
-    shifted = [_limbs.shift_right(vector, jnp.uint32(place)) for place in places]
+    shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
     # The last one has the sign.
     digits = [*(digit & np.int32(2**_DIGIT_BITS - 1) for digit in digits[:-1]), digits[-1]]
