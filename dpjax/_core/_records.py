@@ -40,6 +40,9 @@ class Texts:
 
     words: jax.Array | np.ndarray
 
+    def __repr__(self) -> str:
+        return "texts"
+
 
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
     """The words of `Texts`, each computed from its own text alone."""

@@ -78,7 +78,9 @@ def transfer(
     bounds = {"kl": kl, "reverse_kl": reverse_kl, "chi2": chi2, "ratio": ratio}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if len(given) != 1:
-        raise ValueError(f"give one of kl, reverse_kl, chi2 and ratio, got {given}")
+        raise ValueError(
+            f"kl must be given, or one of reverse_kl, chi2 and ratio in its place, got {given}"
+        )
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)
     if name == "ratio" and bound < 1:

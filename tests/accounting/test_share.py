@@ -162,12 +162,12 @@ def test_costs_of_a_share_are_those_of_the_file(pure, keys):
     """Rounded up to 10^-12; otherwise the last of many shares could find nothing left."""
     first, second = pure.split(2)
     with first:
-        dpjax.laplace(1.0, 1e-13)(keys(0), 0.0)
+        dpjax.laplace(1.0, 1.2345678e-6)(keys(0), 0.0)
         with pytest.raises(dpjax.BudgetExceededError, match="of the share"):
             dpjax.laplace(1.0, 0.5)(keys(1), 0.0)
     with second:
         dpjax.laplace(1.0, 0.5)(keys(2), 0.0)
-    assert pure.remaining[0] == Decimal("0.5") - Decimal("1e-12")
+    assert pure.remaining[0] == Decimal("0.5") - Decimal("0.000001234568")
 
 
 def test_laplace_and_gaussian_noise_share_a_part(ledger, keys):
