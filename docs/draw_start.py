@@ -21,7 +21,7 @@ TEXT = {"light": "#1f2330", "dark": "#e8eaf2"}
 def statistics_of_a_table(ax):
     """What the README's example of a table publishes, beside the truth."""
     namespace = {}
-    exec(_example("groupby"), namespace)
+    exec(_example("plotnine"), namespace)
     mean, diamonds = namespace["mean"], namespace["diamonds"]
     low, high = mean.interval(0.95)
     places = np.arange(len(namespace["cuts"]))
@@ -38,11 +38,13 @@ def statistics_of_a_table(ax):
 
 def training(ax):
     """What the steps of DP-SGD cost."""
-    sampling = dpjax.learning.poisson_sampling(n=50_000, expected_batch=500)
+    sampling = dpjax.learning.poisson_sampling(n=50_000, batch_size=500)
     steps = np.unique(np.geomspace(1, 10_000, 25).astype(int))
     for z, color in ((0.8, VERMILION), (1.2, BLUE), (2.0, GREEN)):
         promised = [
-            dpjax.accounting.dp_sgd(sampling, noise_multiplier=z, steps=int(t), delta=1e-6).epsilon
+            dpjax.accounting.dp_sgd(
+                sampling, noise_multiplier=z, steps=int(t), delta=1e-6, dims=10**5
+            ).epsilon
             for t in steps
         ]
         ax.plot(steps, promised, color=color, linewidth=2, label=f"noise multiplier {z:g}")
@@ -58,6 +60,8 @@ def sampling(ax):
     distances = dpjax.sensitivity_samples(key, jnp.mean, oracle, **settings)
     point = dpjax.operating_point(m=1000, gamma=0.05)
     dpjax.plotting.sensitivity_ecdf(distances, point, ax=ax)
+    ax.set_xlim(0, 0.011)  # Room for the legend.
+    ax.legend(loc="lower right", fontsize="small")
 
 
 def _example(word):

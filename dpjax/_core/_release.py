@@ -28,7 +28,7 @@ class Release:
     guarantee: Guarantee
     accuracy: Accuracy = UNKNOWN
 
-    def interval(self, *, confidence: float = 0.95, simultaneous: bool = False) -> Ends:
+    def interval(self, confidence: float = 0.95, *, simultaneous: bool = False) -> Ends:
         """An interval around each number of the release that contains the truth.
 
         The truth is the number without noise: of the database at hand, with its records clamped to
