@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tools demo notebooks test test-slow test-mutants bench bench-table docs lint package clean
+.PHONY: tools demo notebooks test test-slow test-times test-mutants bench bench-table docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -37,6 +37,13 @@ test: .venv/test
 test-slow: export XLA_FLAGS ?= $(QUICKLY)
 test-slow: .venv/test .venv/frameworks
 	$(BIN)/python -m pytest -m slow -n auto --dist worksteal --ignore=tests/mutation
+
+# Which of the fast tests take long; they become slow ones.
+test-times: export XLA_FLAGS ?= $(QUICKLY)
+test-times: .venv/test
+	rm -f build/cpu_times.jsonl tests/long_tests.txt && touch tests/long_tests.txt
+	$(BIN)/python -m pytest -p cpu_time -n auto --dist worksteal
+	$(BIN)/python tests/cpu_time.py
 
 # Hours: each mutant runs the tests that must fail on it.
 test-mutants: export XLA_FLAGS ?= $(QUICKLY)

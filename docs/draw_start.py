@@ -55,10 +55,10 @@ def training(ax):
 def sampling(ax):
     """Distances of pairs, and the one that is chosen."""
     key = jax.random.key(0)
-    settings = {"n": 1000, "norm": "l1", "m": 1000}
+    settings = {"n": 1000, "norm": "l1", "m": 200}
     oracle = lambda key, n: jax.random.exponential(key, (n,))  # noqa: E731
     distances = dpjax.sensitivity_samples(key, jnp.mean, oracle, **settings)
-    point = dpjax.operating_point(m=1000, gamma=0.05)
+    point = dpjax.operating_point(m=200, gamma=0.05)
     dpjax.plotting.sensitivity_ecdf(distances, point, ax=ax)
     ax.set_xlim(0, 0.011)  # Room for the legend.
     ax.legend(loc="lower right", fontsize="small")
@@ -72,6 +72,8 @@ def _example(word):
 
 def main():
     """Draws each picture on a light and on a dark page."""
+    plt.rcParams["svg.fonttype"] = "none"  # Texts stay texts: small files, in the font of the page.
+    plt.rcParams["svg.hashsalt"] = "dpjax"
     for name, draw, size in (
         ("start", statistics_of_a_table, (7.2, 3.2)),
         ("training", training, (5.2, 3.2)),

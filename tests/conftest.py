@@ -13,6 +13,7 @@ import jax
 import pytest
 
 import dpjax
+from cpu_time import long_tests
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -30,6 +31,15 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks tests that take long as slow, before the marks are looked at."""
+    known = long_tests()
+    for item in items:
+        if item.nodeid in known:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

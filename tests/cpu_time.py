@@ -1,0 +1,52 @@
+"""Which tests take long: `make test-times` measures them, and renews `long_tests.txt`.
+
+`conftest.py` marks the tests of that file as slow, so `make test` leaves them to `make test-slow`.
+Tests that must fail on a mutant are never in it: they are to fail in the fast set.
+"""
+
+import json
+import resource
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+LIST, MEASURED = HERE / "long_tests.txt", HERE.parent / "build" / "cpu_times.jsonl"
+LIMIT = 1.0  # Seconds of CPU, on the machine where it is measured.
+
+
+def long_tests():
+    """The tests that are marked as slow, because they take long."""
+    return set(LIST.read_text().splitlines())
+
+
+def _cpu():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """Measures a test with its fixtures; a plugin by `-p cpu_time`."""
+    begin = _cpu()
+    yield
+    MEASURED.parent.mkdir(exist_ok=True)
+    with MEASURED.open("a") as file:  # Of all workers: a line is written at once.
+        file.write(json.dumps([item.nodeid, round(_cpu() - begin, 3)]) + "\n")
+
+
+def main():
+    """Writes the list, from what was measured."""
+    times = [json.loads(line) for line in MEASURED.read_text().splitlines()]
+    mutants = tomllib.loads((HERE / "mutation" / "mutants.toml").read_text())["mutant"]
+    needed = {killer.split("[")[0] for mutant in mutants for killer in mutant["killers"]}
+    chosen = {test for test, seconds in times if seconds > LIMIT}
+    chosen = {test for test in chosen if test.split("[")[0] not in needed}
+    LIST.write_text("".join(f"{test}\n" for test in sorted(chosen)))
+    print(f"{len(chosen)} of {len(times)} tests take over {LIMIT} s and kill no mutant")
+
+
+if __name__ == "__main__":
+    main()
