@@ -33,7 +33,7 @@ def statistics_of_a_table(ax):
     ax.plot(places, truth, "_", markersize=26, color=VERMILION, mew=2, label="true mean (private)")
     ax.set_xticks(places, namespace["cuts"])
     ax.set(ylabel="mean price, dollars", ylim=(0, 7000))
-    ax.legend(loc="upper right", ncol=2)
+    ax.legend(loc="upper right", ncol=2, fontsize="small")
 
 
 def training(ax):
@@ -75,7 +75,7 @@ def main():
     plt.rcParams["svg.fonttype"] = "none"  # Texts stay texts: small files, in the font of the page.
     plt.rcParams["svg.hashsalt"] = "dpjax"
     for name, draw, size in (
-        ("start", statistics_of_a_table, (7.2, 3.2)),
+        ("start", statistics_of_a_table, (6.4, 3.4)),
         ("training", training, (5.2, 3.2)),
         ("sampling", sampling, (5.2, 3.2)),
     ):
