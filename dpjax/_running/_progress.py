@@ -16,7 +16,9 @@ def counting(
 
     A plan is a line above the bar. With one, a terminal shows both anyway, if tqdm is installed.
     """
-    at_terminal = plan and sys.stderr.isatty() and importlib.util.find_spec("tqdm")
+    at_terminal = (
+        plan and getattr(sys.stderr, "isatty", bool)() and importlib.util.find_spec("tqdm")
+    )
     if not (shown or at_terminal):
         yield lambda more: None
         return

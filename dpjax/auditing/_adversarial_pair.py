@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -100,7 +101,7 @@ def adversarial_pair(
         >>> dpjax.auditing.adversarial_pair(
         ...     jax.random.key(0), jnp.mean, records, bounds=(0, 1), norm="l1"
         ... )
-        AdversarialPair(global sensitivity at least 0.02)
+        AdversarialPair(global sensitivity at least 0.0199997)
     """
     key = sampling_key(key)
     specs, n = _shapes(records)
@@ -314,5 +315,7 @@ def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> Adversa
     one, other = search.databases([array[best] for array in found], places[best])
     values = alone(one), alone(other)
     moved = float(distance(search.norm, *values)) * (1 - _ERROR_OF_NORM)
+    if not (math.isfinite(moved) and math.isfinite(heights[best])):
+        moved = 0.0  # A value that is no number shows nothing.
     hidden = sum(float(resolution(search.norm, value)) for value in values)
     return AdversarialPair(max(0.0, moved - hidden), *jax.device_get((one, other)))

@@ -1,6 +1,7 @@
 """Bounds of the coordinates of a record: a search draws from them, and returns to them."""
 
 import dataclasses
+import math
 from typing import Protocol
 
 import jax
@@ -9,6 +10,12 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
+from dpjax._exact._numerics import compute_dtype
+
+# Of the floats that a record may hold, that of bfloat16.
+_LARGEST_EPS = 2.0**-7
+# Integers are drawn by products of floats and int32, so their bounds stay below.
+_LARGEST_INTEGER = 2**30
 
 
 class RecordBound(Protocol):
@@ -57,15 +64,16 @@ class Ball:
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
         """At the full length, often nearly along an axis."""
-        direction = (2 * uniform - 1).astype(dtype) ** 3
-        return self.projected(direction * jnp.asarray(1e9 * self.radius, dtype))
+        direction = (2 * uniform - 1) ** 3
+        return self.projected(direction * (self.radius / _norms(direction))).astype(dtype)
 
     def projected(self, records: jax.Array) -> jax.Array:
         """Records outside are scaled down, to a hair inside the ball."""
-        axes = tuple(range(1, records.ndim))
-        norms = jnp.sqrt(jnp.sum(jnp.square(records), axis=axes, keepdims=True))
-        inward = self.radius * (1 - 4 * float(jnp.finfo(records.dtype).eps))
-        return jnp.where(norms > inward, records * (inward / norms), records)
+        wide = records.astype(compute_dtype(records.dtype))
+        norms = _norms(wide)
+        # Narrow dtypes round once more.
+        inward = self.radius * (1 - 4 * _LARGEST_EPS)
+        return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
     def opposite(self, records: jax.Array) -> jax.Array:
         """Across the origin."""
@@ -111,6 +119,12 @@ class Interval:
         return self.high - self.low
 
 
+def _norms(records: jax.Array) -> jax.Array:
+    """The l2 norm of each record, above 0."""
+    axes = tuple(range(1, records.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(records), axis=axes, keepdims=True)) + 1e-30
+
+
 def record_bounds(records: PyTree, bounds: PyTree) -> PyTree:
     """A bound for each array of `records`: one for all of them, or a tree of bounds like theirs.
 
@@ -141,12 +155,35 @@ def _bound(leaf: jax.ShapeDtypeStruct, bound: object) -> RecordBound:
     if isinstance(bound, Ball):
         if not floats:
             raise ValueError(f"bounds: a Ball is for floats, got {leaf.dtype}")
+        if bound.radius > float(jnp.finfo(leaf.dtype).max):
+            raise ValueError(f"bounds must be finite in {leaf.dtype}, got {bound}")
         return bound
     if not isinstance(bound, tuple) or len(bound) != 2:
         raise ValueError(f"bounds must be pairs (low, high) or balls, got {_checks.shown(bound)}")
     low, high = (_checks.finite("bounds", number) for number in bound)
-    if not low < high:
-        raise ValueError(f"bounds must have low < high, got {bound}")
-    if not floats and not (low.is_integer() and high.is_integer()):
+    if floats:
+        low, high = _inward(low, leaf.dtype, math.inf), _inward(high, leaf.dtype, -math.inf)
+    elif not (float(low).is_integer() and float(high).is_integer()):
         raise ValueError(f"bounds of integers must be integers, got {bound}")
+    else:
+        known = (0, 1) if leaf.dtype == bool else _range_of_integers(leaf.dtype)
+        if low < known[0] or high > known[1]:
+            raise ValueError(f"bounds of {leaf.dtype} must be from {known[0]} to {known[1]}")
+    if not low < high:
+        raise ValueError(f"bounds must have low < high in {leaf.dtype}, got {bound}")
     return Interval(low, high)
+
+
+def _range_of_integers(dtype: np.dtype) -> tuple[int, int]:
+    info = jnp.iinfo(dtype)
+    return max(int(info.min), -_LARGEST_INTEGER), min(int(info.max), _LARGEST_INTEGER)
+
+
+def _inward(number: float, dtype: np.dtype, toward: float) -> float:
+    """The first number of a dtype in a direction."""
+    if abs(number) > float(jnp.finfo(dtype).max):
+        raise ValueError(f"bounds must be finite in {dtype}, got {number}")
+    near = jnp.asarray(number, dtype)
+    if float(near) != number and (float(near) < number) == (toward > 0):
+        near = jnp.nextafter(near, jnp.asarray(toward, dtype))
+    return float(near)

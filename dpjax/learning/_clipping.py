@@ -23,7 +23,7 @@ from dpjax.learning._uses import explained, traced
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGradients:
     """Sums of clipped per-example gradients of a loss; made by `clipped_gradients`.
 
@@ -161,6 +161,8 @@ class ClippedGradients:
 
         one = jax.tree.map(row, examples)
         program = traced(self.loss, given, one, argnums=self.argnums, has_aux=self.has_aux)
+        # Python's floats become arrays, as under `jit`.
+        given = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, given)
         return per_example(program, given, examples)
 
     def _sum(

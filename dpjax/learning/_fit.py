@@ -131,6 +131,13 @@ def fit(
             "database must be arrays of records, got PaddedRecords: batches would hold empty slots"
         )
     records, n = record_arrays("database", database)
+    for leaf in jax.tree.leaves((records, parameters)):
+        _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
+    delta = _checks.fraction("delta", delta)
+    if evaluate is not None:
+        _checks.function("evaluate", evaluate)
+    if progress:
+        _checks.extra("tqdm", "progress")
     sampling = poisson_sampling(n, batch_size=batch_size)
     in_an_epoch = math.ceil(n / batch_size)
     steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)

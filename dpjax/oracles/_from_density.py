@@ -78,9 +78,8 @@ def from_density(
         A computation from a release costs nothing more. If the release was about other records than
         those to protect, this is an oracle like any other. If it was about the same records,
         epsilon and delta of both releases add up. But then `dpjax.accounting.compose` says nothing
-        about
-        gamma: the oracle was not fixed in advance, and given the first release, the records are no
-        longer a draw from it.
+        about gamma: the oracle was not fixed in advance, and given the first release, the records
+        are no longer a draw from it.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), Section

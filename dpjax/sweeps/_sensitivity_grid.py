@@ -28,7 +28,8 @@ def sensitivity_grid(
 ) -> "Dataset":
     """The estimates of one sample of distances at every gamma, method and confidence.
 
-    Their guarantees depend on how you use them:
+    An operating point does not depend on the distances, so one pass finds all estimates. Their
+    guarantees depend on how you use them:
 
     - `choices=1`: each point has the guarantee of `dpjax.operating_point`, if it was fixed before
       looking at the distances, or at anything that depends on them. You may compare all points in a

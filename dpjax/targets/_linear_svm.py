@@ -68,10 +68,10 @@ def linear_svm(
         ValueError: if a parameter is out of range; on a database, if it has other dims.
 
     Formal guarantees:
-        On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where L = min(C
-        d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged. At the
-        minimizer ||w||_1 is at most L, and the bias lies between -1 - L and 1 + L. The target moves
-        its solution into this set, and the diameter of the set is the bound
+        On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where
+        L = min(C d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged.
+        At the minimizer ||w||_1 is at most L, and the bias lies between -1 - L and 1 + L. The
+        target moves its solution into this set, and the diameter of the set is the bound
         (docs/proofs/learners.md). The exact minimizer moves by at most 2 + L + 4 C d / n, which is
         less. But nobody has proven how exact a float solution is. Without clipping no bound is
         finite. Sums, selections and order statistics over records ignore their order, up to

@@ -70,7 +70,47 @@ def test_a_target_that_moves_by_rounding_alone_shows_nothing(key):
     def large(x):
         return 1e4 * (1 + 1e-7 * x[0])
 
-    assert adversarial_pair(key, large, NUMBERS, bounds=(0, 1), norm="l1", steps=3).distance == 0
+    assert (
+        adversarial_pair(
+            key, large, NUMBERS, bounds=(0, 1), norm="l1", steps=3, restarts=4
+        ).distance
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound", "largest"),
+    [("bfloat16", (0.0, 0.3), 0.3), ("float16", Ball(1.0), 1.0), ("uint8", (3, 5), 5)],
+)
+def test_records_of_narrow_dtypes_stay_within_bounds(key, dtype, bound, largest):
+    records = jax.ShapeDtypeStruct((5, 1), dtype)
+
+    def total(x):
+        return jnp.sum(x.astype(jnp.float32))
+
+    found = adversarial_pair(key, total, records, bounds=bound, norm="l1", steps=5, restarts=8)
+    both = np.concatenate([found.database, found.neighbor]).astype(float)
+    assert np.abs(both).max() <= largest
+    assert 0 < found.distance <= 2 * largest
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("int8", (0, 200)), ("uint8", (-5, 5)), ("float16", (0, 1e5))]
+)
+def test_bounds_beyond_a_dtype_are_refused(key, dtype, bound):
+    records = jax.ShapeDtypeStruct((5,), dtype)
+    with pytest.raises(ValueError, match=f"bounds .*{dtype}"):
+        adversarial_pair(key, jnp.max, records, bounds=bound, norm="l1", steps=1)
+
+
+def test_a_value_that_is_no_number_shows_nothing(key):
+    def nan(x):
+        return jnp.sum(x) * jnp.nan
+
+    assert (
+        adversarial_pair(key, nan, NUMBERS, bounds=(0, 1), norm="l1", steps=3, restarts=4).distance
+        == 0
+    )
 
 
 @pytest.mark.parametrize(

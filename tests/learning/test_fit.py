@@ -82,6 +82,18 @@ def test_a_training_goes_on_after_an_interruption_as_if_there_was_none(keys, tmp
     assert not path.exists()
 
 
+@pytest.mark.parametrize("bad", [{"evaluate": "x"}, {"delta": 2.0}], ids=str)
+def test_what_is_wrong_is_refused_before_it_is_paid(bad, keys, tmp_path):
+    ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=10, delta="1e-4")
+    with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
+        fit(keys(1), ledger=ledger, **bad)
+    with pytest.raises(TypeError, match="not inside jit or vmap"):
+        jax.vmap(lambda records: fit(keys(1), ledger=ledger, database=records).value)(
+            jnp.stack([DATABASE, DATABASE])
+        )
+    assert ledger.spent.epsilon == 0
+
+
 def test_steps_and_trainings_have_batches_of_their_own(keys, monkeypatch):
     """With little noise, an epoch shows in how many of its two batches a record was.
 

@@ -194,7 +194,11 @@ def test_a_target_is_released(key):
     mechanism = dpjax.shaped_gaussian(sensitivity, EPSILON, DELTA)
     database = oracle(key_data, 50)
     release = dpjax.privatize(target, mechanism)(key_release, database)
-    assert {field.name for field in dataclasses.fields(release)} == {"value", "guarantee"}
+    assert {field.name for field in dataclasses.fields(release)} == {
+        "value",
+        "guarantee",
+        "accuracy",
+    }
     assert "gamma=0.05)-random DP" in repr(release.guarantee)
     far = row_of(mechanism.error(confidence=1 - FALSE_ALARM, simultaneous=True))
     assert np.all(np.abs(row_of(release.value) - row_of(target(database))) <= far)

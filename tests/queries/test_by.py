@@ -193,7 +193,7 @@ def test_columns_of_texts_come_from_tables():
         np.testing.assert_array_equal(
             grouped(queries.padded_records(holes, capacity=30)), expected - one
         )
-    with pytest.raises(ValueError, match=r"one array.*Texts"):
+    with pytest.raises(ValueError, match=r"one array.*texts"):
         queries.private_mean(KEY, {"cut": frame["cut"]}, lower=0, upper=1, epsilon=1)
     with pytest.raises(TypeError, match="fill in what is missing"):
         grouped(frame.assign(price=frame["price"].astype("Int64")))

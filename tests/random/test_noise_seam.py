@@ -119,7 +119,9 @@ def test_values_are_clamped_to_a_public_bound(x):
     bound = np.float32(largest_value(jnp.float32, calibration(1e-20), LAPLACE))
     assert 1e3 < bound < 1e4
     expected = 0.0 if np.isnan(x) else np.clip(np.float32(x), -bound, bound)
-    assert float(clamped(jnp.asarray(x, "float32"), bound)) == expected
+    # XLA may flush what is below the least normal number.
+    found = float(clamped(jnp.asarray(x, "float32"), bound))
+    assert found == expected or (found == 0 and abs(expected) < np.finfo(np.float32).tiny)
     assert release(0, np.float32(x), 1e-20) == release(0, expected, 1e-20)
 
 
