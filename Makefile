@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tools demo notebooks test test-slow test-times test-mutants bench bench-table docs lint package clean
+.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants bench bench-table docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -36,7 +36,13 @@ test: .venv/test
 
 test-slow: export XLA_FLAGS ?= $(QUICKLY)
 test-slow: .venv/test .venv/frameworks
-	$(BIN)/python -m pytest -m slow -n auto --dist worksteal --ignore=tests/mutation
+	$(BIN)/python -m pytest -m slow -n auto --dist worksteal --ignore=tests/mutation $(TESTS)
+
+# The slow tests that fit into CI: those that are not slow by much, every mechanism, every example.
+test-long: export XLA_FLAGS ?= $(QUICKLY)
+test-long: .venv/test
+	$(BIN)/python -m pytest -m long -n auto --dist worksteal
+	$(BIN)/python -m pytest -m "slow and not long" -n auto --dist worksteal tests/mechanisms/test_conformance.py tests/test_public_api.py
 
 # Which of the fast tests take long; they become slow ones.
 test-times: export XLA_FLAGS ?= $(QUICKLY)

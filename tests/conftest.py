@@ -35,11 +35,12 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks tests that take long as slow, before the marks are looked at."""
+    """Marks tests that take long, before the marks are looked at."""
     known = long_tests()
     for item in items:
         if item.nodeid in known:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish():

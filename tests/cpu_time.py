@@ -1,6 +1,6 @@
 """Which tests take long: `make test-times` measures them, and renews `long_tests.txt`.
 
-`conftest.py` marks the tests of that file as slow, so `make test` leaves them to `make test-slow`.
+`conftest.py` marks the tests of that file as slow, so `make test` leaves them to `make test-long`.
 Tests that must fail on a mutant are never in it: they are to fail in the fast set.
 """
 
