@@ -106,7 +106,7 @@ class SeveralSelections(SelectionMechanism):
     def _accuracy(self, value: Value) -> Accuracy:
         scale, step = self.effective_scale(like=value), self.grid_for(like=value)
         facts = {"scale": float(scale), "step": float(step), "whole": not is_float(value)}
-        return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[1]})
+        return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[-1]})
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
