@@ -114,3 +114,8 @@ def refuse_traced(used: PyTree) -> None:
 def open_ledgers() -> tuple["OpenLedger", ...]:
     """The ledgers of the blocks of `with` around here, outermost first."""
     return _OPEN.get()
+
+
+def untold_programs() -> contextlib.AbstractContextManager[None]:
+    """For code that tells no ledger: it shares its programs with what ran while none was open."""
+    return _TELLING(False)

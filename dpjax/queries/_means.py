@@ -13,7 +13,7 @@ from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._groups import By
 from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
-from dpjax.queries._query import Query, rounded_estimate
+from dpjax.queries._query import Query, compiled, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
 
@@ -90,9 +90,8 @@ def private_mean(
     shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
 
     def average(query: Query, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
-        weight, *sums = rounded_estimate(query, value)
-        count = jnp.maximum(weight, query.unit) / half if n is None else n
-        return jnp.clip(middle + jnp.stack(sums) / count, low, high).reshape(shape)
+        totals = rounded_estimate(query, value)
+        return _average(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
 
     return released(
         key,
@@ -104,6 +103,16 @@ def private_mean(
         kind="mean",
         facts={"lower": low, "upper": high},
     )
+
+
+@compiled
+def _average(
+    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
+) -> jax.Array:
+    """Averages from a noisy count, times half of the interval, and sums around its middle."""
+    middle, half, low, high = interval
+    count = jnp.maximum(totals[0], unit) / half if n is None else n
+    return jnp.clip(middle + totals[1:] / count, low, high)
 
 
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:

@@ -115,5 +115,10 @@ def compiled(function: Callable[_P, T], *, static: str | None = None) -> Callabl
 
 def rounded_estimate(query: Query, value: jax.Array) -> jax.Array:
     """Like `Query.estimate`, but jit-able: in JAX's default float, which may round it."""
-    floats = value.astype(jnp.result_type(float)) * query.unit
+    return _in_units_of(query.unit, value)
+
+
+@compiled
+def _in_units_of(unit: float, value: jax.Array) -> jax.Array:
+    floats = value.astype(jnp.result_type(float)) * unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)

@@ -17,7 +17,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
-from dpjax.queries._query import Query, rounded_estimate
+from dpjax.queries._query import Query, compiled, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
@@ -159,6 +159,7 @@ def moments_of(
     return averages(rounded_estimate(query, triangle), n, scale * query.unit, weight=weight)
 
 
+@compiled
 def averages(
     triangle: jax.Array, n: jax.Array | None, noise: Scalar, *, weight: float = 1.0
 ) -> Moments:

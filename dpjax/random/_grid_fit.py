@@ -16,6 +16,7 @@ docs/proofs/exact-noise.md has the proofs.
 """
 
 import dataclasses
+import functools
 import math
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -26,6 +27,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from dpjax._core._checks import is_traced
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
@@ -104,6 +106,11 @@ class Calibration:
             dtype: of the values.
             exponent: of a given grid, for several noises on one grid; None finds one.
         """
+        if not any(map(is_traced, jax.tree.leaves((self, exponent)))):
+            # One program, instead of one for each of forty operations. As a float, the number of
+            # coordinates fits; `_OUTWARD` covers its rounding.
+            known = dataclasses.replace(self, coordinates=float(self.coordinates))
+            return _compiled_fit(known, lattice, np.dtype(dtype), exponent)
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
@@ -192,6 +199,13 @@ class Calibration:
         # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _compiled_fit(
+    known: Calibration, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None
+) -> GridFit:
+    return known.fit(lattice, dtype, exponent)
 
 
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:

@@ -14,6 +14,7 @@ from dpjax._core._open_ledgers import (
     Request,
     open_ledgers,
     refuse_traced,
+    untold_programs,
 )
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, Release
@@ -76,8 +77,8 @@ def pay_and_draw(
     for one in sorted(ledgers, key=lambda one: one is account):
         one.record(key, guarantee, what, asked, drawing)
 
-    # Compute and draw. A NaN in a private value is not an error to stop at.
-    with jax.debug_nans(False), jax.debug_infs(False):
+    # Compute and draw, which tells no ledger. A NaN in a private value is no error to stop at.
+    with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         release = Release(draw(), guarantee)
 
     # Keep, and return. If two processes drew for one request, the first release counts.
