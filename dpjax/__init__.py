@@ -38,6 +38,7 @@ from dpjax.mechanisms._randomized_response import randomized_response as randomi
 from dpjax.mechanisms._randomized_response import two_coins as two_coins
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
 from dpjax.mechanisms._smooth_quantile import smooth_quantile as smooth_quantile
+from dpjax.mechanisms._subset_envelope import subset_envelope as subset_envelope
 from dpjax.mechanisms._unary_encoding import unary_encoding as unary_encoding
 from dpjax.release._privatize import privatize as privatize
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity

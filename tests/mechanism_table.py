@@ -129,6 +129,12 @@ TABLE = {
         lambda e: dpjax.propose_test_release(e, 1e-2, bound=0.05, lower=0.0, upper=1.0),
         RECORDS,
     ),
+    "subset envelope": (
+        lambda e: dpjax.subset_envelope(
+            jnp.mean, e, lower=0.0, upper=1.0, blocks=6, size=2, groups=2, candidates=16
+        ),
+        RECORDS | FEW,
+    ),
     "one's own": (own, {"value": jnp.zeros(3), "neighbor": jnp.asarray([1.0, -1.0, 1.0])}),
 }
 

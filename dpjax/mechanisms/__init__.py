@@ -13,4 +13,6 @@ from dpjax.mechanisms._selection import SelectionMechanism as SelectionMechanism
 from dpjax.mechanisms._selection import SelectionRule as SelectionRule
 from dpjax.mechanisms._shaped_gaussian import ShapedGaussianMechanism as ShapedGaussianMechanism
 from dpjax.mechanisms._smooth_quantile import SmoothQuantile as SmoothQuantile
+from dpjax.mechanisms._subset_envelope import Candidate as Candidate
+from dpjax.mechanisms._subset_envelope import SubsetEnvelope as SubsetEnvelope
 from dpjax.mechanisms._unary_encoding import UnaryEncoding as UnaryEncoding

@@ -1,0 +1,304 @@
+"""The subset envelope: a number that any program computes, private in the worst case.
+
+docs/proofs/subset-envelope.md has the proofs.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._core._values import Norm, Scalar, Sensitivity, Target
+from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import equations
+from dpjax.mechanisms._block_losses import BlockDesign, doubled_scores
+from dpjax.mechanisms._exponential import exponential
+from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._quantile_mechanism import check_bounds
+from dpjax.mechanisms._selection import SelectionMechanism
+
+# A group of 20 blocks takes tables of 2^20 numbers.
+_MOST_IN_A_GROUP = 20
+_MOST_EVALUATIONS = 10**6
+_MOST_CANDIDATES = 2**20
+# Covers the float32 roundings of the odds.
+_OUTWARD = 1 + 2.0**-12
+
+
+@frozen_pytree
+class Candidate:
+    """The chosen one of the candidates, intervals of one length; made by a `SubsetEnvelope`.
+
+    Attributes:
+        index: from 0, int32; -1 if a traced parameter was bad.
+        value: the middle of the interval.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    index: jax.Array
+    value: jax.Array
+
+    def __repr__(self) -> str:
+        return f"Candidate(index={self.index}, value={self.value})"
+
+
+@frozen_pytree
+class SubsetEnvelope(SensitivityMechanism):
+    """Evaluates a program on subsets of the records; made by `subset_envelope`.
+
+    Attributes:
+        sensitivity: one record changes, norm "hamming".
+        epsilon: of the guarantee.
+        target: the program.
+        design: the blocks and their subsets.
+        lower: the left end of the first candidate.
+        upper: the right end of the last candidate.
+        candidates: the number of candidates.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar = up()
+    target: Target = static()
+    design: BlockDesign = static()
+    lower: float = static()
+    upper: float = static()
+    candidates: int = static()
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity: the number of records that differ."""
+        return "hamming"
+
+    @property
+    def selection(self) -> SelectionMechanism:
+        """Selects a candidate by twice its score, which one record moves by at most 2."""
+        return exponential(2.0, self.epsilon)
+
+    @property
+    def zcdp(self) -> tuple[float, float]:
+        """epsilon^2 / 8 and 0: that of the selection, whose range is bounded."""
+        return self.selection.zcdp
+
+    @property
+    def outside(self) -> Scalar:
+        """A bound on the probability that no result lies in the candidate, or on both sides of it.
+
+        It is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the blocks that
+        hit every subset. A program with the same result on all subsets attains it. If results
+        spread over k candidates in the middle, the probability is about k times smaller.
+        """
+        scores = jax.ShapeDtypeStruct((self.candidates,), jnp.int32)
+        scale = self.selection.effective_scale(like=scores)
+        numpy = jnp if _checks.is_traced(scale) else np
+        odds = (self.candidates - 1) * numpy.exp(-self.design.most_losses / scale) * _OUTWARD
+        bound = odds / (1 + odds)
+        return bound if _checks.is_traced(scale) else float(bound)
+
+    def _middles(self, dtype: np.dtype) -> jax.Array:
+        ends = np.linspace(self.lower, self.upper, self.candidates + 1)
+        return jnp.asarray((ends[1:] + ends[:-1]) / 2, dtype)
+
+    def _program(self, value: Value) -> Program:
+        """The target as a program of the records of one subset."""
+        blocks, size = self.design.blocks, self.design.size
+
+        def subset(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+            records = leaf.shape[0] // blocks * size
+            return jax.ShapeDtypeStruct((records, *leaf.shape[1:]), leaf.dtype)
+
+        return Program.trace("target", self.target, jax.tree.map(subset, value))
+
+    def _scores(self, value: Value) -> tuple[jax.Array, np.dtype]:
+        """Twice the score of every candidate, and the dtype of releases."""
+        program = self._program(value)
+        (leaf,) = program.outputs.leaves
+        dtype = compute_dtype(leaf.dtype)
+
+        def one(records: Database) -> jax.Array:
+            (found,) = jax.tree.leaves(program(records))
+            return found.astype(dtype)
+
+        results = self.design.evaluate(one, value, program.largest_array())
+        # Any fixed number will do: the program with NaN replaced is another program.
+        results = jnp.where(jnp.isnan(results), -jnp.inf, results)
+        inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
+        thresholds = self.design.thresholds(results)
+        return doubled_scores(thresholds, jnp.asarray(inner, dtype)), dtype
+
+    def _check_value(self, value: Value) -> None:
+        sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(value)}
+        if len(sizes) != 1 or () in sizes:
+            raise ValueError(
+                "value must be arrays with a common leading axis of n records, got"
+                f" {_checks.described(value)}"
+            )
+        ((n,),) = sizes
+        if n < self.design.blocks:
+            raise ValueError(
+                f"value must have at least as many records as blocks={self.design.blocks}, got {n}"
+            )
+        program = self._program(value)
+        if not program.is_concrete:
+            raise TypeError(
+                "target closes over a traced value: make the mechanism outside of jit and vmap"
+            )
+        if [leaf.shape for leaf in program.outputs.leaves] != [()]:
+            raise ValueError(f"target must return one number, got {program.outputs}")
+        if any(map(has_users_rule, equations(program.jaxpr.jaxpr))):
+            raise ValueError(
+                "target must have no rule of its own for vmap, which could mix the records of"
+                " several subsets: leave out jax.custom_batching.custom_vmap"
+            )
+        selection = self.selection
+        selection._check_value(jax.ShapeDtypeStruct((self.candidates,), jnp.int32))
+
+    def _draw(self, key: Key, value: Value) -> Candidate:
+        scores, dtype = self._scores(value)
+        index = self.selection._draw(key, scores)
+        middle = self._middles(dtype)[jnp.maximum(index, 0)]
+        return Candidate(index, jnp.where(index < 0, jnp.nan, middle))
+
+    def clamped(self, value: Value) -> Value:
+        """The records as they are: the program sees all of them.
+
+        Args:
+            value: a pytree of arrays of records.
+
+        Returns:
+            The same arrays.
+        """
+        return _checks.real_arrays("value", value)
+
+    def scores(self, value: Value) -> jax.Array:
+        """Minus the distance of every candidate from the middle of the losses, 0 for the best.
+
+        They are as private as the records. Run it on public or drawn records, to see what a release
+        would choose.
+
+        Args:
+            value: a pytree of arrays of records.
+
+        Returns:
+            Floats of shape (candidates,): multiples of 1/2.
+        """
+        value = _checks.real_arrays("value", value)
+        self._check_value(value)
+        return _compiled_scores(self, value)
+
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
+        value = _checks.real_arrays("value", value)
+        self._check_value(value)
+        scores, dtype = self._scores(value)
+        found = self.selection.log_prob(output.index, scores)
+        middle = self._middles(dtype)[jnp.clip(output.index, 0, self.candidates - 1)]
+        return jnp.where(output.value == middle, found, -jnp.inf)
+
+    def grids(self, value: Value) -> PyTree:
+        """The length of a candidate; `value` does not matter."""
+        del value
+        width = (self.upper - self.lower) / self.candidates
+        return Candidate(jnp.float32(1), jnp.float32(width))
+
+
+def subset_envelope(
+    target: Target,
+    epsilon: Scalar,
+    *,
+    lower: float,
+    upper: float,
+    blocks: int = 38,
+    size: int = 6,
+    groups: int = 3,
+    candidates: int = 1024,
+) -> SubsetEnvelope:
+    """A number that any program computes, without a sensitivity, an oracle or a model of the data.
+
+    Cuts the records into blocks, and the blocks into groups. The program runs on the records of
+    every `size` blocks of a group. The loss of y is the least number of blocks that hits every
+    subset with a result above y; losses of groups add up. The release is a candidate whose losses
+    are close to T / 2, where T hits all subsets. With size=1 this is sample-and-aggregate with a
+    median. Larger subsets hold more records, so that their results are closer to that of all.
+
+    Args:
+        target: takes a pytree of arrays with leading axis n to one number. It runs on n // blocks *
+            size records.
+        epsilon: finite, above 0.
+        lower: the left end of the candidates; public. Results below it count as in the first one.
+        upper: the right end, public.
+        blocks: the number of blocks, at most n. Record i is in block i modulo blocks, and the last
+            n % blocks records are not used.
+        size: the number of blocks in a subset.
+        groups: each has at least `size` blocks, and at most 20. If size is 1, they do not matter.
+        candidates: the number of intervals between the bounds, all of one length.
+
+    Returns:
+        A `SubsetEnvelope`: `mechanism(key, database)` takes a pytree of arrays with leading axis n,
+        and releases a `Candidate`. Subsets are evaluated in large batches. `mechanism.outside`
+        bounds the probability of a release outside of all results. Look at it first: with T = 23 at
+        epsilon 1 and 1,024 candidates it is .77, and with 64 candidates .17.
+
+    Raises:
+        TypeError: if target is not a function, or a parameter not a number; at a release, if the
+            target closes over a traced value.
+        ValueError: if a number is out of range, or there are more than 10^6 subsets; at a release,
+            if there are too few records, or the target does not return one number.
+
+    Formal guarantees:
+        epsilon-DP when one record is replaced, for any target, by the proof in
+        docs/proofs/subset-envelope.md, and epsilon^2 / 8-zCDP. This holds for the integers that are
+        drawn. A replaced record moves every score by at most 1. Blocks and subsets depend on n
+        alone, and a result on the records of its subset alone. NaN counts as below `lower`.
+
+        The time of the target is not protected. One that loops until it converges, or runs on the
+        host, may show its records by its time.
+
+    Source:
+        Fang, Dong and Yi, "Shifted inverse" (2022), by blocks and with subsets of one size; Steinke
+        (2023) on differentialprivacy.org; Nissim, Raskhodnikova and Smith (2007) for
+        sample-and-aggregate. Steinke and Steinke (2025) trade data against evaluations, and Linder
+        et al. (2025) query subsets of records.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> private_spread = dpjax.subset_envelope(
+        ...     jnp.std, 2.0, lower=0.0, upper=1.0, candidates=64
+        ... )
+        >>> release = private_spread(dpjax.random.seeded_key(0), jnp.linspace(0, 1, 3800))
+        >>> release.guarantee
+        (epsilon=2, delta=0)-DP, seeded key
+    """
+    _checks.function("target", target)
+    sensitivity, epsilon = begin("hamming", 1.0, epsilon)
+    low, high = check_bounds(lower, upper)
+    blocks = _checks.integer("blocks", blocks, least=1)
+    size = _checks.integer("size", size, least=1, most=blocks)
+    groups = _checks.integer("groups", groups, least=1, most=blocks)
+    candidates = _checks.integer("candidates", candidates, least=2, most=_MOST_CANDIDATES)
+    design = BlockDesign(blocks, size, groups)
+    lengths = design.lengths
+    if min(lengths) < size or (size > 1 and max(lengths) > _MOST_IN_A_GROUP):
+        raise ValueError(
+            f"each group must have from size={size} to {_MOST_IN_A_GROUP} blocks, got"
+            f" {min(lengths)} to {max(lengths)}: choose other blocks or groups"
+        )
+    if design.evaluations > _MOST_EVALUATIONS:
+        raise ValueError(
+            f"there may be at most {_MOST_EVALUATIONS:,} subsets, got {design.evaluations:,}:"
+            " choose more groups or another size"
+        )
+    return SubsetEnvelope(sensitivity, epsilon, target, design, low, high, candidates)
+
+
+@jax.jit
+def _compiled_scores(mechanism: SubsetEnvelope, value: Value) -> jax.Array:
+    return mechanism._scores(value)[0] / 2
