@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key, refuse_traced
 from dpjax._core._saved import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
-from dpjax._exact._numerics import round_up
 from dpjax._files._durable import database_file
-from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal, decimals
+from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimals
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger_report import LedgerReport
 from dpjax.accounting._parallel import Parts
+from dpjax.accounting._prices import as_decimals, as_float, cost_of, units
 from dpjax.accounting._share import Pool, Share
 from dpjax.random._facade import check_key
-
-_MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
 
 
 class Ledger(Account):
@@ -95,8 +92,8 @@ class Ledger(Account):
         """
         _check_text("version", version)
         budget = (
-            _units("epsilon", epsilon, EPSILON_DIGITS, math.floor),
-            _units("delta", delta, DELTA_DIGITS, math.floor),
+            units("epsilon", epsilon, EPSILON_DIGITS, math.floor),
+            units("delta", delta, DELTA_DIGITS, math.floor),
         )
         if budget[0] <= 0:
             raise ValueError(f"epsilon must be at least 10^-{EPSILON_DIGITS}, got {epsilon}")
@@ -110,14 +107,14 @@ class Ledger(Account):
     @property
     def budget(self) -> tuple[Decimal, Decimal]:
         """The budget of epsilon and delta."""
-        return _as_decimals(*self._file.chain.budget)
+        return as_decimals(*self._file.chain.budget)
 
     @property
     def remaining(self) -> tuple[Decimal, Decimal]:
         """The epsilon and delta that are left."""
         self._file.update()
         (epsilon, delta), spent = self._file.chain.budget, self._file.chain.spent
-        return _as_decimals(epsilon - spent[0], delta - spent[1])
+        return as_decimals(epsilon - spent[0], delta - spent[1])
 
     @property
     def spent(self) -> Guarantee:
@@ -125,7 +122,7 @@ class Ledger(Account):
         self._file.update()
         guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.chain.debits()]
         together = compose(*guarantees) if guarantees else Guarantee(0.0)
-        epsilon, delta = map(_as_float, self._file.chain.spent, (EPSILON_DIGITS, DELTA_DIGITS))
+        epsilon, delta = map(as_float, self._file.chain.spent, (EPSILON_DIGITS, DELTA_DIGITS))
         return dataclasses.replace(together, epsilon=epsilon, delta=min(1.0, delta))
 
     def history(self) -> list[dict[str, object]]:
@@ -145,7 +142,7 @@ class Ledger(Account):
             cost = int(body["epsilon"]), int(body["delta"])
             spent = spent[0] + cost[0], spent[1] + cost[1]
             guarantee = _decoded(body["guarantee"])
-            (epsilon, delta), (all_epsilon, all_delta) = _as_decimals(*cost), _as_decimals(*spent)
+            (epsilon, delta), (all_epsilon, all_delta) = as_decimals(*cost), as_decimals(*spent)
             rows.append(
                 {
                     "time": body["time"],
@@ -218,9 +215,9 @@ class Ledger(Account):
         def pay(
             promised: Guarantee, key: str, what: str, request: Request | None, due: tuple[int, int]
         ) -> None:
-            self._debit(promised, key, what, request, _as_decimals(*due))
+            self._debit(promised, key, what, request, as_decimals(*due))
 
-        return Parts(self, column, NeighboringRelation(relation), _cost, pay)
+        return Parts(self, column, NeighboringRelation(relation), cost_of, pay)
 
     def share(self, fraction: float | str | Decimal) -> Share:
         """A part of the whole budget, for releases that are accounted together.
@@ -240,9 +237,7 @@ class Ledger(Account):
             TypeError: if the fraction is no number.
             ValueError: if the fraction is out of range.
         """
-        part = Fraction(
-            _units("fraction", fraction, EPSILON_DIGITS, math.floor), 10**EPSILON_DIGITS
-        )
+        part = Fraction(units("fraction", fraction, EPSILON_DIGITS, math.floor), 10**EPSILON_DIGITS)
         if not 0 < part <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction}")
         return self._shares(self._file.chain.budget, part, 1)[0]
@@ -280,7 +275,7 @@ class Ledger(Account):
                 f"too little is left to share: {decimals((epsilon, delta))} of"
                 f" {decimals(self._file.chain.budget)}"
             )
-        pool = Pool(self._debit, *_as_decimals(epsilon, delta))
+        pool = Pool(self._debit, *as_decimals(epsilon, delta))
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
@@ -314,11 +309,11 @@ class Ledger(Account):
         """Writes a debit to the file: of the guarantee, or of another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised = compose(guarantee)
-        cost = _cost(promised)
+        cost = cost_of(promised)
         if price is not None:
             cost = (
-                _units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
-                _units("delta", price[1], DELTA_DIGITS, math.ceil),
+                units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
+                units("delta", price[1], DELTA_DIGITS, math.ceil),
             )
         self._file.debit(
             cost,
@@ -366,16 +361,6 @@ class Ledger(Account):
         return f"Ledger({str(self.path)!r}: spent {spent}, of {budget})"
 
 
-def _cost(promised: Guarantee) -> tuple[int, int]:
-    """The price of a release, in units."""
-    if not (math.isfinite(promised.epsilon) and promised.delta < 1):
-        raise BudgetExceededError(f"no budget pays for a release with {promised}")
-    return (
-        _units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
-        _units("delta", promised.delta, DELTA_DIGITS, math.ceil),
-    )
-
-
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {_checks.shown(value)}")
@@ -386,29 +371,3 @@ def _decoded(stored: dict[str, Any]) -> Guarantee:
         return guarantee_from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
-
-
-def _units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
-    """A number as a multiple of 10^-digits; a float counts as the decimal that it prints."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        raise TypeError(
-            f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"
-        )
-    try:
-        exact = Decimal(str(float(value)) if isinstance(value, float) else value)
-    except InvalidOperation as error:
-        raise ValueError(f"{name} must be a number, got {_checks.shown(value)}") from error
-    if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
-        raise ValueError(f"{name} must be a finite number in the range of floats, got {value}")
-    return rounded(Fraction(exact) * 10**digits)
-
-
-def _as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
-    return Decimal(decimal(epsilon, EPSILON_DIGITS)), Decimal(decimal(delta, DELTA_DIGITS))
-
-
-def _as_float(units: int, digits: int) -> float:
-    """The float64 that prints as the decimal, or the least float64 above it."""
-    exact = Fraction(units, 10**digits)
-    nearest = float(exact)
-    return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)

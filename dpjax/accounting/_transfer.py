@@ -118,7 +118,9 @@ def _by_chi2(gamma: float, c: float, records: int) -> float:
     # falls as gamma grows, near 1, it is above 1.
     exponent = _up(records * _up(math.log1p(c)))
     distance = _up(math.expm1(exponent)) if exponent < 700 else math.inf
-    moved = _up(math.sqrt(_up(distance * _up(gamma * (1 - gamma))))) if 0 < gamma < 1 else 0.0
+    # Roots first: a product of two tiny numbers would be rounded to 0.
+    spread = _up(math.sqrt(gamma) * math.sqrt(1 - gamma))
+    moved = _up(math.sqrt(distance) * spread)
     return min(1.0, sum_up((gamma, moved)))
 
 

@@ -26,6 +26,8 @@ from dpjax.sensitivity._analytic import analytic_sensitivity
 
 # Covers the tables of the noise, and scales that are known in float32.
 _OUTWARD = 1 + 2.0**-18
+# Noisy counts are int32, and saturate at its end.
+_LARGEST_COUNT = 2**31 - 2
 
 
 def group_keys(
@@ -92,11 +94,16 @@ def group_keys(
     at_most = _checks.integer("at_most", at_most, least=1)
     entries, words, known = _entries(column)
     slots = _slots(len(words), capacity, relation)
-    reach = min(at_most, words.shape[1]) * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
+    at_most = min(at_most, words.shape[1])
+    reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
     mechanism = laplace(analytic_sensitivity(reach, norm="l1", relation=relation), epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     jax.eval_shape(mechanism.unpaid_draw, key, size)  # Refuses before anything is paid.
+    if delta / reach == 0:
+        raise ValueError(f"delta must be a float after division by {reach}, got {delta}")
     threshold = _threshold(mechanism, size, delta / reach)
+    if threshold > _LARGEST_COUNT:
+        raise ValueError(f"epsilon={epsilon} is too small: the threshold would be {threshold}")
     empty = ((0, slots - len(words)), (0, 0))
     padded = jnp.pad(jnp.asarray(words), (*empty, (0, 0)))
     taken = jnp.pad(jnp.asarray(known), empty)

@@ -169,8 +169,11 @@ def _picked(records: Database, column: str | int) -> PyTree:
     """One column of a table, a tuple or an array of shape (n, d)."""
     try:
         if isinstance(records, jax.Array):
-            records = dict(enumerate(records.T))
-        return records[column]  # pyright: ignore  # A column that is not there is refused below.
+            # The transpose of another array would take some axis for that of the records.
+            found = dict(enumerate(records.T if records.ndim == 2 else ()))
+        else:
+            found = records if isinstance(records, Mapping) else dict(enumerate(records))
+        return found[column]  # pyright: ignore  # A column that is not there is refused below.
     except (KeyError, IndexError, TypeError) as error:
         raise ValueError(
             f"database must have a column {column!r}, got {_checks.described(records)}"

@@ -144,3 +144,9 @@ def test_one_bound_is_given(bounds):
         transfer(A, n=5, **bounds)
     with pytest.raises(ValueError, match="ratio must be at least 1"):
         transfer(A, n=5, ratio=0.9)
+
+
+def test_tiny_numbers_are_not_rounded_to_none():
+    """sqrt(c N gamma) is as large as gamma here, though c gamma is below every float."""
+    tiny = Guarantee(1.0, gamma=1e-200, confidence=0.9)
+    assert transfer(tiny, chi2=1e-201, n=9).gamma >= 2e-200

@@ -493,3 +493,19 @@ def test_a_ledger_pays_once_for_the_medians_of_all_groups(tmp_path):
         found = one_by_one(dpjax.random.secure_key(), part)
         assert scores.numbers(found.value).tolist() == [truth]
     assert ledger.spent.epsilon == 1.75
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 3, 2), (3, 1, 3)], ids=str)
+def test_only_a_table_has_columns(shape):
+    """A column of another array would have another axis than that of the records.
+
+    Then one record would be in all slots. A negative index is none either: it would pick a column,
+    and leave it among the records.
+    """
+    records, keys = np.ones(shape), [0, 1]
+    with pytest.raises(ValueError, match="database must have a column 0"):
+        queries.parts(records, column=lambda x: (x.ravel()[0] > 1).astype(int), keys=keys, of=0)
+    codes = np.array([0, 1, 1])
+    for database in ((np.ones(3), codes), np.stack([codes, codes], axis=1)):
+        with pytest.raises(ValueError, match="database must have a column -1"):
+            queries.parts(database, column=-1, keys=keys)

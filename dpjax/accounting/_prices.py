@@ -1,0 +1,50 @@
+"""Prices of releases, in the units of a ledger."""
+
+import math
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from dpjax._core import _checks
+from dpjax._core._values import Guarantee
+from dpjax._exact._numerics import round_up
+from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimal
+from dpjax._files._ledger_errors import BudgetExceededError
+
+_MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
+
+
+def cost_of(promised: Guarantee) -> tuple[int, int]:
+    """The price of a release, in units."""
+    if not (math.isfinite(promised.epsilon) and promised.delta < 1):
+        raise BudgetExceededError(f"no budget pays for a release with {promised}")
+    return (
+        units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
+        units("delta", promised.delta, DELTA_DIGITS, math.ceil),
+    )
+
+
+def units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
+    """A number as a multiple of 10^-digits; a float counts as the decimal that it prints."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        raise TypeError(
+            f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"
+        )
+    try:
+        exact = Decimal(str(float(value)) if isinstance(value, float) else value)
+    except InvalidOperation as error:
+        raise ValueError(f"{name} must be a number, got {_checks.shown(value)}") from error
+    if not exact.is_finite() or abs(exact.adjusted()) > _MOST_DIGITS:
+        raise ValueError(f"{name} must be a finite number in the range of floats, got {value}")
+    return rounded(Fraction(exact) * 10**digits)
+
+
+def as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
+    return Decimal(decimal(epsilon, EPSILON_DIGITS)), Decimal(decimal(delta, DELTA_DIGITS))
+
+
+def as_float(units: int, digits: int) -> float:
+    """The float64 that prints as the decimal, or the least float64 above it."""
+    exact = Fraction(units, 10**digits)
+    nearest = float(exact)
+    return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)
