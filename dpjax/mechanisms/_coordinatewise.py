@@ -4,10 +4,12 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._pair_loss import LossFamily, PairLoss
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._exact import _limbs
 from dpjax.mechanisms._lattice_mechanism import (
@@ -19,6 +21,8 @@ from dpjax.mechanisms._lattice_mechanism import (
 from dpjax.mechanisms._mechanism import sum_over_leaves
 from dpjax.mechanisms._noise_intervals import around_noise, noise_quantile
 from dpjax.random._facade import (
+    GAUSSIAN,
+    LAPLACE,
     Lattice,
     Noise,
     add_noise,
@@ -28,7 +32,7 @@ from dpjax.random._facade import (
     shares_programs,
     usable_scale,
 )
-from dpjax.sensitivity._norms import is_float
+from dpjax.sensitivity._norms import NORMS, is_float
 
 # An interval narrower than this, in scales, has the density times the width for a probability.
 _NARROW = 2.0**-12
@@ -176,6 +180,36 @@ class CoordinatewiseMechanism(LatticeMechanism):
             return whole(noise + 0.5)  # Of an integer by which integers differ.
 
         return jax.tree.map(bound, arrays)
+
+    def pair_loss(self, value: Value) -> PairLoss:
+        families: dict[Noise, LossFamily] = {LAPLACE: "laplace", GAUSSIAN: "gaussian"}
+        family = families.get(self.noise)
+        if family is None or self._lattice is None or self.sensitivity.zero_allowed:
+            return super().pair_loss(value)
+        norm = NORMS["l1" if family == "laplace" else "l2"]
+        scales = [float(x) for x in jax.tree.leaves(self.effective_scale(like=value))]
+        arrays = jax.tree.leaves(jax.eval_shape(self._before_noise, value))
+        # A step of the grid in every coordinate, in units of the noise.
+        moved = [
+            np.full(leaf.size, float(step) / scale if is_float(leaf) else 0.0)
+            for leaf, step, scale in zip(
+                arrays, jax.tree.leaves(self.grid_for(like=value)), scales, strict=True
+            )
+        ]
+        order = 1 if family == "laplace" else 2
+        certificate, coordinates = self._lattice.certificate, sum(leaf.size for leaf in arrays)
+        moves = type(self)._before_noise is not LatticeMechanism._before_noise
+        return PairLoss(
+            family,
+            lambda difference: norm(
+                [x / scale for x, scale in zip(jax.tree.leaves(difference), scales, strict=True)]
+            ),
+            float(self.epsilon if order == 1 else self.sensitivity.value / scales[0]),
+            float(np.linalg.norm(np.concatenate(moved), order)),
+            coordinates * certificate.loss,
+            coordinates * certificate.delta,
+            self._before_noise if moves else None,
+        )
 
     def _accuracy(self, value: Value) -> Accuracy:
         if type(self)._after_noise is not CoordinatewiseMechanism._after_noise:

@@ -13,6 +13,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._open_ledgers import Drawing
+from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
@@ -108,6 +109,25 @@ class SensitivityMechanism(abc.ABC):
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0
         return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
+
+    def pair_loss(self, value: Value) -> PairLoss:
+        """How much a release loses on one pair of databases, for `dpjax.privacy_profile`.
+
+        Args:
+            value: a pytree of arrays or `jax.ShapeDtypeStruct`s, like the target's value.
+
+        Returns:
+            A `PairLoss`.
+
+        Raises:
+            TypeError: if the loss is not known, or the noise is in floats.
+        """
+        del value
+        raise TypeError(
+            f"what a {type(self).__name__} loses on one pair is not known: it is known for exact"
+            " Laplace and Gaussian noise, `exponential` and `permute_and_flip`, with a public scale"
+            " above 0"
+        )
 
     def _compiles_in_pieces(self, value: Value) -> bool:
         """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
@@ -135,6 +136,23 @@ class SelectionMechanism(LatticeMechanism):
         """
         scores, calibration = self._asked(shape, like, dtype)
         return 0.0, as_number(self._largest_gap(scores, calibration))
+
+    def pair_loss(self, value: Value) -> PairLoss:
+        lattice = self._lattice
+        if lattice is None or self.sensitivity.zero_allowed or type(self) is not SelectionMechanism:
+            return super().pair_loss(value)
+        ((scores, calibration), scale) = self._asked(None, value), self.effective_scale(like=value)
+        step = float(self.grid_for(like=value)) if is_float(scores) else 0.0
+        return PairLoss(
+            "range" if self.rule.bounded_range else "pure",
+            # Adding one number to all scores changes nothing: the range of the difference counts.
+            lambda moved: (jnp.max(moved[0]) + jnp.max(moved[1])) / float(scale),
+            float(self.epsilon),
+            2 * step / float(scale),
+            float(calibration.coordinates) * lattice.certificate.loss,
+            0.0,
+            lambda scores: (scores, -scores if is_float(scores) else ~scores),
+        )
 
     def _largest_gap(self, scores: ArrayOrShape, calibration: Calibration) -> jax.Array:
         dtype = compute_dtype(scores.dtype)

@@ -5,6 +5,7 @@ from dpjax.plotting._ledger_history import ledger_history as ledger_history
 from dpjax.plotting._noise import noise as noise
 from dpjax.plotting._operating_points import least_pairs as least_pairs
 from dpjax.plotting._operating_points import overestimate as overestimate
+from dpjax.plotting._privacy_profile import privacy_profile as privacy_profile
 from dpjax.plotting._recovered_fraction import recovered_fraction as recovered_fraction
 from dpjax.plotting._regret_bounds import regret_bounds as regret_bounds
 from dpjax.plotting._rehearsal import rehearsal as rehearsal

@@ -20,6 +20,9 @@ POINTS = [
     for m in (100, 200)
     for confidence in (0.99, None)
 ]
+PROFILE = types.SimpleNamespace(
+    epsilon=1.0, confidence=0.99, gamma=lambda x: 0.1 * np.exp(-x), delta=lambda x: np.exp(-x)
+)
 ROC = dpjax.attacks.roc_curve(np.arange(100.0), np.arange(100) % 3 == 0)
 AUDIT = {"bounded": "epsilon", "delta": 0.0, "claimed": 1.0, "confidence": 0.95, "samples": 100}
 
@@ -47,6 +50,7 @@ PLOTS = {
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
+    "privacy_profile": lambda ax, _: plotting.privacy_profile(PROFILE, ax=ax),
     "recovered_fraction": lambda ax, _: plotting.recovered_fraction(
         [0.1, 1.0], {"a": [1.0, 0.8], "b": [0.9, 0.7]}, guarantee=LAPLACE.guarantee, ax=ax
     ),

@@ -1,0 +1,311 @@
+"""What a release is worth: all of its privacy curve, from sampled pairs."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax._core._guarantee import shown_number
+from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._types import Value
+from dpjax._core._values import (
+    Guarantee,
+    Mechanism,
+    NeighboringRelation,
+    OperatingPoint,
+    Oracle,
+    Positions,
+    SampledEvent,
+    Target,
+    describe_confidence,
+    is_mechanism,
+)
+from dpjax._exact._tail_band import TailBand
+from dpjax._tracing._fingerprints import digest
+from dpjax.accounting._hockey_sticks import PairCurve
+from dpjax.auditing._profile_pairs import Joint, sampled_stretches
+from dpjax.random._facade import sampling_key
+from dpjax.release._privatize import privatize
+from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
+
+# Where the table shows the curve, as multiples of the total epsilon.
+_MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
+# For the probes of a target, where no sensitivity was sampled.
+_GAMMA = 0.05
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PrivacyProfile:
+    """How private one or several releases are together; made by `dpjax.privacy_profile`.
+
+    Attributes:
+        epsilon: the sum of those of the mechanisms.
+        default_delta: the sum of the deltas of the mechanisms.
+        n: records of a database.
+        m: number of pairs.
+        confidence: of all that it says, together.
+        band: limits of how far pairs stretch the releases: 1 spends just epsilon.
+        curve: the divergence of a pair by its stretch.
+        identity: names the sampling.
+        notes: other facts that a reader must know.
+
+    Formal guarantees:
+        Those of `dpjax.privacy_profile`, for all epsilons at once.
+    """
+
+    epsilon: float
+    default_delta: float
+    n: int
+    m: int
+    confidence: float
+    band: TailBand
+    curve: PairCurve
+    identity: str
+    notes: tuple[str, ...] = ()
+
+    def gamma(self, epsilon: float, delta: float | None = None) -> float:
+        """At most this share of pairs is less than (epsilon, delta)-indistinguishable.
+
+        Args:
+            epsilon: 0 or above.
+            delta: from 0 to 1; by default the sum of those of the mechanisms.
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            TypeError: if an argument is not a number.
+            ValueError: if one is out of range.
+        """
+        epsilon = _checks.non_negative("epsilon", epsilon)
+        delta = self.default_delta if delta is None else _checks.non_negative("delta", delta)
+        points = self.band.points
+        covered = self.curve.is_pure(points, epsilon)
+        return self.band.least(covered | (self.curve.delta(points, np.asarray(epsilon)) <= delta))
+
+    def delta(self, epsilon: ArrayLike) -> float | np.ndarray:
+        """The pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
+
+        That is an average over pairs: the expected divergence of a pair at epsilon.
+
+        Args:
+            epsilon: a number, or an array of them, 0 or above.
+
+        Returns:
+            A number from 0 to 1, or an array of them.
+
+        Raises:
+            TypeError: if epsilon does not hold real numbers.
+            ValueError: if one is negative or not finite.
+        """
+        known = _checks.host_numbers("epsilon", epsilon).astype(np.float64)
+        if not np.all((known >= 0) & (known < math.inf)):
+            raise ValueError(f"epsilon must be finite and 0 or above, got {_checks.shown(epsilon)}")
+        found = self.band.mean(lambda x: self.curve.delta(x[:, None], known.reshape(1, -1)))
+        return found.reshape(known.shape) if known.ndim else float(found[0])
+
+    @property
+    def advantage(self) -> float:
+        """The total variation: nobody who knows the pair tells D from D' better, on average."""
+        return float(self.delta(0.0))
+
+    def guarantee(self, epsilon: float, delta: float | None = None) -> Guarantee:
+        """The guarantee of all releases together at an epsilon of your choice.
+
+        Args:
+            epsilon: finite, 0 or above.
+            delta: as for `gamma`.
+
+        Returns:
+            A `Guarantee`, with the gamma of `gamma`.
+
+        Raises:
+            TypeError: if an argument is not a number.
+            ValueError: if one is out of range.
+        """
+        gamma = self.gamma(epsilon, delta)
+        delta = self.default_delta if delta is None else delta
+        event = SampledEvent(gamma, self.confidence, self.identity)
+        return Guarantee(float(epsilon), delta, gamma, self.confidence, (event,), notes=self.notes)
+
+    def __repr__(self) -> str:
+        notes = "".join(f", {note}" for note in self.notes)
+        stated = describe_confidence(self.confidence)
+        lines = [
+            f"PrivacyProfile: n={self.n}, m={self.m}, {stated}{notes}",
+            f"{'epsilon':>10} {'gamma':>12} {'delta':>12}",
+        ]
+        for multiple in _MULTIPLES:
+            epsilon = multiple * self.epsilon
+            gamma, delta = _shown(self.gamma(epsilon)), _shown(float(self.delta(epsilon)))
+            lines.append(f"{epsilon:10.4g} {gamma:>12} {delta:>12}")
+        return "\n".join(lines)
+
+
+def privacy_profile(
+    key: jax.Array,
+    releases: tuple[Target, Mechanism] | Sequence[tuple[Target, Mechanism]],
+    oracle: Oracle,
+    *,
+    n: int,
+    m: int,
+    confidence: float = 0.99,
+) -> PrivacyProfile:
+    """How private releases about one database are, at every epsilon, from sampled pairs.
+
+    The guarantee of a sampled sensitivity has one gamma, and says nothing about pairs beyond it.
+    The profile says how private those are, too. And it adds up releases pair by pair: ten releases
+    rarely go wrong on one pair, where `dpjax.accounting.compose` adds up ten gammas.
+
+    Draws m pairs of neighboring databases. A pair of values at distance G, where the mechanism has
+    the sensitivity Delta, loses a = epsilon G / Delta. Its divergence at e is at most
+
+        Laplace, Bernstein:             1 - exp((e - a) / 2)
+        exponential:                    (1 - exp((e - a) / 2))^2 / (1 - exp(-a))
+        permute-and-flip, and mixtures: (exp(a) - exp(e)) / (1 + exp(a))
+        Gaussian, shaped Gaussian:      Phi(u / 2 - e / u) - exp(e) Phi(-u / 2 - e / u)
+
+    or 0 where that is negative, with u = G / sigma. For selections G is half the range of the
+    difference of scores. Losses of several releases add up, and the squares of u.
+
+    Args:
+        key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that
+            it draws under the same key.
+        releases: (target, mechanism), or a list of those that are published about one database.
+        oracle: as for `dpjax.sample_sensitivity`.
+        n: records of a database, at least 1.
+        m: number of pairs, at least 1.
+        confidence: probability over the pairs that all of the profile holds.
+
+    Returns:
+        A `PrivacyProfile`, with `.gamma(epsilon)`, `.delta(epsilon)`, `.advantage` and
+        `.guarantee(epsilon)`. It prints as a table; `dpjax.plotting.privacy_profile` draws it.
+
+    Raises:
+        TypeError: if an argument is of another type, or the loss of a mechanism on one pair is not
+            known: noise in floats, none at all, or of a private scale.
+        ValueError: if a size is out of range, a mechanism is for another n, or for another relation
+            than replace-one, a target is not the one that was sampled, or has what
+            `dpjax.sample_sensitivity` refuses.
+
+    Formal guarantees:
+        Replace-one neighbors, exact noise, and a database that is a draw from the oracle. Fix
+        releases, oracle, n, m and confidence without the private data, and without releases about
+        it. With probability at least `confidence` over the pairs, for all epsilons and deltas at
+        once: the joint release is (epsilon, delta, gamma(epsilon, delta))-random DP; and no event
+        of a random pair and its release gains more than delta(epsilon) when the databases of the
+        pair are swapped: P(D, D', Y in S) <= e^epsilon P(D', D, Y in S) + delta(epsilon). The
+        mass beyond the largest sample counts 1. Distances are raised by rounding, as
+        `dpjax.sample_sensitivity` does, and by grids and tables of the noise. The guarantee covers
+        all releases together: do not compose it with theirs. Where a sensitivity was sampled for
+        all positions, so is the profile, and it is averaged over positions.
+
+    Source:
+        docs/proofs/privacy-profile.md; Zhu, Dong and Wang (2022) for domination; Balle and Wang
+        (2018), Theorem 8; Dong, Durfee and Rogers (2020) for bounded range.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> def oracle(key, n):
+        ...     return jax.random.exponential(key, (n,))
+        >>> key_sample, key_profile = jax.random.split(dpjax.random.seeded_key(0))
+        >>> sensitivity = dpjax.sample_sensitivity(
+        ...     key_sample, jnp.mean, oracle, n=100, norm="l1", gamma=0.05
+        ... )
+        >>> release = jnp.mean, dpjax.laplace(sensitivity, epsilon=1.0)
+        >>> profile = dpjax.privacy_profile(key_profile, release, oracle, n=100, m=10_000)
+        >>> profile.gamma(1.0) < 0.06, profile.gamma(2.0) < 0.01, profile.delta(1.0) < 0.02
+        (True, True, True)
+    """
+    key = sampling_key(key)
+    _checks.host_only("privacy_profile", key, "a profile that was made before")
+    pairs = _as_pairs(releases)
+    n = _checks.integer("n", n, least=1)
+    m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
+    confidence = _checks.fraction("confidence", confidence)
+    joint = _joint(pairs, oracle, n)
+    gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
+    point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
+    stretches, plan = sampled_stretches(key, joint, oracle, n=n, point=point)
+    return PrivacyProfile(
+        epsilon=sum(float(x.guarantee.epsilon) for _, x in pairs),
+        default_delta=min(1.0, sum(float(x.guarantee.delta) for _, x in pairs)),
+        n=n,
+        m=m,
+        confidence=confidence,
+        band=TailBand.of(stretches, 1 - Fraction(confidence)),
+        curve=_curve(joint),
+        identity=digest(plan.identity, joint.pure, joint.deviations, "profile"),
+        notes=() if joint.positions == "last" else ("averaged over positions",),
+    )
+
+
+def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
+    one = isinstance(releases, tuple) and len(releases) == 2 and is_mechanism(releases[1])
+    listed = [releases] if one else releases
+    if not isinstance(listed, (list, tuple)) or not listed:
+        raise TypeError(
+            "releases must be (target, mechanism), or a list of such pairs, got"
+            f" {_checks.shown(releases)}"
+        )
+    for each in listed:
+        if not (isinstance(each, tuple) and len(each) == 2 and is_mechanism(each[1])):
+            raise TypeError(f"releases must hold (target, mechanism), got {_checks.shown(each)}")
+    return list(listed)
+
+
+def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
+    """What the releases lose together; refuses what the releases would refuse."""
+    _checks.function("oracle", oracle)
+    database = jax.eval_shape(lambda key: oracle(key, n), jax.random.key(0))
+    losses: list[PairLoss] = []
+    for target, mechanism in pairs:
+        privatize(target, mechanism)
+        sensitivity = mechanism.sensitivity
+        if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
+            raise TypeError("the mechanism is traced, but privacy_profile runs on the host")
+        if sensitivity.n not in (None, n):
+            raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")
+        if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
+            raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
+        losses.append(_loss_of(mechanism, jax.eval_shape(target, database)))
+    sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
+    return Joint(
+        tuple(target for target, _ in pairs),
+        tuple(losses),
+        math.fsum(loss.nominal for loss in losses if loss.family != "gaussian"),
+        math.hypot(*(loss.nominal for loss in losses if loss.family == "gaussian")),
+        "last" if sampled == {"last"} else "average",
+    )
+
+
+def _loss_of(mechanism: Any, value: Value) -> PairLoss:
+    found = getattr(mechanism, "pair_loss", None)
+    if found is None:
+        raise TypeError(f"what a {type(mechanism).__name__} loses on one pair is not known")
+    return found(value)
+
+
+def _curve(joint: Joint) -> PairCurve:
+    families: list[LossFamily] = [x.family for x in joint.losses if x.family != "gaussian"]
+    alike = set(families) == {"laplace"} or len(families) == 1
+    return PairCurve(
+        families[0] if alike else "pure",
+        joint.pure,
+        joint.deviations,
+        math.fsum(loss.loss for loss in joint.losses),
+        math.fsum(loss.missed for loss in joint.losses),
+    )
+
+
+def _shown(probability: float) -> str:
+    """Rounded up; what is next to 1 counts as 1."""
+    return "1" if probability > 1 - 1e-6 else shown_number(probability)

@@ -1,0 +1,108 @@
+"""How far random pairs stretch the releases of one database, all together."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._pair_loss import PairLoss
+from dpjax._core._types import Key, PyTree
+from dpjax._core._values import OperatingPoint, Oracle, Positions, Target
+from dpjax._running._layout import outside_any_mesh
+from dpjax._running._processes import together
+from dpjax.sensitivity._blocks import all_distances
+from dpjax.sensitivity._chunks import layout_of
+from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._norms import NORMS
+from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._sum_targets import Summable
+
+# The scale that is drawn is known in float32.
+_SCALE_ERROR = 2.0**-20
+# Pairs of a profile never are those that a sensitivity was sampled from.
+_DOMAIN = 2**32 - 1, 0x70726F66
+
+
+Sum: TypeAlias = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """Several releases about one database.
+
+    Attributes:
+        targets: their targets.
+        losses: what each loses on a pair.
+        pure: the sum of the epsilons of those without Gaussian noise.
+        deviations: of the others, the distance of their sensitivities in standard deviations.
+        positions: which record changes: "last" if all sensitivities say so.
+    """
+
+    targets: tuple[Target, ...]
+    losses: tuple[PairLoss, ...]
+    pure: float
+    deviations: float
+    positions: Positions
+
+    @property
+    def target(self) -> Target:
+        """All arrays that are released, as one target; sums over records stay one sum."""
+        releases = list(zip(self.targets, self.losses, strict=True))
+        sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
+        if len(sums) == len(releases) and len({(t.average, t.largest is None) for t in sums}) == 1:
+            return Summable(
+                lambda record: [t.statistic(record) for t in sums],
+                lambda total: [t.finish(x) for t, x in zip(sums, total, strict=True)],
+                sums[0].average,
+                None if sums[0].largest is None else [t.largest for t in sums],
+            )
+        return lambda database: [
+            target(database) if loss.arrays is None else loss.arrays(target(database))
+            for target, loss in releases
+        ]
+
+    def stretch(self, moved: PyTree) -> jax.Array:
+        """How often a difference of values spends what the releases were calibrated to."""
+        parts = list(zip(self.losses, moved, strict=True))
+        pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
+        normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
+        return self._worse(pure, normal, NORMS["l1"], NORMS["l2"], NORMS["linf"])
+
+    @property
+    def rounding(self) -> float:
+        """How much the grids of all releases add to a stretch."""
+        pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
+        normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
+        return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
+
+    def _worse(self, pure: list[Any], normal: list[Any], l1: Sum, l2: Sum, largest: Sum) -> Any:
+        found = [l1(pure) / self.pure] if pure else []
+        return largest([*found, l2(normal) / self.deviations] if normal else found)
+
+
+@outside_any_mesh
+def sampled_stretches(
+    key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
+) -> tuple[np.ndarray, Plan]:
+    """The stretch of every pair, with all that rounding may hide, and what was sampled."""
+    with together(None) as team:
+        for word in _DOMAIN:
+            key = jax.random.fold_in(key, word)
+        pair = RandomPair.trace(
+            key, joint.target, oracle, n=n, norm=joint.stretch, positions=joint.positions
+        )
+        layout = layout_of(pair, point.m, None, None)
+        plan = Plan.of(key, pair, layout, team, point, point.confidence)
+        rounding = rounding_of_releases(plan)
+        block = sample_block(plan)
+        sampled = np.asarray(all_distances(block, layout=layout), np.float64)
+        hidden = max(rounding, float(np.max(np.asarray(block.resolution))))
+    # The norm rounds once for each coordinate.
+    coordinates = sum(leaf.size for leaf in jax.tree.leaves(pair.target.outputs.tree()))
+    error = float(jnp.finfo(pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
+    return (sampled + hidden + joint.rounding) * (1 + error), plan
