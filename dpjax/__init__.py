@@ -7,6 +7,7 @@ from dpjax import learning as learning
 from dpjax import mechanisms as mechanisms
 from dpjax import oracles as oracles
 from dpjax import plotting as plotting
+from dpjax import proving as proving
 from dpjax import queries as queries
 from dpjax import random as random
 from dpjax import targets as targets
@@ -42,6 +43,7 @@ from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
 from dpjax.mechanisms._smooth_quantile import smooth_quantile as smooth_quantile
 from dpjax.mechanisms._subset_envelope import subset_envelope as subset_envelope
 from dpjax.mechanisms._unary_encoding import unary_encoding as unary_encoding
+from dpjax.proving._entry import global_sensitivity as global_sensitivity
 from dpjax.release._privatize import privatize as privatize
 from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensitivity
 from dpjax.sensitivity._noise_shape import noise_shape as noise_shape

@@ -30,6 +30,7 @@ LEVELS = {
     "sensitivity": 4,
     "accounting": 4,
     "mechanisms": 5,
+    "proving": 5,
     "targets": 5,
     "auditing": 5,
     "attacks": 6,

@@ -13,7 +13,9 @@ from dpjax._core._guarantee import (
     describe_confidence,
     shown_number,
 )
+from dpjax._core._proof import Proof
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
+from dpjax._core._record_bounds import RecordBounds
 from dpjax._core._release import Release
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 
@@ -115,7 +117,7 @@ class Sensitivity:
         relation: which databases are neighbors.
         m: number of pairs sampled; None for a bound.
         k: the order statistic taken; None for a bound.
-        method: "exact", "dkw" or "analytic".
+        method: "exact", "dkw", "analytic" or "proved".
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
         zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
@@ -123,6 +125,9 @@ class Sensitivity:
         target: fingerprint of the traced target; None for a bound.
         records: structure, shapes and dtypes of a database; None for a bound.
         outputs: structure, shapes and dtypes of the target's value; None for a bound.
+        bounds: the clamp that a release applies to the database first, if the bound was proved for
+            clamped records; `target` is the fingerprint of both together.
+        proof: the steps of the proof, if there is one.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, a random pair of neighboring
@@ -146,6 +151,21 @@ class Sensitivity:
     target: str | None = static(default=None)
     records: TreeSpec | None = static(default=None)
     outputs: TreeSpec | None = static(default=None)
+    bounds: RecordBounds | None = static(default=None)
+    proof: Proof | None = static(default=None)
+
+    def explain(self) -> str:
+        """The proof as a tree: how far every step of the program moves its value.
+
+        Returns:
+            One line for each operation, indented where it is part of an inner function.
+
+        Raises:
+            ValueError: if the sensitivity was not proved.
+        """
+        if self.proof is None:
+            raise ValueError("only a sensitivity of dpjax.global_sensitivity has a proof")
+        return "\n".join(self.proof.steps)
 
     def __repr__(self) -> str:
         size = "any n" if self.n is None else f"n={self.n}"

@@ -217,6 +217,11 @@ class SensitivityMechanism(abc.ABC):
                 if a ledger knows the key.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
+        if self.sensitivity.bounds is not None:
+            raise ValueError(
+                "the sensitivity was proved for a target of clamped records, and this value may"
+                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
+            )
         mechanism, arrays = self._ready(key, value)
         spec = TreeSpec.of(arrays)
         release = pay_and_draw(

@@ -151,6 +151,8 @@ def _described(
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
+    if sensitivity.bounds is not None:
+        target = sensitivity.bounds.enforced_on(target)
     program = Program.trace("target", target, records.tree())
     if not program.is_concrete:
         raise TypeError(

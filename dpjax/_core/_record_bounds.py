@@ -1,0 +1,103 @@
+"""Public bounds on records, and the clamp that enforces them."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._types import Database, Value
+
+MOST_CATEGORIES = 2**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Every coordinate lies in [low, high], two numbers of the array's own dtype."""
+
+    low: float
+    high: float
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end."""
+        if x.dtype == bool:
+            return (x & bool(self.high)) | bool(self.low)
+        low, high = (jnp.asarray(end, x.dtype) for end in (self.low, self.high))
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            tiny = float(np.finfo(x.dtype).tiny)
+            x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
+        # NaN >= low is false.
+        return jnp.where(x >= low, jnp.where(x <= high, x, high), low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ball:
+    """The l2 norm of a record, over all its coordinates in this array, is at most a radius."""
+
+    radius: float
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        """Longer records are scaled down to the radius; NaN counts as 0."""
+        x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
+        x = Interval(-self.radius, self.radius).clamp(x)
+        axes = tuple(range(1, x.ndim))
+        radius = jnp.asarray(self.radius, x.dtype)
+        length = jnp.sqrt(jnp.sum(x * x, axis=axes, keepdims=True))
+        return Interval(-self.radius, self.radius).clamp(x * (radius / jnp.maximum(length, radius)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Categories:
+    """Every coordinate is one of a few numbers; any other becomes the first of them."""
+
+    values: tuple[float, ...]
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        values = [jnp.asarray(value, x.dtype) for value in self.values]
+        out = jnp.broadcast_to(values[0], x.shape)
+        for value in values[1:]:
+            out = jnp.where(x == value, value, out)
+        return out
+
+
+Bound = Interval | Ball | Categories
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordBounds:
+    """Bounds on all records, one for each array of a database; hashable, so it can be static.
+
+    Formal guarantees:
+        `clamp` maps any database of the right structure, NaN and infinities included, to one within
+        the bounds, record by record.
+    """
+
+    leaves: tuple[Bound, ...]
+
+    def clamp(self, database: Database) -> Database:
+        """A database within the bounds."""
+        leaves, structure = jax.tree.flatten(database)
+        clamped = [b.clamp(x) for b, x in zip(self.leaves, leaves, strict=True)]
+        return jax.tree.unflatten(structure, clamped)
+
+    def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
+        """The target of the clamped database: what is proved, fingerprinted and released."""
+
+        @functools.wraps(target, updated=())
+        def clamped_target(database: Database) -> Value:
+            return target(jax.jit(self.clamp)(database))
+
+        return clamped_target
+
+
+def is_tiny(number: float, dtype: np.dtype) -> bool:
+    """Whether a number is subnormal in its dtype."""
+    return 0 < abs(number) < float(np.finfo(dtype).tiny)
+
+
+def least_and_most(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of a set of numbers."""
+    return min(values, default=math.nan), max(values, default=math.nan)

@@ -1,0 +1,154 @@
+"""Rules of comparisons, logic, selections, and changes of dtype."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._elementwise import exact, lipschitz, steps
+from dpjax.proving._refusal import RefusalError
+from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
+
+BOOL = np.dtype(bool)
+_SURE = {  # Two intervals to whether the answer is sure to be true, and sure to be false.
+    "lt": lambda a, b, gap: (a.high + gap < b.low, a.low >= b.high + gap),
+    "gt": lambda a, b, gap: (a.low > b.high + gap, a.high + gap <= b.low),
+    "le": lambda a, b, gap: (a.high + gap <= b.low, a.low > b.high + gap),
+    "ge": lambda a, b, gap: (a.low >= b.high + gap, a.high + gap < b.low),
+    "eq": lambda a, b, gap: (
+        (a.low == a.high) & (b.low == b.high) & (a.low == b.low),
+        (a.high + gap < b.low) | (a.low > b.high + gap),
+    ),
+}
+COMPARISONS = (*_SURE, "ne")
+
+
+def compare(name: str, first: Abstract, second: Abstract) -> Abstract:
+    """The answer may change where an input does; else it is one bit of what is compared.
+
+    An array is never NaN, so it equals itself. Of answers `x == c_j` with x the same along an axis
+    and distinct constants c_j, at most one is true: then the row of answers moves by 2 in l1.
+    """
+    if first is second:
+        return _everywhere(name in ("eq", "le", "ge"), first.shape)
+    (a, b), shape, axis = aligned(first, second)
+    gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
+    true, false = _SURE["eq" if name == "ne" else name](a, b, gap)
+    if name == "ne":
+        true, false = false, true
+    low, high = np.where(true, 1.0, 0.0), np.where(false, 0.0, 1.0)
+    l1 = l2 = math.inf
+    if name == "eq" and (fibers := _one_true(a, b, axis)):
+        l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
+
+    def answers(x: Difference, y: Difference) -> tuple[np.ndarray, float, float]:
+        moved = np.where((x.each > 0) | (y.each > 0), 1.0, 0.0)
+        return moved, l1, l2
+
+    changed, others = answers(a.changed, b.changed), answers(a.others, b.others)
+    return make(shape, BOOL, low, high, axis, changed, others, whole=True)
+
+
+def _everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
+    found = constant(np.array(answer))
+    full = np.full((1,) * len(shape), float(answer))
+    none = Difference(np.zeros_like(full), 0.0, 0.0)
+    return dataclasses.replace(
+        found, shape=tuple(shape), low=full, high=full, changed=none, others=none
+    )
+
+
+def _one_true(a: Abstract, b: Abstract, axis: int | None) -> int:
+    """The number of groups of answers of which at most one is true; 0 where nothing is known."""
+    for x, levels in ((a, b), (b, a)):
+        if not levels.is_known or not np.isfinite(levels.low).all():
+            continue
+        long = [k for k, size in enumerate(levels.low.shape) if size > 1]
+        if len(long) == 1 and long[0] in x.tied and long[0] != axis:
+            values = np.sort(levels.low.ravel())
+            if np.diff(values).min() > 4 * rounding.tiny(levels.dtype):
+                sizes = [s for k, s in enumerate(x.shape) if k not in (axis, long[0])]
+                return math.prod(sizes)
+    return 0
+
+
+def logic(name: str, *inputs: Abstract) -> Abstract:
+    """and, or, xor, not of booleans."""
+    if any(x.dtype != BOOL for x in inputs):
+        raise RefusalError("logic of integers has no rule: use booleans")
+    if name == "not":
+        (x,) = inputs
+        return exact((x,), x.shape, x.axis, BOOL, (1 - x.high, 1 - x.low), (1.0,), whole=True)
+    (a, b), shape, axis = aligned(*inputs)
+    ends = np.zeros((1,) * len(shape)), np.ones((1,) * len(shape))
+    if name == "and":
+        ends = np.minimum(a.low, b.low), np.minimum(a.high, b.high)
+    elif name == "or":
+        ends = np.maximum(a.low, b.low), np.maximum(a.high, b.high)
+    return exact((a, b), shape, axis, BOOL, ends, (1.0, 1.0), whole=True)
+
+
+def is_finite(x: Abstract) -> Abstract:
+    """Arrays here are finite."""
+    if not (np.isfinite(x.low).all() and np.isfinite(x.high).all()):
+        raise RefusalError("is_finite of a constant that is not finite has no rule")
+    return _everywhere(True, x.shape)
+
+
+def select(which: Abstract, *cases: Abstract) -> Abstract:
+    """Where `which` does not move, one case moves; where it does, the value moves in its range."""
+    if which.is_known and (which.low == which.low.flat[0]).all():
+        chosen = cases[int(which.low.flat[0])]
+        if len(chosen.shape) >= len(which.shape):
+            return chosen
+    (choice, *values), shape, axis = aligned(which, *cases)
+    low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in values)))
+    high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in values)))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise RefusalError("a case may be infinite or NaN")
+    width = rounding.up(over(high - low, axis))
+    whole = all(x.whole for x in values)
+    flush = 0.0 if whole else 4 * rounding.tiny(values[0].dtype)
+
+    def moved(c: Difference, ds: Sequence[Difference]) -> tuple[np.ndarray, float, float]:
+        largest = np.maximum.reduce(np.broadcast_arrays(*(d.each for d in ds)))
+        each = np.where(c.each > 0, width, np.where(largest > 0, largest + flush, 0.0))
+        if not c.is_zero or flush:
+            return each, math.inf, math.inf
+        l2 = math.sqrt(sum(d.l2**2 for d in ds))
+        return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
+
+    changed = moved(choice.changed, [x.changed for x in values])
+    others = moved(choice.others, [x.others for x in values])
+    return make(shape, values[0].dtype, low, high, axis, changed, others, whole=whole)
+
+
+def convert(x: Abstract, dtype: np.dtype) -> Abstract:
+    """Exact where the new dtype holds the number; else rounded, or truncated to an integer."""
+    if dtype == x.dtype:
+        return x
+    if not (np.isfinite(x.low).all() and np.isfinite(x.high).all()):
+        if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
+            return dataclasses.replace(x, dtype=dtype)
+        raise RefusalError("a number that is not finite changes its dtype")
+    ends = x.low, x.high
+    if dtype == BOOL:
+        return compare("ne", x, constant(np.zeros((), x.dtype)))
+    if dtype.kind in "iu":
+        if x.whole:
+            found = exact((x,), x.shape, x.axis, dtype, ends, (1.0,), whole=True)
+        else:
+            found = steps(x, np.trunc, dtype=dtype)
+        return dataclasses.replace(found, tied=x.tied)
+    if dtype.kind != "f":
+        raise RefusalError(f"a change to {dtype} has no rule")
+    held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)
+    widens = x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize
+    error = 0.0 if held or widens else 2 * rounding.unit(dtype) * x.magnitude
+    whole = x.whole and (held or widens)
+    found = lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), error, whole=whole)
+    # All copies along a tied axis change alike.
+    found = dataclasses.replace(found, tied=x.tied)
+    return found

@@ -1,0 +1,254 @@
+"""The global sensitivity of a target, proved from its traced program."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._proof import Proof
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._record_bounds import Ball, Bound, Categories, Interval, RecordBounds, is_tiny
+from dpjax._core._types import Database, PyTree
+from dpjax._core._values import Sensitivity, Target
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import JITS
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._proof import NoProofError
+from dpjax.proving._refusal import RefusalError
+from dpjax.proving._value import Abstract, make, norm_of
+from dpjax.proving._walk import Walk
+
+ProvedNorm = Literal["l1", "l2", "linf"]
+
+
+def global_sensitivity(
+    target: Target,
+    records: Database,
+    *,
+    bounds: PyTree,
+    norm: ProvedNorm,
+    n: int | None = None,
+) -> Sensitivity:
+    """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
+
+    The program is walked with what is known of every pair of neighboring databases: an interval for
+    each array, and bounds on the difference, rounding included.
+
+    Args:
+        target: a pure JAX function of a database.
+        records: arrays or `jax.ShapeDtypeStruct`s with a leading axis of n records, or a pytree.
+            Only shapes and dtypes count.
+        bounds: public bounds on a record: (low, high) for all coordinates, or a pytree like
+            `records` with such a pair, a `dpjax.proving.Ball` or a `dpjax.proving.Categories` for
+            each array. They are rounded to the dtype of the records.
+        norm: "l1", "l2" or "linf".
+        n: the number of records, if it is another than that of `records`.
+
+    Returns:
+        A `Sensitivity` with gamma 0, method "proved", and `explain()`.
+
+    Raises:
+        NoProofError: if an operation has no rule, with its line and a remedy.
+        TypeError: if an argument is of the wrong kind.
+        ValueError: if bounds or norm are invalid, or no record moves the value.
+
+    Formal guarantees:
+        For all databases D and D' of n records that differ in one record, the computed values f(D)
+        and f(D') differ by at most the bound. `privatize` clamps the database to the bounds first,
+        so nothing is assumed of the data: NaN, infinities and outliers become public numbers. The
+        bound counts rounding in the dtype that runs: sums in any order, fused products, subnormal
+        numbers that become 0, and 64 eps for elementary functions, on CPU and GPU. It assumes that
+        the compiled program is deterministic, and that its elementwise part computes an entry from
+        the entries at its place.
+
+    Source:
+        Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for
+        the rounding of sums.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import dpjax
+        >>> records = jax.ShapeDtypeStruct((100,), jnp.float32)
+        >>> found = dpjax.global_sensitivity(jnp.mean, records, bounds=(0, 1), norm="l1")
+        >>> round(found.value, 3), found.gamma
+        (0.01, 0.0)
+    """
+    _checks.function("target", target)
+    _checks.choice("norm", norm, get_args(ProvedNorm))
+    specs = _specs(records, n)
+    size = jax.tree.leaves(specs)[0].shape[0]
+    public = _bounds(bounds, specs)
+    try:
+        program, walk, outputs = _walked(target, specs, public)
+    except RefusalError as refusal:
+        raise NoProofError(str(refusal.args[0])) from None
+    with np.errstate(all="ignore"):
+        bound = norm_of(outputs, norm)
+    if bound == 0:
+        raise ValueError("the value is public: no record moves it")
+    if not math.isfinite(bound):
+        raise NoProofError("the bound is not finite")
+    return Sensitivity(
+        bound,
+        0.0,
+        1.0,
+        norm,
+        size,
+        method="proved",
+        target=program.fingerprint,
+        records=TreeSpec.of(specs),
+        outputs=program.outputs,
+        bounds=public,
+        proof=Proof(tuple(map(str, walk.steps))),
+    )
+
+
+def _walked(
+    target: Target, specs: Database, public: RecordBounds
+) -> tuple[Program, Walk, list[Abstract]]:
+    """The program that clamps first, and what the walk finds of its outputs."""
+    program = Program.trace("target", public.enforced_on(target), specs)
+    if not program.is_concrete:
+        raise TypeError("target closes over a traced value: prove it outside jit and vmap")
+    jaxpr, leaves = program.jaxpr.jaxpr, jax.tree.leaves(specs)
+    # The clamp is known by its fingerprint and its place, so that no other code can pass for it.
+    clamp = jax.make_jaxpr(public.clamp)(specs)
+    first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
+    if first is None:
+        raise RefusalError("the program does not begin with the clamp of its records")
+    is_clamp = (
+        first.primitive.name in JITS
+        and list(first.invars) == list(jaxpr.invars)
+        and digest(first.params["jaxpr"]) == digest(clamp)
+    )
+    if not is_clamp:
+        raise RefusalError("the program does not begin with the clamp of its records")
+    inputs = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
+    rest = jex.Jaxpr(
+        constvars=jaxpr.constvars,
+        invars=[*jaxpr.invars, *first.outvars],
+        outvars=jaxpr.outvars,
+        eqns=jaxpr.eqns[1:],
+        effects=jaxpr.effects,
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    walk = Walk([])
+    with np.errstate(all="ignore"):
+        unusable: list[Abstract | None] = [None] * len(jaxpr.invars)
+        outputs = walk.run(rest, program.jaxpr.consts, [*unusable, *inputs])
+    return program, walk, outputs
+
+
+def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
+    """What the clamp makes of any array: its record i moves, and no other one."""
+    shape, dtype = spec.shape, np.dtype(spec.dtype)
+    ones = (1,) * len(shape)
+    none = np.zeros(ones), 0.0, 0.0
+    if isinstance(bound, Ball):
+        dims = math.prod(shape[1:])
+        radius = bound.radius * (1 + (dims + 16) * 4 * rounding.unit(dtype))
+        ends, moves, norm = (-bound.radius, bound.radius), 2 * radius, radius
+    elif isinstance(bound, Categories):
+        ends = min(bound.values), max(bound.values)
+        moves = norm = math.inf
+    else:
+        ends = bound.low, bound.high
+        moves = norm = math.inf
+    whole = dtype.kind != "f" or (
+        isinstance(bound, Categories) and all(float(x).is_integer() for x in bound.values)
+    )
+    low, high = np.full(ones, ends[0]), np.full(ones, ends[1])
+    width = np.full(ones, math.inf)
+    widest = rounding.up(high - low)
+    changed = np.minimum(width, widest), math.inf, float(rounding.up(moves))
+    return make(
+        shape, dtype, low, high, 0, changed, none, whole=whole,
+        l2_of_row=float(rounding.up(norm)),
+    )  # fmt: skip
+
+
+def _specs(records: Database, n: int | None) -> Database:
+    specs = _checks.real_shapes("records", records)
+    leaves = jax.tree.leaves(specs)
+    if n is not None:
+        n = _checks.integer("n", n, least=1)
+        if any(not x.shape for x in leaves):
+            raise ValueError("records must have a leading axis of records")
+        specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), specs)
+        leaves = jax.tree.leaves(specs)
+    if any(not x.shape for x in leaves) or len({x.shape[0] for x in leaves}) != 1:
+        raise ValueError(
+            f"records must be arrays with a common leading axis, got {_checks.described(specs)}"
+        )
+    return specs
+
+
+def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
+    """One bound for each array, in numbers of its dtype."""
+    leaves, structure = jax.tree.flatten(specs)
+    if _is_bound(bounds):
+        found: Sequence[object] = [bounds] * len(leaves)
+    else:
+        found, given = jax.tree.flatten(bounds, is_leaf=_is_bound)
+        if given != structure:
+            raise ValueError(
+                "bounds must be (low, high), or a tree like the records with one bound for each"
+                f" array, {_checks.described(specs)}, got {_checks.shown(bounds)}"
+            )
+    pairs = zip(found, leaves, strict=True)
+    return RecordBounds(tuple(_bound(b, np.dtype(x.dtype)) for b, x in pairs))
+
+
+def _is_bound(value: Any) -> bool:
+    if isinstance(value, (Ball, Interval, Categories)):
+        return True
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return False
+    return all(np.ndim(x) == 0 and not isinstance(x, (tuple, list, dict)) for x in value)
+
+
+def _bound(bound: Any, dtype: np.dtype) -> Bound:
+    if isinstance(bound, Ball):
+        if dtype.kind != "f":
+            raise TypeError(f"bounds: a Ball needs records of floats, got {dtype}")
+        radius = _checks.positive("radius", bound.radius)
+        if not 2.0**-40 <= radius <= 2.0**40:
+            raise ValueError(f"radius must lie in [2^-40, 2^40], got {radius:g}: rescale")
+        return Ball(_number(radius, dtype))
+    if isinstance(bound, Categories):
+        values = tuple(dict.fromkeys(_number(x, dtype) for x in bound.values))
+        if not values:
+            raise ValueError("bounds: Categories must hold a number")
+        return Categories(values)
+    if isinstance(bound, Interval):
+        bound = bound.low, bound.high
+    if not _is_bound(bound):
+        raise TypeError(f"bounds must be (low, high), a Ball or Categories, got {bound!r}")
+    low, high = (_number(x, dtype) for x in bound)
+    if not low < high:
+        raise ValueError(f"bounds must have low below high, got {low:g} and {high:g}")
+    return Interval(low, high)
+
+
+def _number(value: Any, dtype: np.dtype) -> float:
+    """A public number as the dtype holds it."""
+    if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":
+        return float(value)
+    number = _checks.finite("bounds", float(value))
+    if dtype.kind != "f":
+        limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+        if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
+            raise ValueError(f"bounds of {dtype} must be integers that it holds, got {number:g}")
+        return number
+    if dtype.itemsize < 4:
+        raise NoProofError(f"records of {dtype} have no proof: use float32 or float64")
+    held = float(np.asarray(number, dtype))
+    if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:
+        raise ValueError(f"bounds must be 0 or of a usual size in {dtype}, got {number:g}")
+    return held

@@ -1,0 +1,5 @@
+"""A program that has no proof."""
+
+
+class RefusalError(Exception):
+    """What keeps an operation from having a rule; the walk adds where it stands."""

@@ -1,0 +1,65 @@
+"""Outward arithmetic on the host, and what the rounding of a device may add.
+
+Numbers of the host are float64. A product or sum of them is inflated by 2^-44, which covers every
+rounding of the formulas in this room: none does more than 100 operations in a row, and sums of N
+terms are inflated by N + 100 units.
+
+The device: a computed result is exact(inputs) (1 + theta) + eta, with |theta| at most `UNITS` times
+u, the unit roundoff, and eta below a few of the least normal number, because devices may flush
+subnormal numbers to 0. A compiler may contract a product and a sum into one FMA, which rounds less,
+and may multiply by the reciprocal of a constant, which `UNITS` of a quotient counts.
+"""
+
+import numpy as np
+
+# In units of u = eps / 2. XLA documents no error bounds. Its CPU and GPU code computes elementary
+# functions within about 8 u; this leaves room.
+UNITS = {
+    "add": 2, "sub": 2, "mul": 2, "add_any": 2, "div": 8, "sqrt": 8, "rsqrt": 16, "square": 2,
+}  # fmt: skip
+ELEMENTARY = 128
+# Beyond these magnitudes, a rewritten program could overflow where the written one does not.
+LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
+CONSTANT_BITS = 100
+_INFLATION = 1 + 2.0**-44
+_FLOOR = 2.0**-900
+
+
+def up(bound: np.ndarray | float) -> np.ndarray:
+    """A non-negative bound, inflated beyond the rounding of the host; 0 stays 0."""
+    return np.asarray(bound, float) * _INFLATION
+
+
+def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
+    """A product of bounds, rounded up; above 0 where both are."""
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        product = np.asarray(up(np.multiply(first, second)))
+    positive = (np.asarray(first) > 0) & (np.asarray(second) > 0)
+    return np.where(positive, np.maximum(product, _FLOOR), 0.0)
+
+
+def widened(low: np.ndarray, high: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An interval that also holds what rounding makes of its values."""
+    slack = 2.0**-44
+    return low - np.abs(low) * slack - error, high + np.abs(high) * slack + error
+
+
+def unit(dtype: np.dtype) -> float:
+    """The unit roundoff u; 0 for integers and booleans, which are exact."""
+    return float(np.finfo(dtype).eps) / 2 if dtype.kind == "f" else 0.0
+
+
+def tiny(dtype: np.dtype) -> float:
+    """The least normal number; 0 for integers."""
+    return float(np.finfo(dtype).tiny) if dtype.kind == "f" else 0.0
+
+
+def sum_units(count: int, dtype: np.dtype) -> float:
+    """gamma: the relative error of a sum of `count` terms in any order (Higham 2002, eq. 4.6)."""
+    steps = (count + 4) * unit(dtype)
+    return steps / (1 - steps) if steps < 0.5 else np.inf
+
+
+def exact_integers(dtype: np.dtype) -> float:
+    """Integers up to this magnitude are computed exactly, in any order."""
+    return 2.0 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else 2.0**52

@@ -1,0 +1,265 @@
+"""The walk over a traced program, with one rule for each operation."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+import numpy as np
+
+from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
+from dpjax.proving import _choices as choices
+from dpjax.proving import _elementwise as elementwise
+from dpjax.proving import _layout as layout
+from dpjax.proving import _products as products
+from dpjax.proving import _reductions as reductions
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._refusal import RefusalError
+from dpjax.proving._value import Abstract, as_dense, constant
+
+_REMEDIES = {
+    "while": "sample it, or unroll a loop of a fixed number of steps in Python",
+    "scan": "sample it, or unroll a loop of a fixed number of steps in Python",
+    "cond": "choose with jnp.where",
+    "pure_callback": "write it in JAX, or sample it",
+    "argmax": "release the scores, or use dpjax.exponential",
+    "argmin": "release the scores, or use dpjax.exponential",
+}
+_ROUND = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.round,
+    "sign": np.sign,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation of a proof: what it is, where it is written, and how far its value moves."""
+
+    depth: int
+    operation: str
+    place: str
+    value: Abstract
+
+    def __str__(self) -> str:
+        d = as_dense(self.value).others
+        one = self.value.changed
+        shown = f"one record moves it by {one.l1:.4g} in l1, {one.l2:.4g} in l2"
+        if self.value.axis is None:
+            shown = f"moves by {d.l1:.4g} in l1, {d.l2:.4g} in l2, {d.each.max():.4g} in linf"
+        elif self.value.others.l1:
+            shown += f", others by {self.value.others.l1:.4g} in l1"
+        ends = f"[{self.value.low.min():.4g}, {self.value.high.max():.4g}]"
+        shape = f"{self.value.dtype}{list(self.value.shape)}"
+        return f"{'  ' * self.depth}{self.operation} {shape} in {ends}; {shown}  {self.place}"
+
+
+@dataclasses.dataclass
+class Walk:
+    """The state of a walk: the steps so far, and the bits of constants that multiply."""
+
+    steps: list[Step]
+    bits: float = 0.0
+    depth: int = 0
+
+    def run(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Abstract | None]
+    ) -> list[Abstract]:
+        """The outputs of a program, from those inputs that may be used."""
+        values: dict[jex.Var, Abstract | None] = {}
+        values.update(zip(jaxpr.constvars, map(constant, consts), strict=True))
+        values.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Atom) -> Abstract:
+            if isinstance(atom, jex.Literal):
+                return constant(np.asarray(atom.val, aval(atom).dtype))
+            if (found := values[atom]) is None:
+                raise RefusalError("the program uses records that were not clamped")
+            return found
+
+        for equation in live(jaxpr):
+            try:
+                if equation.effects:
+                    raise RefusalError(f"it has side effects: {equation.effects}")
+                operands = [read(atom) for atom in equation.invars]
+                outputs = self.outputs(equation, operands)
+            except RefusalError as refusal:
+                raise self.located(refusal, equation) from None
+            for variable, output in zip(equation.outvars, outputs, strict=True):
+                _check_type(aval(variable), output)
+                values[variable] = output
+                if not called(equation):
+                    name, place = equation.primitive.name, source_line(equation)
+                    self.steps.append(Step(self.depth, name, place, output))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def outputs(self, equation: Equation, operands: list[Abstract]) -> list[Abstract]:
+        """What the rule of an operation says; an inner program is walked."""
+        if inner := called(equation):
+            self.depth += 1
+            jaxpr, consts = parts(inner)
+            found = self.run(jaxpr, consts, operands)
+            self.depth -= 1
+            return found
+        name, dtype = equation.primitive.name, np.dtype(aval(equation.outvars[0]).dtype)
+        if name in ("mul", "div"):
+            self._count_bits(operands, dtype)
+        rule = RULES.get(name)
+        if rule is None:
+            raise RefusalError("it has no rule")
+        return [rule(equation.params, dtype, *operands)]
+
+    def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype) -> None:
+        """Compilers fold constants of a chain into one, which must neither overflow nor vanish."""
+        if dtype.kind != "f":
+            return
+        for x in operands:
+            if x.is_public:
+                sizes = x.magnitude[x.magnitude > 0]
+                sizes = sizes[np.isfinite(sizes)]
+                if sizes.size:
+                    self.bits += float(np.abs(np.log2(sizes)).max())
+        if self.bits > rounding.CONSTANT_BITS:
+            raise RefusalError(
+                "the constants that multiply or divide may overflow where a compiler combines"
+                " them: rescale the records"
+            )
+
+    def located(self, refusal: RefusalError, equation: Equation) -> RefusalError:
+        """The refusal with its equation, its line and a remedy; that of an inner program stays."""
+        if refusal.args[1:]:
+            return refusal
+        name = equation.primitive.name
+        shapes = [f"{x.dtype}{list(x.shape)}" for x in map(aval, equation.invars)]
+        remedy = _REMEDIES.get(name, "clip per record, write it in other operations, or sample it")
+        text = (
+            f"no proof for {name}({', '.join(shapes)}){source_line(equation)}: {refusal}. Remedy:"
+            f" {remedy} (dpjax.sample_sensitivity)"
+        )
+        return RefusalError(text, "located")
+
+
+def _check_type(expected: Any, found: Abstract) -> None:
+    assert tuple(expected.shape) == found.shape, f"{expected.shape} is not {found.shape}"
+    assert np.dtype(expected.dtype) == found.dtype, f"{expected.dtype} is not {found.dtype}"
+
+
+def source_line(equation: Equation) -> str:
+    """Where the user wrote an operation: the innermost frame outside of JAX and dpjax."""
+    traceback: Any = getattr(equation.source_info, "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):
+            return f" at {frame.file_name}:{frame.line_num}"
+    return ""
+
+
+Rule = Callable[..., Abstract]
+
+
+def _plain(rule: Rule) -> Rule:
+    return lambda parameters, dtype, *xs: rule(*xs, dtype=dtype)
+
+
+def _comparison(name: str) -> Rule:
+    return lambda parameters, dtype, *xs: choices.compare(name, *xs)
+
+
+def _logic(name: str) -> Rule:
+    return lambda parameters, dtype, *xs: choices.logic(name, *xs)
+
+
+def _elementary(name: str) -> Rule:
+    return lambda parameters, dtype, x: elementwise.ELEMENTARY[name](x, dtype=dtype)
+
+
+def _rounding(name: str) -> Rule:
+    return lambda parameters, dtype, x: elementwise.steps(x, _ROUND[name], dtype=dtype)
+
+
+def _same(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+    return x
+
+
+def _sum(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+    return reductions.sum_over(x, parameters["axes"])
+
+
+def _extremum(largest: bool) -> Rule:
+    return lambda parameters, dtype, x: reductions.extremum_over(
+        x, parameters["axes"], largest=largest
+    )
+
+
+def _sort(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
+    if len(xs) != 1:
+        raise RefusalError("a sort of several arrays has no rule")
+    return reductions.sort(xs[0], parameters["dimension"])
+
+
+def _slice(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+    steps = parameters["strides"] or [1] * len(x.shape)
+    return layout.cut(x, parameters["start_indices"], parameters["limit_indices"], steps)
+
+
+def _dot(parameters: Any, dtype: np.dtype, a: Abstract, b: Abstract) -> Abstract:
+    return products.contract(a, b, parameters["dimension_numbers"], dtype)
+
+
+def _mode(parameters: Any) -> str:
+    return str(getattr(parameters["mode"], "name", parameters["mode"])).lower()
+
+
+def _scatter_add(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
+    start, places, updates = xs
+    numbers = parameters["dimension_numbers"]
+    return products.add_at_places(start, places, updates, numbers, _mode(parameters))
+
+
+RULES: dict[str, Rule] = {
+    "add": _plain(elementwise.add),
+    "add_any": _plain(elementwise.add),
+    "sub": lambda parameters, dtype, a, b: elementwise.add(a, b, sign=-1, dtype=dtype),
+    "mul": _plain(elementwise.multiply),
+    "div": _plain(elementwise.divide),
+    "neg": _plain(elementwise.negative),
+    "abs": _plain(elementwise.absolute),
+    "square": _plain(elementwise.square),
+    "integer_pow": lambda parameters, dtype, x: elementwise.integer_power(
+        x, parameters["y"], dtype=dtype
+    ),
+    "max": lambda parameters, dtype, a, b: elementwise.extremum(a, b, largest=True, dtype=dtype),
+    "min": lambda parameters, dtype, a, b: elementwise.extremum(a, b, largest=False, dtype=dtype),
+    "clamp": _plain(elementwise.clamp),
+    **{name: _elementary(name) for name in elementwise.ELEMENTARY},
+    **{name: _rounding(name) for name in _ROUND},
+    **{name: _comparison(name) for name in choices.COMPARISONS},
+    **{name: _logic(name) for name in ("and", "or", "xor", "not")},
+    "select_n": lambda parameters, dtype, *xs: choices.select(*xs),
+    "is_finite": lambda parameters, dtype, x: choices.is_finite(x),
+    "convert_element_type": lambda parameters, dtype, x: choices.convert(x, dtype),
+    "stop_gradient": _same,
+    "copy": _same,
+    "copy_p": _same,
+    "reduce_sum": _sum,
+    "reduce_max": _extremum(True),
+    "reduce_min": _extremum(False),
+    "reduce_or": _extremum(True),
+    "reduce_and": _extremum(False),
+    "sort": _sort,
+    "broadcast_in_dim": lambda parameters, dtype, x: layout.broadcast(
+        x, parameters["shape"], parameters["broadcast_dimensions"]
+    ),
+    "reshape": lambda parameters, dtype, x: layout.reshape(x, parameters["new_sizes"]),
+    "squeeze": lambda parameters, dtype, x: layout.squeeze(x, parameters["dimensions"]),
+    "transpose": lambda parameters, dtype, x: layout.transpose(x, parameters["permutation"]),
+    "slice": _slice,
+    "concatenate": lambda parameters, dtype, *xs: layout.join(xs, parameters["dimension"]),
+    "iota": lambda parameters, dtype: layout.iota(
+        parameters["shape"], parameters["dimension"], dtype
+    ),
+    "dot_general": _dot,
+    "gather": lambda parameters, dtype, x, index: products.take_one(x, index, parameters),
+    "scatter-add": _scatter_add,
+    "scatter_add": _scatter_add,
+}

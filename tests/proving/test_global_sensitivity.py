@@ -1,0 +1,118 @@
+"""Proofs of real targets: the bound, its enforcement, and the refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.proving import Ball, Categories, NoProofError
+
+N = 100
+NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
+VECTORS = jax.ShapeDtypeStruct((N, 3), jnp.float32)
+GRID = np.linspace(0, 1, 20, dtype=np.float32)
+MATRIX = np.array([[1.0, -2.0], [0.5, 1.0], [0.0, 3.0]], np.float32)
+HISTOGRAM = jnp.zeros(10)
+
+EXACT = {
+    "mean": (jnp.mean, NUMBERS, (0, 1), "l1", 1 / N),
+    "sum of squares": (lambda x: (x**2).sum(), NUMBERS, (0, 1), "l1", 1),
+    "winsorized": (lambda x: jnp.clip(x, 0.2, 0.8).mean(), NUMBERS, (0, 1), "l1", 0.6 / N),
+    "trimmed": (lambda x: jnp.sort(x)[10:-10].mean(), NUMBERS, (0, 1), "l1", 1 / (N - 20)),
+    "sorted": (jnp.sort, NUMBERS, (0, 1), "l1", 1),
+    "max": (jnp.max, NUMBERS, (0, 1), "l1", 1),
+    "share": (lambda x: (x > 0.5).mean(), NUMBERS, (0, 1), "l1", 1 / N),
+    "ecdf": (lambda x: (x[None] <= GRID[:, None]).mean(1), NUMBERS, (0, 1), "linf", 1 / N),
+    "one-hot": (
+        lambda x: jax.nn.one_hot((x * 10).astype(int), 10).sum(0), NUMBERS, (0, 1), "l2", 2**0.5,
+    ),
+    "scatter": (
+        lambda x: HISTOGRAM.at[jnp.clip((x * 10).astype(int), 0, 9)].add(1), NUMBERS, (0, 1),
+        "l1", 2,
+    ),
+    "kde": (
+        lambda x: jnp.exp(-((GRID[:, None] - x[None]) ** 2) / 0.02).mean(1), NUMBERS, (0, 1),
+        "linf", 1 / N,
+    ),
+    "columns": (lambda x: x.mean(0), VECTORS, (0, 1), "l2", 3**0.5 / N),
+    "ball": (lambda x: x.mean(0), VECTORS, Ball(1.0), "l2", 2 / N),
+    "second moments": (lambda x: x.T @ x / N, VECTORS, Ball(1.0), "l2", 2**0.5 / N),
+    "matrix": (
+        lambda x: (x @ MATRIX).mean(0), VECTORS, Ball(1.0), "l2",
+        2 / N * float(np.linalg.norm(MATRIX, 2)),
+    ),
+    "fourier": (lambda x: jnp.cos(50 * (x @ MATRIX)).mean(0), VECTORS, (0, 1), "linf", 2 / N),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_bounds_are_exact_up_to_rounding(case):
+    target, records, bounds, norm, truth = EXACT[case]
+    found = dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+    assert truth * (1 - 1e-6) <= found.value <= 1.01 * truth
+    assert (found.gamma, found.confidence, found.n, found.method) == (0, 1, N, "proved")
+
+
+def test_the_released_target_clamps_its_records():
+    """Unclamped records would move the mean by much more than the bound."""
+    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    private = dpjax.privatize(jnp.mean, dpjax.laplace(found, epsilon=1e6))
+    wild = jnp.full(N, 1e9).at[:50].set(jnp.nan).at[50:60].set(-jnp.inf)
+    release = private(dpjax.random.seeded_key(0), wild)
+    assert abs(float(release.value) - 0.4) < 1e-3
+    assert release.guarantee.gamma == 0
+
+
+def test_a_mechanism_alone_is_refused_because_nothing_clamps():
+    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    with pytest.raises(ValueError, match="privatize"):
+        dpjax.laplace(found, 1.0)(dpjax.random.seeded_key(0), jnp.zeros(()))
+
+
+def test_another_target_is_refused():
+    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    with pytest.raises(ValueError, match="not the one"):
+        dpjax.privatize(jnp.sum, dpjax.laplace(found, 1.0))
+
+
+@pytest.mark.parametrize("bound", [(-2.0, 3.0), Ball(1.5), Categories((1.0, 4.0, -2.0))])
+def test_clamps_keep_their_promise(bound):
+    from dpjax._core._record_bounds import Interval
+
+    bound = Interval(*bound) if isinstance(bound, tuple) else bound
+    strange = [np.nan, np.inf, -np.inf, 1e-40, -1e-40, -0.0, 3e38, -3e38, 1.0, 4.0, 2.0]
+    rows = jnp.array([[x, y] for x in strange for y in strange], jnp.float32)
+    out = np.asarray(jax.jit(bound.clamp)(rows), float)
+    assert np.isfinite(out).all()
+    if isinstance(bound, Interval):
+        assert -2 <= out.min() <= out.max() <= 3
+    elif isinstance(bound, Ball):
+        assert np.linalg.norm(out, axis=1).max() <= 1.5 * (1 + 18 * 4 * 2.0**-24)
+    else:
+        assert set(out.ravel()) <= {1.0, 4.0, -2.0}
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        (lambda x: 1 / x.mean(), "div.*test_global_sensitivity.py:.*may be 0"),
+        (lambda x: x[::-1].reshape(50, 2).sum(0), "rev|reshape"),
+        (lambda x: jax.lax.while_loop(lambda y: y.sum() > 1, lambda y: y / 2, x), "while"),
+        (jnp.argmax, "argmax.*dpjax.exponential"),
+        (lambda x: jnp.linalg.inv(jnp.outer(x, x)).sum(), "no rule"),
+        (lambda x: x.astype(jnp.bfloat16).mean(), "bfloat16"),
+        (lambda x: jnp.log(x).mean(), "log"),
+    ],
+)
+def test_refusals_name_the_operation_the_line_and_a_remedy(target, match):
+    with pytest.raises(NoProofError, match=match) as caught:
+        dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+    assert "Remedy" in str(caught.value)
+
+
+def test_explain_shows_every_step():
+    found = dpjax.global_sensitivity(lambda x: jnp.tanh(x).sum(), NUMBERS, bounds=(0, 1), norm="l1")
+    lines = found.explain().splitlines()
+    assert [line.split()[0] for line in lines] == ["tanh", "reduce_sum"]
+    assert "test_global_sensitivity.py" in lines[0]

@@ -1,0 +1,143 @@
+"""A seeded generator of well-typed programs over records, and attacks on claims about them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+N, DIMS = 6, 2
+MATRIX = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
+PLACES = np.arange(N, dtype=np.float32)[:, None]
+
+# Keep the shape (N, DIMS), in floats.
+STEPS = {
+    "tanh": jnp.tanh,
+    "exp": jnp.exp,
+    "abs": jnp.abs,
+    "square": jnp.square,
+    "cube": lambda v: v**3,
+    "sigmoid": jax.nn.sigmoid,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "erf": jax.lax.erf,
+    "expm1": jnp.expm1,
+    "clip": lambda v: jnp.clip(v, -0.5, 0.5),
+    "above": lambda v: v > 0.3,
+    "at most": lambda v: v <= -0.2,
+    "near": lambda v: (v > -0.5) & ~(v > 0.5),
+    "reciprocal": lambda v: 1 / (2.5 + jnp.tanh(v)),
+    "negative": lambda v: -v,
+    "sqrt": lambda v: jnp.sqrt(jnp.abs(v) + 0.1),
+    "bare sqrt": lambda v: jnp.sqrt(jnp.abs(v)),
+    "rsqrt": lambda v: jax.lax.rsqrt(jnp.abs(v) + 0.25),
+    "log": lambda v: jnp.log(jnp.abs(v) + 0.5),
+    "log1p": lambda v: jnp.log1p(jnp.abs(v)),
+    "floor": lambda v: jnp.floor(v * 3),
+    "ceil": lambda v: jnp.ceil(v * 1.7),
+    "round": lambda v: jnp.round(v * 2),
+    "sign": jnp.sign,
+    "integers": lambda v: (v * 3).astype(jnp.int32),
+    "where": lambda v: jnp.where(v > 0, v, 2 * v),
+    "maximum": lambda v: jnp.maximum(v, 0.1),
+    "centered": lambda v: v - v.mean(0),
+    "scaled": lambda v: v * v.mean(),
+    "divided": lambda v: v / (1 + jnp.square(v).sum()),
+    "plus max": lambda v: v + jnp.max(v, axis=0),
+    "matrix": lambda v: v @ MATRIX,
+    "weighted": lambda v: v * PLACES,
+    "minimum": lambda v: jnp.minimum(v, v.mean(0)),
+    "own square": lambda v: v * v,
+    "swapped": lambda v: jnp.concatenate([v[:, 1:], v[:, :1]], 1),
+    "rows": lambda v: v / (1 + jnp.abs(v).sum(1, keepdims=True)),
+    "row max": lambda v: v - v.max(1, keepdims=True),
+    "sorted": lambda v: jnp.sort(v, axis=0),
+    "sorted rows": lambda v: jnp.sort(v, axis=1),
+    "second": lambda v: v + v[1:2],
+    "softmax": lambda v: jax.nn.softmax(jnp.clip(v, -3, 3), axis=1),
+    "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
+}
+ENDS = {
+    "mean": lambda v: v.mean(0),
+    "sum": lambda v: v.sum(),
+    "max": lambda v: v.max(0),
+    "min": lambda v: v.min(),
+    "trimmed": lambda v: jnp.sort(v, axis=0)[1:-1].mean(0),
+    "gram": lambda v: v.T @ v,
+    "all": lambda v: v,
+    "variance": lambda v: jnp.square(v).mean(0) - v.mean(0) ** 2,
+    "two passes": lambda v: v.var(0),
+    "median": lambda v: jnp.median(v[:, 0]),
+    "sum then exp": lambda v: jnp.exp(-jnp.abs(v).sum(1)).sum(),
+    "histogram": lambda v: jnp.zeros(5).at[jnp.clip((v[:, 0] * 2).astype(int) + 2, 0, 4)].add(1),
+    "weights": lambda v: jnp.zeros(4).at[jnp.clip((v[:, 0] * 2).astype(int), 0, 3)].add(
+        jnp.clip(v[:, 1], -1, 1)
+    ),
+    "one-hot": lambda v: jax.nn.one_hot((v[:, 0] * 2).astype(int), 4).sum(0),
+    "ecdf": lambda v: (v[None, :, 0] <= jnp.linspace(-1, 1, 5)[:, None]).mean(1),
+    "pairs": lambda v: jnp.tanh(v[:, None, 0] - v[None, :, 1]).mean((0, 1)),
+    "joined": lambda v: jnp.concatenate([v.mean(0), v.max(0)]),
+    "any": lambda v: (v > 0.9).any(0),
+}  # fmt: skip
+NORMS = ("l1", "l2", "linf")
+
+
+def program(rng):
+    """The words of a program, and the program."""
+    words = [*rng.choice(list(STEPS), rng.integers(1, 6)), rng.choice(list(ENDS))]
+
+    def target(v):
+        dtype = v.dtype
+        for word in words[:-1]:
+            v = STEPS[word](v).astype(dtype)
+        return ENDS[words[-1]](v)
+
+    return words, target
+
+
+def distance(first, second, norm):
+    """The norms of differences, in float64."""
+    moved = (np.asarray(first, float) - np.asarray(second, float)).reshape(len(first), -1)
+    if norm == "linf":
+        return np.abs(moved).max(1)
+    return np.abs(moved).sum(1) if norm == "l1" else np.sqrt((moved**2).sum(1))
+
+
+def pairs(rng, count, dtype):
+    """Random, corner, constant and nearly constant databases in [-1, 1], and neighbors."""
+    first = rng.uniform(-1, 1, (count, N, DIMS))
+    first[::2] = np.sign(first[::2])
+    first[1::4, :, 0] = 1.0
+    first[2::8] = np.sign(rng.normal(size=(len(first[2::8]), 1, DIMS)))
+    first[3::8] = rng.choice([-1, -0.5, -0.2, 0, 0.1, 0.3, 0.5, 1], first[3::8].shape)
+    second, place = first.copy(), rng.integers(0, N, count)
+    corner = rng.random((count, 1)) < 0.6
+    other = np.where(
+        corner, np.sign(rng.normal(size=(count, DIMS))), rng.uniform(-1, 1, (count, DIMS))
+    )
+    second[np.arange(count), place] = other
+    return first.astype(dtype), second.astype(dtype), place
+
+
+def best_attack(target, rng, norm, dtype, count=400, rounds=3):
+    """The largest distance found by random, corner and local search."""
+    run = jax.jit(jax.vmap(target))
+    first, second, place = pairs(rng, count, dtype)
+    found = distance(run(first), run(second), norm)
+    for step in (0.5, 0.05, 0.005)[:rounds]:
+        elite = np.argsort(found)[-count // 20 :]
+        chosen = np.resize(elite, count)
+        noise = rng.normal(size=first.shape) * step * (rng.random(first.shape) < 0.3)
+        base = np.clip(first[chosen] + noise, -1, 1).astype(dtype)
+        row = second[chosen, place[chosen]] + rng.normal(size=(count, DIMS)) * step
+        neighbor = base.copy()
+        neighbor[np.arange(count), place[chosen]] = np.clip(row, -1, 1).astype(dtype)
+        new = distance(run(base), run(neighbor), norm)
+        keep = new > found[chosen]
+        first = np.where(keep[:, None, None], base, first[chosen])
+        second = np.where(keep[:, None, None], neighbor, second[chosen])
+        place, found = place[chosen], np.maximum(new, found[chosen])
+    return float(np.max(found))
+
+
+def spec(dtype):
+    """The records of these programs."""
+    return jax.ShapeDtypeStruct((N, DIMS), dtype)
