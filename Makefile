@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants bench bench-table docs lint package clean
+.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants bench bench-table accelerators docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -61,6 +61,20 @@ bench: .venv/bench
 
 bench-table:
 	$(PYTHON) bench/table.py
+
+# Compiles for GPUs and TPUs that need not be there. An environment of its own: in .venv every
+# program would load the plugins. CHECK=--all compiles slow programs too, CHECK="--all --write"
+# also writes docs/accelerators.md.
+accelerators: export JAX_PLATFORMS := cpu
+accelerators: export TF_CPP_MIN_LOG_LEVEL := 3
+accelerators: export PYTHONPATH := .:tests
+accelerators: .venv/accelerators
+	.venv/for-accelerators/bin/python -m accelerators.check $(CHECK)
+
+.venv/accelerators: pyproject.toml
+	test -x .venv/for-accelerators/bin/python || $(PYTHON) -m venv .venv/for-accelerators
+	.venv/for-accelerators/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[accelerators]'
+	touch $@
 
 # Of what is in the repository alone: no network, and every warning is an error.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from dpjax._running._layout import actual
 from dpjax._version import __version__
 
 # Neither the number of devices that a CPU plays nor dumps change a program.
@@ -24,7 +25,7 @@ _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
 def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
     """How programs are compiled for devices, None for the default one; equal ones, equal bits."""
-    used = [jax.local_devices()[0] if device is None else device for device in devices]
+    used = [actual(device) for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})
     words = f"{os.environ.get('XLA_FLAGS', '')} {os.environ.get('LIBTPU_INIT_ARGS', '')}".split()

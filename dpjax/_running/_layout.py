@@ -19,6 +19,22 @@ AXIS = "pairs"
 Device = Any  # jax.Device, which type checkers do not know.
 
 
+def actual(device: Device | None) -> Device:
+    """The device, where None stands for the default one."""
+    if device is not None:
+        return device
+    # None, a device, or the name of a platform.
+    chosen: Any = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to type checkers
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
+def platform_of(device: Device | None) -> str:
+    """The platform that computes: a host may have others, one of which is JAX's default."""
+    return actual(device).platform
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The chunks of every device.
@@ -123,7 +139,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         if jax.sharding.get_abstract_mesh().empty or _checks.is_staging():
             return function(*args, **kwargs)
-        mesh, device = kwargs.get("mesh"), jax.local_devices()[0]
+        mesh, device = kwargs.get("mesh"), actual(None)
         if isinstance(mesh, Mesh) and mesh.devices.size == 1:
             device = mesh.devices.item()
         # A mesh without axes hides the one around it; there is no way to say "none".

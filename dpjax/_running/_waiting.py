@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from dpjax._running._layout import Device
+from dpjax._running._layout import Device, platform_of
 from dpjax._tracing import _lapack
 from dpjax._tracing._interruptions import stopping
 from dpjax._tracing._programs import Program
@@ -48,7 +46,7 @@ def wait_for(
     Raises:
         NoAnswerError: if the process has used next to no processor time for a minute of waiting.
     """
-    platform = jax.default_backend() if device is None else device.platform
+    platform = platform_of(device)
     calls_host = any(program.calls_host for program in programs)
     nap, naps, spent = _SHORTEST_NAP, 0, time.process_time()
     try:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
-from dpjax._running._layout import Layout, devices_of
+from dpjax._running._layout import Device, Layout, devices_of
 from dpjax._running._memory import fitting
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -14,12 +14,14 @@ _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
 
 
-def pairs_in_a_chunk(pair: RandomPair, m: int, chunk_size: int | None) -> int:
-    """Pairs in a chunk: a function of programs, m, shapes and backend alone, never more than m."""
+def pairs_in_a_chunk(
+    pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
+) -> int:
+    """Pairs in a chunk: a function of programs, m, shapes and device alone, never more than m."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
-    most = fitting(pair.bytes_of_a_pair)
+    most = fitting(pair.bytes_of_a_pair, device)
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)
@@ -31,7 +33,7 @@ def pairs_in_a_chunk(pair: RandomPair, m: int, chunk_size: int | None) -> int:
 def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
     """The chunks of m pairs, on the devices of a mesh."""
     devices = devices_of(mesh, calls_host=pair.calls_host)
-    return Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size))
+    return Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
 
 
 def size_of_parts(pair: RandomPair, count: int, most: int) -> int:

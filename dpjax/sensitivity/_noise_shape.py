@@ -98,7 +98,7 @@ def noise_shape(
     if m is None:
         m = max(_LEAST_PAIRS, _PAIRS_PER_COORDINATE * size)
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
-    moment, largest = _second_moment(key, pair, m, pairs_in_a_chunk(pair, m, chunk_size))
+    moment, largest = _second_moment(key, pair, m, pairs_in_a_chunk(pair, m, chunk_size, None))
     matrix = _fitting_matrix(moment)
     inverse = np.linalg.inv(matrix)
     typical = np.sqrt(np.trace(inverse @ moment @ inverse))

@@ -1,5 +1,7 @@
 """Exact selection of an order statistic in linear time."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -76,10 +78,14 @@ def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> ja
 
     Counts are added up over the axis; distances stay where they are.
     """
-    flat = distances.reshape(-1)
-    many = _MANY <= flat.size < _INDEXABLE and jax.default_backend() == "cpu"
-    search = _search_many if many else _search
-    return lax.bitcast_convert_type(search(flat, k.astype(jnp.uint32), axis), distances.dtype)
+    flat, rank = distances.reshape(-1), k.astype(jnp.uint32)
+    search = functools.partial(_search, axis=axis)
+    if _MANY <= flat.size < _INDEXABLE:
+        on_cpu = functools.partial(_search_many, axis=axis)
+        pattern = lax.platform_dependent(flat, rank, cpu=on_cpu, default=search)
+    else:
+        pattern = search(flat, rank)
+    return lax.bitcast_convert_type(pattern, distances.dtype)
 
 
 def _patterns(distances: jax.Array) -> jax.Array:

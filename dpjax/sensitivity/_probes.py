@@ -155,7 +155,8 @@ def _find(
     # Lanes that touch may do so in batches of one size alone, so the size is that of the sampler.
     size = layout.size
     if not touch:
-        size = size_of_parts(pair, count, min(size, fitting(pair.bytes_of_a_database)))
+        most = fitting(pair.bytes_of_a_database, layout.devices[0])
+        size = size_of_parts(pair, count, min(size, most))
     devices = tuple(layout.local.values())
     most_alone = (count if touch else _LEAST_ALONE) if alone else 0
     found: dict[str, float] = {}

@@ -9,6 +9,7 @@ import numpy as np
 
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee
+from dpjax._running._layout import Device
 from dpjax._running._memory import fitting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
@@ -69,11 +70,11 @@ class Part:
         batch = jax.tree.map(batched, self.program.inputs.tree())
         return digest(self.program.fingerprint, jax.make_jaxpr(jax.vmap(self.program))(*batch))
 
-    def default_chunk_size(self) -> int:
+    def default_chunk_size(self, device: Device | None) -> int:
         """Cells in a chunk: a power of two, by memory and by the number of cells."""
         parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
         most = min(parts, max(_LEAST, _power_of_two(len(self))))
-        return min(most, fitting(self.program.largest_array()))
+        return min(most, fitting(self.program.largest_array(), device))
 
 
 def parts_of(

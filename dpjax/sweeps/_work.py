@@ -52,7 +52,7 @@ class Work:
         with contextlib.nullcontext() if store is None else store.agreement():
             for part in self._parts:
                 known = None if store is None else store.chunk_size(part.fingerprint)
-                size = chunk_size or known or part.default_chunk_size()
+                size = chunk_size or known or part.default_chunk_size(self._devices[0])
                 fingerprint = part.fingerprint_of_chunks(size)
                 self._sizes.append(size)
                 self._runs.append({**shared, "function": fingerprint, "chunk size": size})

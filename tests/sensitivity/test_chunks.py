@@ -17,9 +17,9 @@ from dpjax.sensitivity._pairs import RandomPair
 def size(key, uniform):
     """The chunk size for a mean of n records."""
 
-    def size(m, *, n, target=jnp.mean, chunk_size=None, key=key):
+    def size(m, *, n, target=jnp.mean, chunk_size=None, key=key, device=None):
         sampler = RandomPair.trace(key, target, uniform, n=n, norm="l1", positions="last")
-        return pairs_in_a_chunk(sampler, m, chunk_size)
+        return pairs_in_a_chunk(sampler, m, chunk_size, device)
 
     return size
 

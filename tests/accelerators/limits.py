@@ -1,0 +1,35 @@
+"""What a program for an accelerator must not do; `limits.toml` says how much of the rest."""
+
+import pathlib
+import tomllib
+from typing import Any
+
+from accelerators.facts import Facts
+
+TABLE = pathlib.Path(__file__).with_name("limits.toml")
+
+
+def allowed(platform: str, name: str, table: dict[str, Any] | None = None) -> dict[str, int]:
+    """The limits of a program: those of all, and then its own."""
+    table = tomllib.loads(TABLE.read_text()) if table is None else table
+    return {**table["all"], **table[platform].get(name, {})}
+
+
+def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
+    """A sentence for each limit that a program breaks."""
+    found = []
+    if facts.calls_host:
+        found.append("it calls the host")
+    if facts.host:
+        found.append(f"it takes {facts.host} bytes of the host's memory")
+    if facts.doubles:
+        found.append(f"{facts.doubles} instructions compute with float64")
+    if facts.temporary > limits["temporary_mib"] * 2**20:
+        found.append(
+            f"it takes {facts.temporary / 2**20:.0f} MiB of temporary memory, and"
+            f" {limits['temporary_mib']} are allowed"
+        )
+    for name in ("launches", "loops", "wide"):
+        if (count := getattr(facts, name)) > limits[name]:
+            found.append(f"it has {count} {name}, and {limits[name]} are allowed")
+    return found
