@@ -35,8 +35,8 @@ KEY_WORDS = 8
 _BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN, NOISE = 0, 1, 2, 3
-# Lanes in a chunk: the fastest number on CPU, and enough to fill an accelerator.
-_CHUNK = 2**14
+# Lanes in a chunk: on a CPU the fastest number, on an accelerator enough to fill any of them.
+_CHUNK, _ACCELERATOR_CHUNK = 2**14, 2**20
 # From this many lanes on, `_rounds_of_words` is faster on CPU and worth its compilation.
 _MANY_LANES = 2**11
 
@@ -59,8 +59,10 @@ def _rounds_of_rows(state: jax.Array) -> jax.Array:
     return jnp.concatenate(lax.fori_loop(0, 20, one_round, _rows(state)))
 
 
-def _rounds_of_words(state: jax.Array) -> jax.Array:
-    """The same for many lanes on CPU: it mixes columns and diagonals in place and moves no word."""
+def _rounds_of_words(
+    state: jax.Array, together: Callable[[PyTree], PyTree] = reduced, unroll: int = 1
+) -> jax.Array:
+    """The same for many lanes: it mixes columns and diagonals in place and moves no word."""
 
     def double_round(_: jax.Array, words: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         mixed = list(words)
@@ -68,23 +70,18 @@ def _rounds_of_words(state: jax.Array) -> jax.Array:
             for column in range(4):
                 places = [4 * row + (column + turn * row) % 4 for row in range(4)]
                 a, b, c, d = (mixed[place] for place in places)
-                changed = reduced(_quarter_rounds((a, b, c, d)))
+                changed = together(_quarter_rounds((a, b, c, d)))
                 for place, word in zip(places, changed, strict=True):
                     mixed[place] = word
         return tuple(mixed)
 
-    return jnp.stack(lax.fori_loop(0, 10, double_round, tuple(jnp.unstack(state))))
+    words = tuple(jnp.unstack(state))
+    return jnp.stack(lax.fori_loop(0, 10, double_round, words, unroll=unroll))
 
 
 def _unrolled_rounds(state: jax.Array) -> jax.Array:
-    """The same without loops, for accelerators, where each step of a loop would start a kernel."""
-
-    def double_round(_: jax.Array, rows: _Rows) -> _Rows:
-        for turn in (1, -1):
-            rows = _turn(_quarter_rounds(rows), turn)
-        return rows
-
-    return jnp.concatenate(lax.fori_loop(0, 10, double_round, _rows(state), unroll=True))
+    """The same for accelerators: a step is a kernel. More rounds in one take long to compile."""
+    return _rounds_of_words(state, together=lambda words: words, unroll=2)
 
 
 def _rows(state: jax.Array) -> _Rows:
@@ -235,8 +232,15 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         flat_first = (first.reshape(-1, 1) + starts[None]).reshape(-1)
         flat_keys = jnp.repeat(keys.reshape(-1, KEY_WORDS), parts, axis=0)
         flat_rounds = jnp.repeat(rounds.reshape(-1), parts)
-        batch = max(1, _CHUNK // blocks)
-        out = _in_batches(sample_parts, batch, flat_keys, flat_first, flat_rounds)
+        parts_of_keys = flat_keys, flat_first, flat_rounds
+        on_cpu, on_others = (
+            functools.partial(_in_batches, sample_parts, max(1, lanes // blocks))
+            for lanes in (_CHUNK, _ACCELERATOR_CHUNK)
+        )
+        if len(flat_first) * blocks <= _CHUNK:
+            out = on_cpu(*parts_of_keys)
+        else:
+            out = lax.platform_dependent(*parts_of_keys, cpu=on_cpu, default=on_others)
         return jax.tree.map(lambda x: x.reshape(*first.shape, parts * size)[..., :count], out)
 
     @generate.def_vmap

@@ -1,5 +1,7 @@
 """The chacha20 key implementation: RFC 8439 vectors, and what JAX expects of keys."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,3 +217,19 @@ def test_a_few_samples_are_the_first_of_more(key):
     np.testing.assert_array_equal(many, stream.T.reshape(-1)[:70])
     for count in (1, 15, 16, 17):
         np.testing.assert_array_equal(jax.random.bits(key, (count,)), many[:count])
+
+
+def test_blocks_of_accelerators_have_the_same_bits(key, monkeypatch):
+    """One block of all lanes there, and two that overlap on a CPU."""
+    data, lanes = jax.random.key_data(key), 65
+    monkeypatch.setattr(_chacha20, "_CHUNK", 64)
+    words = functools.partial(
+        _chacha20.uniform_words, data, 0, nonce=_chacha20.NOISE, width=16, count=lanes
+    )
+    on_cpu = np.stack(words())
+    monkeypatch.setattr(
+        _chacha20.lax, "platform_dependent", lambda *x, default, **_: jax.jit(default)(*x)
+    )
+    np.testing.assert_array_equal(np.stack(words()), on_cpu)
+    state = _chacha20._one_state(np.asarray(data), lanes - 1, _chacha20.NOISE)
+    np.testing.assert_array_equal(on_cpu[:, -1], _chacha20._block_on_host(state))
