@@ -36,6 +36,7 @@ from dpjax.mechanisms._exponential import exponential as exponential
 from dpjax.mechanisms._gaussian import gaussian as gaussian
 from dpjax.mechanisms._laplace import laplace as laplace
 from dpjax.mechanisms._permute_and_flip import permute_and_flip as permute_and_flip
+from dpjax.mechanisms._posterior_sampler import posterior_sampler as posterior_sampler
 from dpjax.mechanisms._propose_test_release import propose_test_release as propose_test_release
 from dpjax.mechanisms._randomized_response import randomized_response as randomized_response
 from dpjax.mechanisms._randomized_response import two_coins as two_coins

@@ -38,6 +38,8 @@ TREE = {
 }
 COUNTS = {"value": jnp.asarray([3, 0]), "neighbor": jnp.asarray([4, 0])}
 SCORES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([1.0, 2.0, 1.0])}
+# All rise by 4, and two of them by 1 more.
+RANGES = {"value": jnp.asarray([2.0, 1.0, 0.0]), "neighbor": jnp.asarray([6.0, 6.0, 5.0])}
 INTEGER_SCORES = {"value": jnp.asarray([2, 1, 0]), "neighbor": jnp.asarray([1, 2, 1])}
 LATTICE = {"value": jnp.zeros((3, 3)), "neighbor": jnp.ones((3, 3))}
 # At distance 1, but for a margin that covers the grid before the map.
@@ -80,6 +82,22 @@ TABLE = {
     ),
     "shaped gaussian": (shaped, SHAPED),
     "exponential": (dpjax.exponential, SCORES),
+    "exponential, weights and range": (
+        lambda s, e: dpjax.exponential(
+            s if isinstance(s, dpjax.Sensitivity) else dpjax.analytic_sensitivity(s, norm="range"),
+            e,
+            log_base=[0.0, -1.0, 0.5],
+        ),
+        RANGES,
+    ),
+    "permute-and-flip, weights": (
+        lambda s, e: dpjax.permute_and_flip(s, e, log_base=[0.0, -1.0, 0.5]),
+        SCORES,
+    ),
+    "posterior sampler": (
+        lambda s, e: dpjax.posterior_sampler(s, e, log_prior=[-0.5, 0.0, 1.0]),
+        RANGES,
+    ),
     "permute-and-flip": (dpjax.permute_and_flip, SCORES),
     "bernstein": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2), LATTICE),
     "bernstein, order 3": (lambda s, e: dpjax.bernstein(s, e, degree=2, dims=2, order=3), LATTICE),

@@ -56,7 +56,7 @@ class Oracle(Protocol):
         ...
 
 
-Norm = Literal["l1", "l2", "linf", "hamming"] | Callable[[Value], jax.Array]
+Norm = Literal["l1", "l2", "linf", "hamming", "range"] | Callable[[Value], jax.Array]
 """The name of a norm, or a function that takes the difference of two target values, a pytree of
 float arrays, to a scalar."""
 

@@ -6,6 +6,7 @@ from dpjax.mechanisms._additive import AdditiveMechanism as AdditiveMechanism
 from dpjax.mechanisms._additive import additive as additive
 from dpjax.mechanisms._bernstein import BernsteinMechanism as BernsteinMechanism
 from dpjax.mechanisms._mechanism import SensitivityMechanism as SensitivityMechanism
+from dpjax.mechanisms._posterior_sampler import PosteriorSampler as PosteriorSampler
 from dpjax.mechanisms._propose_test_release import ProposeTestRelease as ProposeTestRelease
 from dpjax.mechanisms._propose_test_release import Reply as Reply
 from dpjax.mechanisms._randomized_response import RandomizedResponse as RandomizedResponse

@@ -163,6 +163,8 @@ def additive(
         dims = _checks.integer("dims", dims, least=1)
     if norm == "hamming":
         raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
+    if norm == "range":
+        raise ValueError("norm must not be the range: a shift of all coordinates shows in a sum")
     if isinstance(norm, NoiseShape):
         raise ValueError(
             "norm must be monotone in the magnitudes of the coordinates, which that of a NoiseShape"

@@ -96,7 +96,7 @@ class BlockDesign:
 
         at_once = max(1, _MOST_BYTES // max(1, size))
         if at_once >= self.evaluations:
-            return jax.vmap(one)(self.subsets)
+            return jax.vmap(one)(jnp.asarray(self.subsets))
         return lax.map(one, jnp.asarray(self.subsets), batch_size=at_once)
 
     def thresholds(self, results: jax.Array) -> jax.Array:

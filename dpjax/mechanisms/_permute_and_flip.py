@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
 
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax._exact._numerics import legendre_rule
@@ -39,7 +40,11 @@ _PERMUTE_AND_FLIP = SelectionRule(
 
 
 def permute_and_flip(
-    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: NoiseKind = "exact"
+    sensitivity: Sensitivity | float,
+    epsilon: Scalar,
+    *,
+    noise: NoiseKind = "exact",
+    log_base: ArrayLike | None = None,
 ) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 
@@ -51,6 +56,7 @@ def permute_and_flip(
         sensitivity: as for `exponential`.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
+        log_base: as for `exponential`: 2 Delta / epsilon times it counts as a part of the scores.
 
     Returns:
         A `SelectionMechanism`, as `exponential` does.
@@ -73,4 +79,4 @@ def permute_and_flip(
         >>> int(release.value)
         0
     """
-    return select_by(_PERMUTE_AND_FLIP, sensitivity, epsilon, noise)
+    return select_by(_PERMUTE_AND_FLIP, sensitivity, epsilon, noise, log_base)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pair_loss import PairLoss
@@ -40,7 +41,8 @@ class SelectionRule:
 
     Attributes:
         name: for messages.
-        draw: draws an index, `draw(key, scores, calibration)`.
+        draw: draws an index, `draw(key, scores, calibration)`, or with a fourth argument of log
+            weights.
         draw_in_floats: the same with noise in floats.
         log_pmf: takes score / temperature, shape (K,), to log probabilities, shape (K,).
         bounded_range: whether log ratios of probabilities lie in an interval of length epsilon.
@@ -50,8 +52,8 @@ class SelectionRule:
     """
 
     name: str
-    draw: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
-    draw_in_floats: Callable[[jax.Array, jax.Array, Calibration], jax.Array]
+    draw: Callable[..., jax.Array]
+    draw_in_floats: Callable[..., jax.Array]
     log_pmf: Callable[[jax.Array], jax.Array]
     bounded_range: bool = False
 
@@ -61,10 +63,11 @@ class SelectionMechanism(LatticeMechanism):
     """Selects a response by its score; made by `exponential` or `permute_and_flip`.
 
     Attributes:
-        sensitivity: how far any score moves, norm "linf".
+        sensitivity: how far scores move, norm "linf" or "range".
         epsilon: of the guarantee.
         rule: how to select.
         exact: whether the noise is exact; noise in floats promises nothing.
+        log_base: log weights of the responses; None for equal ones.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -74,13 +77,19 @@ class SelectionMechanism(LatticeMechanism):
     epsilon: Scalar = up()
     rule: SelectionRule = static()
     exact: bool = static(default=True)
+    log_base: tuple[float, ...] | None = static(default=None)
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
+        """The norm of the sensitivity: "linf" or "range"."""
+        return self.sensitivity.norm
 
     _scale_name = "2 sensitivity / epsilon"
+
+    @property
+    def _most_range(self) -> Scalar:
+        """How far the gap of two scores moves at most."""
+        return self.sensitivity.value * (1 if self.norm == "range" else 2)
 
     @property
     def zcdp(self) -> tuple[float, float]:
@@ -97,14 +106,19 @@ class SelectionMechanism(LatticeMechanism):
 
     def _check_structure(self, value: Value) -> None:
         check_one_array(value, "scores over the response set, shape (K,)")
+        if self.log_base is not None and value.size != len(self.log_base):
+            raise ValueError(
+                f"value must have a score for each of the {len(self.log_base)} weights of the base,"
+                f" got {value.size}"
+            )
 
     def _calibration(self, arrays: PyTree) -> Calibration:
         # A proof compares the noise of one option, on both neighbors.
         return Calibration(
-            2 * self.sensitivity.value / self.epsilon,
+            self._most_range / self.epsilon,
             self.sensitivity.value,
             self.epsilon,
-            rounding_norm("linf", arrays),
+            rounding_norm(self.norm, arrays),
             2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -112,7 +126,8 @@ class SelectionMechanism(LatticeMechanism):
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         draw = self.rule.draw if self.exact else self.rule.draw_in_floats
-        return draw(key, value, self._calibration(value))
+        base = () if self.log_base is None else (self.log_base,)
+        return draw(key, value, self._calibration(value), *base)
 
     def range(
         self,
@@ -124,7 +139,7 @@ class SelectionMechanism(LatticeMechanism):
         """The range of gaps to the best score; a larger gap counts as the largest in it.
 
         The largest gap is about 2^18 scales. No response is ever selected there. Scores are not
-        clamped, except floats to half of the largest float.
+        clamped, except infinite ones to the largest float.
 
         Args:
             shape: of the scores; the range does not depend on it.
@@ -178,10 +193,11 @@ class SelectionMechanism(LatticeMechanism):
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array) -> jax.Array:
-        """Minus the gap of each score, over the drawn scale; 0 for the best."""
+        """Minus the gap of each score, over the drawn scale, plus its log weight."""
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
-        return -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
+        logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
+        return logits if self.log_base is None else logits + jnp.asarray(self.log_base, gaps.dtype)
 
     def score_gap(
         self,
@@ -193,7 +209,8 @@ class SelectionMechanism(LatticeMechanism):
     ) -> Scalar:
         """A bound on the gap of the selected response to the best score, at a confidence.
 
-        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). The
+        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)), and
+        with a base at most so often as the largest weight is larger than the smallest. The
         bound for each response: if its gap is larger, it is not selected with probability at least
         `confidence`. The bound for all K: the selected one keeps it, with that probability.
 
@@ -211,7 +228,8 @@ class SelectionMechanism(LatticeMechanism):
         scores, calibration = self._asked(shape, like)
         tail = 1 - _checks.fraction("confidence", confidence)
         responses = self._responses(scores) if simultaneous else 1
-        gap = self._scale_drawn(scores, calibration) * math.log(responses / tail)
+        weights = 0.0 if self.log_base is None else max(self.log_base) - min(self.log_base)
+        gap = self._scale_drawn(scores, calibration) * (math.log(responses / tail) + weights)
         # Rounding moves both scores of a gap by up to half a step.
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
@@ -227,9 +245,27 @@ def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def select_by(
-    rule: SelectionRule, sensitivity: Sensitivity | float, epsilon: Scalar, noise: NoiseKind
+    rule: SelectionRule,
+    sensitivity: Sensitivity | float,
+    epsilon: Scalar,
+    noise: NoiseKind,
+    log_base: ArrayLike | None,
 ) -> SelectionMechanism:
     """Makes a selection mechanism."""
     exact = check_noise(noise)
-    sensitivity, epsilon = begin("linf", sensitivity, epsilon)
-    return SelectionMechanism(sensitivity, epsilon, rule, exact)
+    norm = "range" if getattr(sensitivity, "norm", "linf") == "range" else "linf"
+    sensitivity, epsilon = begin(norm, sensitivity, epsilon)
+    base = None if log_base is None else log_weights("log_base", log_base)
+    return SelectionMechanism(sensitivity, epsilon, rule, exact, base)
+
+
+def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
+    """Public log weights of all responses; not all of them are -inf."""
+    if _checks.is_traced(weights):
+        raise TypeError(f"{name} must be known when the mechanism is made, got a traced array")
+    found = np.asarray(weights, np.float64)
+    if found.ndim != 1 or not found.size or np.isnan(found).any() or not found.max() < math.inf:
+        raise ValueError(f"{name} must be log weights, shape (K,), got {_checks.shown(weights)}")
+    if found.max() == -math.inf:
+        raise ValueError(f"{name} must give a weight to one response at least, got only -inf")
+    return tuple(found.tolist())

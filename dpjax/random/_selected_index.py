@@ -1,4 +1,11 @@
-"""Private selection among scores, in integers: every option keeps a positive probability."""
+"""Private selection among scores, in integers: every option keeps a positive probability.
+
+A base measure multiplies the probabilities by public weights. Minus their logarithms are public
+integers on the noise's lattice, so adding them to the gaps rounds nothing private.
+"""
+
+import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +23,17 @@ from dpjax.random._lattice import exponential_rounds
 from dpjax.random._noise import EXPONENTIAL, float_exponential, float_gumbel
 from dpjax.random._release import OUTWARD, usable_scale
 
+# Log weights of options, one for each.
+LogBase: TypeAlias = tuple[float, ...]
+# No noise of the lattice reaches it. A weight of 0 lies further away than any gap and other weight.
+_LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
+
 
 def permute_and_flip_index(
-    key: jax.Array, scores: jax.Array, calibration: Calibration
+    key: jax.Array,
+    scores: jax.Array,
+    calibration: Calibration,
+    log_base: LogBase | None = None,
 ) -> jax.Array:
     """The index of the largest score + exponential noise (report noisy max), in integers.
 
@@ -29,12 +44,17 @@ def permute_and_flip_index(
     The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
-    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), _scaled_gaps(scores, fit))
-    return _selected(_first_largest(race), scores, calibration, fit.scale)
+    gaps = _scaled_gaps(scores, fit, log_base)
+    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), gaps)
+    return _selected(_first_largest(race), scores, calibration, fit.scale, _without(log_base))
 
 
 def exponential_index(
-    key: jax.Array, scores: jax.Array, calibration: Calibration, taken: jax.Array | None = None
+    key: jax.Array,
+    scores: jax.Array,
+    calibration: Calibration,
+    log_base: LogBase | None = None,
+    taken: jax.Array | None = None,
 ) -> jax.Array:
     """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
 
@@ -45,11 +65,12 @@ def exponential_index(
         key: a typed key.
         scores: shape (K,).
         calibration: of the noise.
+        log_base: log weights of the options.
         taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     scores = remaining_scores(scores, taken)
-    gaps = _scaled_gaps(scores, fit)
+    gaps = _scaled_gaps(scores, fit, log_base)
     options = scores.size
     # A try succeeds with probability at least 1 / K, so 2 K tries all fail with at most e^-2.
     tries = 2 * options
@@ -74,6 +95,7 @@ def exponential_index(
     # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
+    taken = _without(log_base) if taken is None else taken
     return _selected(index, scores, calibration, fit.scale, taken)
 
 
@@ -87,14 +109,21 @@ def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
 
 
 def float_index(
-    key: jax.Array, scores: jax.Array, calibration: Calibration, *, flip: bool
+    key: jax.Array,
+    scores: jax.Array,
+    calibration: Calibration,
+    log_base: LogBase | None = None,
+    *,
+    flip: bool,
 ) -> jax.Array:
     """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
     scale = usable_scale(calibration.scale, scores.dtype)
     race = float_exponential if flip else float_gumbel
     noise = race(key, scores.shape, scale.dtype)
-    index = jnp.argmax(noise - score_gaps(scores) / (OUTWARD * scale)).astype(jnp.int32)
-    return _selected(index, scores, calibration, scale)
+    worse = score_gaps(scores) / (OUTWARD * scale)
+    worse = worse if log_base is None else worse - jnp.asarray(log_base, worse.dtype)
+    index = jnp.argmax(noise - worse).astype(jnp.int32)
+    return _selected(index, scores, calibration, scale, _without(log_base))
 
 
 def _selected(
@@ -113,8 +142,32 @@ def _selected(
     return index
 
 
-def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
+def _without(log_base: LogBase | None) -> jax.Array | None:
+    """The options without weight; None if there are none."""
+    if log_base is None or min(log_base) > -math.inf:
+        return None
+    return jnp.asarray(np.asarray(log_base) == -math.inf)
+
+
+def _points_of_base(log_base: LogBase) -> Limbs:
+    """Minus the log weights over the largest one, on the noise's lattice: public integers."""
+    largest, resolution = max(log_base), EXPONENTIAL.resolution
+    points = [
+        _NO_WEIGHT
+        if weight == -math.inf
+        else round(min((largest - weight) * resolution, _LEAST_WEIGHT))
+        for weight in log_base
+    ]
+    return Limbs(
+        jnp.asarray([x >> 32 for x in points], jnp.uint32),
+        jnp.asarray([x & 0xFFFFFFFF for x in points], jnp.uint32),
+    )
+
+
+def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
     """Gaps of all scores to the best one, in points of the noise's lattice, exactly.
+
+    With a base, it counts as a part of the score, and the smallest sum becomes 0.
 
     Gaps are clamped at 2^61 points, which no noise reaches. That replaces a score by the larger of
     it and best - bound, which is no more sensitive than the scores.
@@ -129,7 +182,12 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit) -> Limbs:
     else:
         gaps = _limbs.from_integers(_integer_gaps(scores))
     farthest = _farthest(fit)
-    return _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
+    gaps = _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
+    if log_base is None:
+        return gaps
+    sums = _limbs.add(gaps, _points_of_base(log_base))
+    first = _first_largest(_limbs.negate(sums))
+    return _limbs.subtract(sums, Limbs(sums.high[first], sums.low[first]))
 
 
 def _farthest(fit: GridFit) -> Limbs:
@@ -151,7 +209,7 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:
-    """Gaps of all scores to the best one: exact for integers, finite for floats."""
+    """Gaps of all scores to the best one: exact for integers; infinite where floats overflow."""
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         return jnp.max(finite) - finite
@@ -159,9 +217,12 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 
 
 def clamped_scores(scores: jax.Array) -> jax.Array:
-    """Float scores, clamped so that they and their differences are finite; NaN is the lowest."""
+    """Finite float scores; NaN is the lowest.
+
+    Finite scores stay as they are: where all scores rise alike, to clamp some would change gaps.
+    """
     dtype = compute_dtype(scores.dtype)
-    limit = float(float_limits(dtype).max) / 2
+    limit = float(float_limits(dtype).max)
     scores = scores.astype(dtype)
     return jnp.clip(jnp.where(jnp.isnan(scores), -limit, scores), -limit, limit)
 

@@ -18,7 +18,7 @@ def peeled_indices(
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        index = exponential_index(one_key, scores, calibration, taken)
+        index = exponential_index(one_key, scores, calibration, taken=taken)
         return taken.at[index].set(True), index
 
     # All false, but varying over devices as the data do: a loop under `shard_map` must start so.

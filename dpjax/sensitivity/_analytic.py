@@ -17,7 +17,7 @@ def analytic_sensitivity(
 
     Args:
         value: the bound, in the units of the target's output; finite, above 0.
-        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values.
+        norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
         n: the number of records that it holds for; None for any. Under add-or-remove-one the
             number of slots, which is public then.
         relation: which databases are neighbors.

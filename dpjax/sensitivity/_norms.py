@@ -39,11 +39,20 @@ def _hamming(difference: Value) -> jax.Array:
     return jnp.sum(flat != 0, dtype=flat.dtype)
 
 
+def _range(difference: Value) -> jax.Array:
+    leaves = [leaf.ravel() for leaf in jax.tree.leaves(difference)]
+    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
+    flat = jnp.concatenate([leaf.astype(widest) for leaf in leaves])
+    # Twice the maximum: XLA's minimum on CPU may ignore NaN in a large batch.
+    return jnp.max(flat) + jnp.max(-flat)
+
+
 NORMS: dict[str, Callable[[Value], jax.Array]] = {
     "l1": _l1,
     "l2": _l2,
     "linf": _linf,
     "hamming": _hamming,
+    "range": _range,
 }
 
 
@@ -62,8 +71,11 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
     """The norm of ones in all the float coordinates of a value, and zeros in the integers.
 
     It bounds the norm of a rounding error of at most 1 in every float coordinate of a difference:
-    the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes.
+    the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes. The range
+    is not monotone, but at most twice linf.
     """
+    if norm == "range":
+        return 2 * rounding_norm("linf", value)
     sizes = [leaf.size for leaf in jax.tree.leaves(value) if is_float(leaf)]
     count = sum(sizes)
     if norm in ("l1", "l2", "linf"):
@@ -101,7 +113,18 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
     Returns:
         A float scalar, 0 or above.
     """
+    if norm == "range":
+        _refuse_integers(value)
     return length(norm, difference(value, other))
+
+
+def _refuse_integers(value: Value) -> None:
+    """A range may be far smaller than the differences, which are cast to floats."""
+    if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            "the norm range is for floats, because the cast of a large integer may hide a small"
+            f" range, got {_checks.described(value)}: return floats"
+        )
 
 
 def length(norm: Norm, moved: Value) -> jax.Array:
@@ -117,6 +140,9 @@ def resolution(norm: Norm, value: Value) -> jax.Array:
     Measured at full size and scaled down afterwards, so that a norm that counts finds next to
     nothing.
     """
+    if norm == "range":
+        _refuse_integers(value)
+        return 2 * resolution("linf", value)
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     if not floats:
         return jnp.zeros((), compute_dtype(jnp.int32))

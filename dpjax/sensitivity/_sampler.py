@@ -67,8 +67,9 @@ def sample_sensitivity(
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
             `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
         n: records of a database, at least 1.
-        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
-            mechanism's. A `NoiseShape` for `dpjax.shaped_gaussian`.
+        norm: "l1", "l2", "linf", "hamming", "range" (the largest coordinate minus the smallest), or
+            a function of the difference of two values: the mechanism's. A `NoiseShape` for
+            `dpjax.shaped_gaussian`.
         m: number of pairs; given gamma alone, ten times the least.
         gamma: probability over random pairs that may be left uncovered; given m alone, the least.
         method: "exact" or "dkw", see `dpjax.operating_point`.

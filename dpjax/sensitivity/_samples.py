@@ -42,7 +42,7 @@ def sensitivity_samples(
         target: a pure JAX function of a database.
         oracle: `oracle(key, n)` draws n exchangeable records.
         n: records of a database, at least 1.
-        norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values.
+        norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
         m: number of pairs, at least 1.
         positions: which record changes: "last", "average" (a random one) or "each".
         chunk_size: pairs in a chunk; by default what fits the cache or the device.

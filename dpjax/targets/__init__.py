@@ -11,6 +11,7 @@ from dpjax.targets._known_sensitivity import KnownSensitivity as KnownSensitivit
 from dpjax.targets._letter_counts import encode_text as encode_text
 from dpjax.targets._letter_counts import letter_counts as letter_counts
 from dpjax.targets._linear_svm import linear_svm as linear_svm
+from dpjax.targets._log_likelihoods import log_likelihoods as log_likelihoods
 from dpjax.targets._logistic_regression import logistic_regression as logistic_regression
 from dpjax.targets._moments import bounded_mean as bounded_mean
 from dpjax.targets._moments import moments as moments

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dpjax
-from dpjax.sensitivity._norms import NORMS, distance, norm_function, resolution
+from dpjax.sensitivity._norms import distance, norm_function, resolution, rounding_norm
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -70,7 +70,7 @@ def test_distances_of_floats(first, second):
         assert found == float(distance(norm, jnp.asarray(second), jnp.asarray(first)))
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", EXPECTED)
 @pytest.mark.parametrize(
     "dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.bool_]
 )
@@ -110,7 +110,7 @@ def test_a_norm_that_returns_nan_counts_as_infinite():
 def test_pytrees_are_one_vector():
     first = {"a": jnp.array([1.0, 2.0]), "b": (jnp.array([[True]]), jnp.uint8(7))}
     second = {"a": jnp.array([1.0, 5.0]), "b": (jnp.array([[False]]), jnp.uint8(9))}
-    found = {norm: float(distance(norm, first, second)) for norm in NORMS}
+    found = {norm: float(distance(norm, first, second)) for norm in EXPECTED}
     assert found == pytest.approx({"l1": 6.0, "l2": 14**0.5, "linf": 3.0, "hamming": 3.0})
 
 
@@ -168,3 +168,24 @@ def test_distance_under_vmap_and_jit():
     values, others = jnp.arange(12.0).reshape(4, 3), jnp.ones((4, 3))
     found = jax.jit(jax.vmap(lambda x, y: distance("l2", x, y)))(values, others)
     np.testing.assert_allclose(found, np.linalg.norm(np.asarray(values - others), axis=1), 1e-6)
+
+
+def test_the_range_is_the_largest_change_minus_the_smallest():
+    zeros = {"a": jnp.zeros(2), "b": jnp.zeros((1, 2))}
+    value = {"a": jnp.array([1.0, -3.0]), "b": jnp.array([[0.5, 4.0]])}
+    shifted = jax.tree.map(lambda x: x + 100, value)
+    assert float(distance("range", value, zeros)) == 7.0
+    assert float(distance("range", shifted, zeros)) == 7.0
+    # It is 0 for equal changes, but their rounding is not equal.
+    assert rounding_norm("range", value) == 2.0
+    assert float(resolution("range", value)) == 2 * float(resolution("linf", value))
+    for other in ([jnp.nan, 0.0, 0.0], [jnp.inf, 0.0, 0.0], [jnp.inf, jnp.inf, jnp.inf]):
+        assert np.isposinf(distance("range", jnp.array(other), jnp.zeros(3)))
+        assert np.isposinf(distance("range", jnp.array(other), jnp.array(other)))
+
+
+def test_the_range_of_integers_is_refused():
+    """In float32 the range of 2^30 + 1 and 2^30 would be 0."""
+    value = jnp.array([2**30 + 1, 2**30])
+    with pytest.raises(ValueError, match="range is for floats"):
+        distance("range", value, jnp.zeros(2, value.dtype))
