@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
@@ -42,6 +43,7 @@ _FINEST = 2.0**-17
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
+_LEAST_ON_HOST = 2.0**-40
 
 
 # A number on the host while a calibration is checked, a JAX scalar while noise is drawn.
@@ -104,28 +106,40 @@ class Calibration:
             dtype: of the values.
             exponent: of a given grid, for several noises on one grid; None finds one.
         """
+        # NumPy finds the same bits for known numbers, and compiles nothing. It would differ where
+        # numbers underflow, because XLA flushes those to 0.
+        known = (self.scale, self.sensitivity, self.epsilon)
+        on_host = exponent is None and not any(
+            _checks.is_traced(x) or np.ndim(x) > 0 for x in (*known, self.rounding)
+        )
+        ordinary = on_host and all(_LEAST_ON_HOST <= x <= 1 / _LEAST_ON_HOST for x in known)
+        return self._fit(lattice, dtype, exponent, np if ordinary else jnp)
+
+    def _fit(
+        self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None, numpy: ModuleType
+    ) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
-            exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
-        known = self._in(compute, jnp)
+            exponent = self._in(self.grid_dtype, numpy)._exponent(lattice, numpy)
+        known = self._in(compute, numpy)
         # Keeps a distance from subnormal numbers, which devices may flush to 0.
         limits = float_limits(compute)
-        usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
-        grid = power_of_two(exponent, compute)
+        usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < numpy.inf)
+        grid = _power_of_two(exponent, compute, numpy)
         needed = known._needed(lattice, grid)
         if not floating:
             # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
             # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
-            exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
-        short, shift = divisor(lattice, grid / needed, jnp)
+            exponent, grid = numpy.zeros_like(exponent), numpy.ones_like(grid)
+        short, shift = divisor(lattice, grid / needed, numpy)
         # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
         usable &= (short >= 1) & (4 * self._loss(lattice) < known.epsilon)
-        short = jnp.where(usable, short, 1)
-        drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
-        drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
-        return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
+        short = numpy.where(usable, short, 1)
+        drawn = float(lattice.resolution) / (short * _power_of_two(shift, compute, numpy)) * grid
+        drawn = numpy.where(usable, drawn, numpy.nan)  # Traced numbers cannot raise.
+        return GridFit(exponent, short.astype(np.uint32), shift.astype(np.uint32), drawn)
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
         """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
@@ -201,8 +215,16 @@ def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Ar
     """
     points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
-    unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
-    return numpy.floor(points * unit), shift
+    return numpy.floor(points * _power_of_two(-shift, points.dtype, numpy)), shift
+
+
+def _power_of_two(exponent: _Number, dtype: DTypeLike, numpy: ModuleType) -> _Number:
+    """2^exponent; NaN if it is no normal number."""
+    if numpy is jnp:
+        return power_of_two(exponent, dtype)
+    limits = float_limits(dtype)
+    normal = limits.minexp <= exponent < limits.maxexp
+    return np.ldexp(np.ones((), dtype), exponent) if normal else np.full((), np.nan, dtype)
 
 
 def divided(noise: Limbs, fit: GridFit) -> Limbs:
