@@ -18,7 +18,7 @@ docs/proofs/exact-noise.md has the proofs.
 import dataclasses
 import math
 from types import ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -119,27 +119,28 @@ class Calibration:
         self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None, numpy: ModuleType
     ) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
+        step: Any = exponent
         # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
-            exponent = self._in(self.grid_dtype, numpy)._exponent(lattice, numpy)
+            step = self._in(self.grid_dtype, numpy)._exponent(lattice, numpy)
         known = self._in(compute, numpy)
         # Keeps a distance from subnormal numbers, which devices may flush to 0.
         limits = float_limits(compute)
         usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < numpy.inf)
-        grid = _power_of_two(exponent, compute, numpy)
+        grid = _power_of_two(step, compute, numpy)
         needed = known._needed(lattice, grid)
         if not floating:
             # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
             # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
-            exponent, grid = numpy.zeros_like(exponent), numpy.ones_like(grid)
+            step, grid = numpy.zeros_like(step), numpy.ones_like(grid)
         short, shift = divisor(lattice, grid / needed, numpy)
         # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
         usable &= (short >= 1) & (4 * self._loss(lattice) < known.epsilon)
         short = numpy.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * _power_of_two(shift, compute, numpy)) * grid
         drawn = numpy.where(usable, drawn, numpy.nan)  # Traced numbers cannot raise.
-        return GridFit(exponent, short.astype(np.uint32), shift.astype(np.uint32), drawn)
+        return GridFit(step, short.astype(np.uint32), shift.astype(np.uint32), drawn)
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
         """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
@@ -218,7 +219,7 @@ def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Ar
     return numpy.floor(points * _power_of_two(-shift, points.dtype, numpy)), shift
 
 
-def _power_of_two(exponent: _Number, dtype: DTypeLike, numpy: ModuleType) -> _Number:
+def _power_of_two(exponent: Any, dtype: DTypeLike, numpy: ModuleType) -> _Number:
     """2^exponent; NaN if it is no normal number."""
     if numpy is jnp:
         return power_of_two(exponent, dtype)
