@@ -52,9 +52,7 @@ def on_files(files: typing.Any, config: typing.Any) -> typing.Any:
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
             path = Path(file.abs_src_path)
-            files.append(
-                File.generated(config, _picture(path.stem), content=first_picture(path))
-            )
+            files.append(File.generated(config, _picture(path.stem), content=first_picture(path)))
     return files
 
 
