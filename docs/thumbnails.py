@@ -15,7 +15,7 @@ _ITEM = r"- \[(.+?)\]\(notebooks/([\w-]+)\.ipynb\): ((?:.+\n)(?:  .+\n)*)"
 _LIST = re.compile(rf"(?:^{_ITEM})+", re.MULTILINE)
 _CARD = (
     "- [![First picture of the notebook]({picture})](notebooks/{stem}.ipynb)\n\n"
-    "    **[{title}](notebooks/{stem}.ipynb)**\n\n    {text}\n"
+    "    **[{title}](notebooks/{stem}.ipynb)**\n\n    {text}\n\n"
 )
 
 
