@@ -19,6 +19,7 @@ JOBS = (
     "lapack",
     "releases",
     "queries",
+    "k_means",
     "randomized_response",
     "sweep",
     "first_answer",

@@ -121,37 +121,33 @@ def jobs() -> list[Job]:
 
 def row(number: int, job: Job) -> str:
     """A line of the table."""
-    key_sample, key_spread, key_data, key_test = jax.random.split(jax.random.key(number), 4)
+    key_sample, _, key_data, key_test = jax.random.split(jax.random.key(number), 4)
     sensitivity = dpjax.sample_sensitivity(
         key_sample, job.target, job.oracle, n=job.n, norm=job.norm, gamma=GAMMA, m=job.m
     )
     make = dpjax.laplace if job.norm == "l1" else partial(dpjax.gaussian, delta=DELTA)
     mechanism = make(sensitivity, epsilon=EPSILON)
 
-    def value_of(key: jax.Array) -> Any:
-        return job.target(job.oracle(key, job.n))
-
-    keys = jax.random.split(key_spread, REPEATS)
-    values = jax.jit(lambda keys: jax.lax.map(value_of, keys, batch_size=10))(keys)
-    value = jax.jit(value_of)(key_data)
     # Nothing here is published.
-    noisy_keys = jax.random.split(dpjax.random.seeded_key(number), REPEATS)
-    released = jax.vmap(lambda key: mechanism(key, value).value)(noisy_keys)
-    spread = _root_mean_square(jax.tree.map(lambda x: x - jnp.mean(x, 0)[None], values))
-    noise = _root_mean_square(jax.tree.map(lambda x, y: x - y[None], released, value))
-
+    rehearsal = dpjax.rehearse(
+        dpjax.random.seeded_key(number),
+        job.target,
+        job.oracle,
+        n=job.n,
+        mechanisms={"": mechanism},
+        draws=REPEATS,
+    )
+    value = jax.jit(lambda key: job.target(job.oracle(key, job.n)))(key_data)
     outcome = ""
     if job.accuracy is not None:
         test = job.oracle(key_test, 10_000)
+        noisy_keys = jax.random.split(dpjax.random.seeded_key(100 + number), REPEATS)
+        released = jax.vmap(lambda key: mechanism(key, value).value)(noisy_keys)
         after = jnp.mean(jax.vmap(lambda learned: job.accuracy(learned, test))(released))
         outcome = f"accuracy {job.accuracy(value, test):.2f}, released {after:.2f}"
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
-    return f"| {job.name} | {job.n:,} | {size:,} | {noise / spread:.2g} | {outcome} |"
-
-
-def _root_mean_square(errors: Any) -> jax.Array:
-    flat = jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(errors)])
-    return jnp.sqrt(jnp.mean(jnp.square(flat)))
+    ratio = rehearsal.noise_over_spread.item()
+    return f"| {job.name} | {job.n:,} | {size:,} | {ratio:.2g} | {outcome} |"
 
 
 def main() -> None:

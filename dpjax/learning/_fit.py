@@ -17,6 +17,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact._numerics import outward
 from dpjax._files._durable import Json
 from dpjax._running._progress import counting
+from dpjax._tracing._programs import Program
 from dpjax.accounting._dp_sgd import dp_sgd_noise_multiplier
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import ClippedGradients, clipped_gradients
@@ -158,6 +159,7 @@ def fit(
     last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
     promised = guarantee(last, sampling, delta=delta, relation=relation)
     run: Json = {
+        "loss": None if checkpoint is None else _fingerprint(loss, parameters, records),
         "database": _shapes(records),
         "state": _shapes(now),
         "sampling": sampling.rate,
@@ -228,6 +230,14 @@ def _training_step(
         return _Training(optax.apply_updates(now.parameters, updates), inner, after, now.batches)
 
     return step
+
+
+def _fingerprint(
+    loss: Callable[[PyTree, PyTree], PyTree], parameters: PyTree, records: Database
+) -> str:
+    """Of the loss of one example, as `privatize` has one of a target."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
+    return Program.trace("loss", loss, parameters, example).fingerprint
 
 
 def _array(leaf: PyTree) -> jax.Array:

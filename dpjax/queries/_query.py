@@ -34,6 +34,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
             rounded up.
         unit: the number that the integer 1 stands for.
         rounding: a bound on the rounding error of the value, in units.
+        clipping: a bound on what clipping adds to it, where it moves records at the edge too far.
 
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
@@ -46,6 +47,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     reach: Callable[[VectorNorm, NeighboringRelation], float]
     unit: float = 1.0
     rounding: float = 0.0
+    clipping: float = 0.0
 
     relations = tuple(NeighboringRelation)
 
@@ -65,7 +67,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
         del relation, value, database  # Integers and their noise do not depend on n.
-        return noise.having(unit=self.unit, rounding=self.rounding)
+        return noise.having(unit=self.unit, rounding=self.rounding + self.clipping)
 
     def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
         """The value of a release in the units of the records, computed exactly on the host.
@@ -101,7 +103,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
         error = mechanism.error(confidence=confidence, like=value, simultaneous=True)
-        return (float(error) + self.rounding) * self.unit
+        return (float(error) + self.rounding + self.clipping) * self.unit
 
 
 _P = ParamSpec("_P")

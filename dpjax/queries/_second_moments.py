@@ -87,7 +87,9 @@ def products_query(
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
-    count = len(entries[0])
+    count, radius = len(entries[0]), 2.0**radius_bits
+    # All coordinates but the first are those of vectors in balls.
+    edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         products = gram(columns(records, present, radius_bits), bits=radius_bits)
@@ -104,6 +106,7 @@ def products_query(
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
         # Coordinates are wrong by at most 1, and products by 2 radius + 1. The total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
+        clipping=math.ldexp(capacity * edge * (2 * radius + edge), -bits),
     )
 
 

@@ -27,8 +27,8 @@ from dpjax.random._noise import Lattice, Noise
 # For noise in floats: covers the few roundings of a draw.
 OUTWARD = 1 + 2.0**-21
 
-# Sizes of the programs that serve several shapes.
-_LEAST_PADDED, _MOST_PADDED = 2**4, 2**16
+# Sizes of the programs that serve several shapes. The least is drawn as soon as one number.
+_LEAST_PADDED, _MOST_PADDED = 2**6, 2**16
 
 # Integer values and releases are clamped here, by bytes of the dtype. The dtype's least integer
 # marks a failure, so no release may take it.

@@ -5,12 +5,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.random._facade import check_key
 from dpjax.release._privatize import privatize
 from dpjax.sweeps._axes import REPEAT
@@ -46,7 +48,9 @@ def rehearse(
         oracle: draws plausible databases, `oracle(key, n)`.
         n: number of records of a database.
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
-            A dict names them. In a list, each has the name of its noise.
+            A dict names them. In a list, each has the name of its noise. Or selections: then the
+            answers are the best scores, and the releases are the scores of the selected options.
+            So noise is the score that a selection loses.
         draws: number of databases. 200 tell the ratio to about 10%, for light tails.
 
     Returns:
@@ -66,8 +70,8 @@ def rehearse(
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
-        TypeError: if the key, the target or the oracle is none, or a mechanism adds no noise to the
-            value.
+        TypeError: if the key, the target or the oracle is none, a mechanism neither adds noise to
+            the value nor selects by it, or one adds noise and another selects.
         ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
             two have one name; if draws or n are out of range.
 
@@ -106,12 +110,15 @@ def rehearse(
 
     def release_all(key: Key) -> dict[str, PyTree]:
         key_database, key_noise = jax.random.split(key)
-        value = target(oracle(key_database, n))
+        value = answer = target(oracle(key_database, n))
         released: list[Value] = []
         for i, (name, mechanism) in enumerate(named.items()):
-            released.append(mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), value))
-            _check_alike(name, value, released[-1])
-        return {"value": value, "released": released}
+            drawn = mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), value)
+            if isinstance(mechanism, SelectionMechanism):
+                answer, drawn = _scores(value, drawn)
+            _check_alike(name, answer, drawn, released)
+            released.append(drawn)
+        return {"value": answer, "released": released}
 
     found = sweep(key, release_all, repeats=draws).rename({REPEAT: _DRAW})
     return _summary(found, named, getattr(target, "estimate", np.asarray))
@@ -122,12 +129,19 @@ def _named(mechanisms: Any) -> dict[str, Any]:
         pairs = list(mechanisms.items())
     else:
         listed = mechanisms if isinstance(mechanisms, (list, tuple)) else [mechanisms]
-        pairs = [(getattr(getattr(x, "noise", None), "name", "?"), x) for x in listed]
+        laws = [getattr(x, "noise", None) or getattr(x, "rule", None) for x in listed]
+        pairs = [(getattr(law, "name", "?"), x) for law, x in zip(laws, listed, strict=True)]
+    kinds = CoordinatewiseMechanism, SelectionMechanism
     for name, mechanism in pairs:
-        if not isinstance(mechanism, CoordinatewiseMechanism):
+        if not isinstance(mechanism, kinds):
             raise TypeError(
-                f"mechanisms must add noise to numbers, got {type(mechanism).__name__}; study"
-                " other mechanisms with dpjax.sweep and mechanism.unpaid_draw"
+                f"mechanisms must add noise to numbers or select by scores, got"
+                f" {type(mechanism).__name__}; study other mechanisms with dpjax.sweep and"
+                " mechanism.unpaid_draw"
+            )
+        if isinstance(mechanism, kinds[0]) != isinstance(pairs[0][1], kinds[0]):
+            raise TypeError(
+                "mechanisms must all add noise, or all select: rehearse both kinds apart"
             )
         if not isinstance(name, str):
             raise TypeError(f"mechanisms must have texts for names, got {_checks.shown(name)}")
@@ -149,12 +163,23 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int) -> None:
         raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
 
 
-def _check_alike(name: str, value: Value, released: Value) -> None:
+def _scores(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The best scores of each row in order, and those of the selected options."""
+    each = selected if selected.ndim == scores.ndim else selected[..., None]
+    best = jnp.sort(scores, axis=-1)[..., ::-1][..., : each.shape[-1]]
+    found = jnp.take_along_axis(scores, each, axis=-1)
+    return best.reshape(selected.shape), found.reshape(selected.shape)
+
+
+def _check_alike(name: str, value: Value, released: Value, others: list[Value]) -> None:
     if jax.tree.structure(value) != jax.tree.structure(released):
         raise TypeError(
             f"mechanism {name!r} must release numbers like those of the target, got"
             f" {_checks.described(released)}"
         )
+    for other in others:
+        if jax.tree.map(jnp.shape, other) != jax.tree.map(jnp.shape, released):
+            raise TypeError(f"mechanism {name!r} must select as many options as the others do")
 
 
 def _summary(
@@ -174,8 +199,10 @@ def _summary(
         error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
+    selects = isinstance(next(iter(named.values())), SelectionMechanism)
+    what = "the score that noise costs" if selects else "noise"
     verdicts = [
-        f"{name}: {_verdict(ratio, ratios, finite)}"
+        f"{name}: {_verdict(what, ratio, ratios, finite)}"
         for name, ratio, ratios in zip(named, together.tolist(), each, strict=True)
     ]
     guarantees = [mechanism.guarantee for mechanism in named.values()]
@@ -204,7 +231,7 @@ def _numbers(
     return np.concatenate(rows, axis=axes)
 
 
-def _verdict(ratio: float, each: np.ndarray, finite: np.ndarray) -> str:
+def _verdict(what: str, ratio: float, each: np.ndarray, finite: np.ndarray) -> str:
     if not finite.all():
         return (
             f"the answer is not finite on {(~finite).sum()} of {finite.size} drawn databases."
@@ -215,7 +242,7 @@ def _verdict(ratio: float, each: np.ndarray, finite: np.ndarray) -> str:
     if math.isinf(ratio):
         return "the answer is the same on all drawn databases. Do not publish: only noise varies."
     size = f"{ratio:.2g}" if ratio < 1 else f"{ratio:.2g} times"
-    said = f"noise is {size} {'of ' if ratio < 1 else ''}the sampling spread"
+    said = f"{what} is {size} {'of ' if ratio < 1 else ''}the sampling spread"
     drowned = int((each > 1).sum())
     if ratio >= _MOSTLY_NOISE:
         return f"{said}. Do not publish: see {_PAGE}."

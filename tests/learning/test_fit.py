@@ -148,3 +148,26 @@ def test_what_is_wrong_is_refused_before_it_costs(key, tmp_path):
         jax.jit(fit)(key)
     assert not seen
     assert not path.exists()
+
+
+def test_a_training_does_not_go_on_with_another_loss(key, tmp_path):
+    """Its file keeps the fingerprint: of operations, and of constants that the loss closes over."""
+    path, weights = tmp_path / "training", jnp.ones(N)
+
+    def stop(epoch, parameters):
+        raise KeyboardInterrupt
+
+    def weighted(scale):
+        return lambda w, x: jnp.dot(w * (scale * weights), x)
+
+    def go_on(loss, evaluate=None):
+        kept = {"checkpoint": path, "evaluate": evaluate, **SETTINGS}
+        return learning.fit(key, loss, jnp.zeros(N), **kept)
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on(weighted(1.0), stop)
+    for other in (weighted(2.0), lambda w, x: jnp.sum(w * x)):
+        with pytest.raises(ValueError, match="of another run, with another loss"):
+            go_on(other)
+    go_on(weighted(1.0))  # A function with the same program is the same loss.
+    assert not path.exists()

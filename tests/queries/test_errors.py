@@ -8,6 +8,7 @@ import scipy.stats
 
 import dpjax
 from dpjax import queries, targets
+from dpjax.queries._second_moments import second_moments_query
 
 DRAWS = 1000
 # At confidence .9 more misses than this happen once in a million keys, for each row of the table.
@@ -111,3 +112,20 @@ def test_a_table_of_mwem_keeps_its_error():
     off = np.abs(np.asarray(tables, float) @ matrix.T - np.asarray(truth)).max(axis=1)
     assert np.all(off <= float(mechanism.error(confidence=0.9)))
     assert np.all(off > 1)  # The first table is uniform, so no average is exact.
+
+
+def test_a_record_at_the_edge_of_a_ball_is_within_the_error():
+    """It is scaled into the ball by more than rounding, and all records at once go one way."""
+    n = 2000
+    edge = jnp.full((n, 2), 2.0**-0.5)
+    query = second_moments_query(lambda x: x, dims=2, capacity=n)
+    off = np.max(
+        np.abs(
+            query.estimate(query(edge))
+            - n
+            * np.array([1, 0.5, 0.5])[[0, 1, 1, 1, 1, 1]]
+            * np.array([1, 2**0.5, 2**0.5, 1, 1, 1])
+        )
+    )
+    exact = dpjax.laplace(query.sensitivity(), 1e9)
+    assert query.rounding * query.unit < off <= query.error(exact) < 3 * off

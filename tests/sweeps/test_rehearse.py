@@ -166,7 +166,8 @@ def test_what_cannot_be_rehearsed_is_refused(key):
     for settings, error, message in (
         ({"mechanisms": laplace, "n": N + 1}, ValueError, f"for databases of n={N} records"),
         ({"mechanisms": laplace, "target": jnp.max}, ValueError, "not the one that was sampled"),
-        ({"mechanisms": scores}, TypeError, "mechanisms must add noise to numbers"),
+        ({"mechanisms": object()}, TypeError, "mechanisms must add noise to numbers or select"),
+        ({"mechanisms": scores}, ValueError, "scores over the response set"),
         ({"mechanisms": bernstein, "target": lambda x: x[:2]}, TypeError, "numbers like those of"),
         ({"mechanisms": []}, ValueError, "at least one"),
         ({"mechanisms": [laplace, laplace]}, ValueError, "distinct names"),
@@ -178,3 +179,43 @@ def test_what_cannot_be_rehearsed_is_refused(key):
     ):
         with pytest.raises(error, match=message):
             rehearse(**{"key": key, **settings})
+
+
+def letters(key, n):
+    return jax.random.choice(key, 3, (n,), p=jnp.array([0.5, 0.3, 0.2]))
+
+
+def test_a_selection_loses_score_beside_the_spread_of_the_best(key):
+    """Of three counts of 50 letters. An indifferent choice loses what the counts say on average."""
+    counts = queries.histogram_query(3)
+    noise = counts.sensitivity("linf")
+    mechanisms = {
+        "sure": dpjax.exponential(noise, 100.0),
+        "flip": dpjax.permute_and_flip(noise, 1e-3),
+        "indifferent": dpjax.exponential(noise, 1e-3),
+    }
+    found = rehearse(key, counts, letters, mechanisms)
+    assert found.noise_over_spread[0] == 0
+    assert (
+        found.verdict.values[0]
+        == "sure: the score that noise costs is 0 of the sampling spread. Publish."
+    )
+    assert found.verdict.values[2].endswith("Do not publish: see docs/when-it-works.md.")
+    lost = (found.value - found.released).mean("draw")
+    # The mean of (best - others) / 3 is about N (.5 - 1/3); its error is below 10%.
+    np.testing.assert_allclose(lost[1:], N * (0.5 - 1 / 3), rtol=0.2)
+    spread = math.sqrt(N * 0.25)
+    np.testing.assert_allclose(found.value.std("draw"), spread, rtol=0.2)
+
+
+def test_several_selections_are_compared_with_as_many_of_the_best(key):
+    counts = queries.histogram_query(3)
+    two = queries.top_k(counts.sensitivity("linf"), 100.0, k=2)
+    found = rehearse(key, counts, letters, {"two": two}, draws=50)
+    np.testing.assert_array_equal(found.released[0], found.value)
+    assert (found.value[:, 0] >= found.value[:, 1]).all()
+    one = dpjax.exponential(counts.sensitivity("linf"), 1.0)
+    with pytest.raises(TypeError, match="must select as many options"):
+        rehearse(key, counts, letters, {"two": two, "one": one})
+    with pytest.raises(TypeError, match="rehearse both kinds apart"):
+        rehearse(key, counts, letters, {"one": one, "noise": dpjax.laplace(2.0, 1.0)})
