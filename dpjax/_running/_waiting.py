@@ -15,6 +15,7 @@ from dpjax._running._layout import Device
 from dpjax._tracing import _lapack
 from dpjax._tracing._interruptions import stopping
 from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import primitives
 
 # Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
@@ -70,8 +71,8 @@ def wait_for(
 
 
 def _message(programs: tuple[Program, ...]) -> str:
-    primitives = {name for program in programs for name in program.primitives()}
-    suspects = sorted(primitives & (_lapack.NAMES | {"fft"}))
+    names = {name for program in programs for name in primitives(program.jaxpr.jaxpr)}
+    suspects = sorted(names & (_lapack.NAMES | {"fft"}))
     return (
         "a program does not answer: for a minute the process has computed nothing. Calls out of XLA"
         f" ({', '.join(suspects) or 'none in this program'}) may block all threads of its pool."

@@ -43,9 +43,8 @@ _DESCRIPTIONS = {
 }
 
 
-def private() -> np.ndarray:
-    """The origin of a database that nothing may be said about."""
-    return np.zeros(SPEC.shape, SPEC.dtype)
+# The origin of a database that nothing may be said about.
+PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
@@ -135,4 +134,4 @@ _current = jax.make_user_context(None)
 
 def current() -> Tracing:
     """The program that is being traced; outside of one, databases count as private."""
-    return _current.value or Tracing(private(), [])
+    return _current.value or Tracing(PRIVATE, [])
