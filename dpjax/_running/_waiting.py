@@ -61,21 +61,17 @@ def wait_for(
             if platform == "cpu" and not calls_host and naps % _PATIENCE == 0:
                 before, spent = spent, time.process_time()
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                    raise NoAnswerError(_message(programs))
+                    names = {x for program in programs for x in primitives(program.jaxpr.jaxpr)}
+                    suspects = sorted(names & (_lapack.NAMES | {"fft"}))
+                    raise NoAnswerError(
+                        "a program does not answer: for a minute the process has computed nothing."
+                        f" Calls out of XLA ({', '.join(suspects) or 'none in this program'}) may"
+                        " block all threads of its pool. Start Python with NPROC=64 in its"
+                        " environment, which makes the pool larger, and please report the function"
+                    )
     except BaseException as error:
         if calls_host and not isinstance(error, Exception):
             with stopping(), contextlib.suppress(Exception):
                 array.block_until_ready()
         raise
     array.block_until_ready()  # Raises what the computation raised.
-
-
-def _message(programs: tuple[Program, ...]) -> str:
-    names = {name for program in programs for name in primitives(program.jaxpr.jaxpr)}
-    suspects = sorted(names & (_lapack.NAMES | {"fft"}))
-    return (
-        "a program does not answer: for a minute the process has computed nothing. Calls out of XLA"
-        f" ({', '.join(suspects) or 'none in this program'}) may block all threads of its pool."
-        " Start Python with NPROC=64 in its environment, which makes the pool larger, and please"
-        " report the function"
-    )

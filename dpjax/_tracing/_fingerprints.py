@@ -46,10 +46,11 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            _encode(sink, ("key", str(jax.random.key_impl(value))))
-            value = jax.random.key_data(value)
-        host = np.asarray(value)
+        array: Any = value
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            _encode(sink, ("key", str(jax.random.key_impl(array))))
+            array = jax.random.key_data(array)
+        host = np.asarray(array)
         _encode(sink, ("array", host.dtype.name, host.shape))
         sink.update(host.tobytes())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -58,7 +59,8 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
     elif isinstance(value, dict):
         _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
     elif type(value).__name__ == "PRNGImpl":
-        text = value.name
+        implementation: Any = value
+        text = implementation.name
     elif isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
         # The devices change no value, and cannot be pickled.
         _encode(sink, ("mesh", tuple(value.shape.items()), tuple(map(str, value.axis_types))))

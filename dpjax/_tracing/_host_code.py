@@ -28,7 +28,6 @@ import numpy as np
 from dpjax._core._types import PyTree
 from dpjax._tracing._by_value import PROTOCOL, Imports, UnknownCodeError, is_installed, pickler
 
-
 _distributions = functools.cache(metadata.packages_distributions)
 
 

@@ -105,7 +105,7 @@ class Program:
         Databases count as private unless their origin is given.
         """
         operands = jax.tree.leaves(arguments)
-        if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
+        if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
             operands.insert(0, _origins.PRIVATE if origin is None else origin)
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
