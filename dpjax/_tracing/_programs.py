@@ -67,7 +67,12 @@ class Program:
         settings: list[object] = []
 
         def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
-            return _origins.Tracing(origin, settings).call(fresh, *args)
+            tracing = _origins.Tracing(origin, settings)
+            try:
+                with _origins.TRACING(tracing):
+                    return fresh(*args)
+            finally:
+                tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)

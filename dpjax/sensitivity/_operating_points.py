@@ -80,8 +80,11 @@ def operating_point(
         raise ValueError("give m, gamma, or both: got neither")
     if m is not None:
         m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
+    for name, value in (("gamma", gamma), ("confidence", confidence)):
+        if _checks.is_traced(value):
+            raise TypeError(f"{name} is traced, but operating points are computed on the host")
     if gamma is not None:
-        gamma = _concrete_fraction("gamma", gamma)
+        gamma = _checks.fraction("gamma", gamma)
     if method == "dkw":
         if confidence not in ("default", None):
             raise ValueError(
@@ -93,7 +96,7 @@ def operating_point(
         confidence = 0.99
     if confidence is None:
         return _marginal(m, gamma)
-    return _exact(m, gamma, _concrete_fraction("confidence", confidence))
+    return _exact(m, gamma, _checks.fraction("confidence", confidence))
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
@@ -101,12 +104,6 @@ def confidence_of_each(confidence: float | None, statements: int) -> float | Non
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
-
-
-def _concrete_fraction(name: str, value: float) -> float:
-    if _checks.is_traced(value):
-        raise TypeError(f"{name} is traced, but operating points are computed on the host")
-    return _checks.fraction(name, value)
 
 
 def _within_limit(m: float, gamma: float) -> int:
