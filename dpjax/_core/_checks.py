@@ -27,7 +27,7 @@ class _Brief(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
         if array and (x.shape != () or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)):
-            return _described_leaf(x)
+            return f"{x.dtype}{list(x.shape)}"
         return super().repr_instance(x, level)
 
 
@@ -42,14 +42,13 @@ def shown(value: object) -> str:
 
 def described(tree: PyTree) -> str:
     """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
-    text = jax.tree.map(_described_leaf, tree)
+
+    def of_leaf(leaf: PyTree) -> str:
+        array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+        return f"{leaf.dtype}{list(leaf.shape)}" if array else type(leaf).__name__
+
+    text = jax.tree.map(of_leaf, tree)
     return text if isinstance(text, str) else shown(text)
-
-
-def _described_leaf(leaf: PyTree) -> str:
-    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
-        return f"{leaf.dtype}{list(leaf.shape)}"
-    return type(leaf).__name__
 
 
 def is_traced(value: object) -> bool:
@@ -157,14 +156,11 @@ def real_shapes(name: str, tree: PyTree) -> PyTree:
 def host_numbers(name: str, value: Value) -> np.ndarray:
     """Public real numbers as a NumPy array, in a dtype of their own."""
     refuse_foreign_dtype(name, value)
-    array = value if isinstance(value, jax.Array) else _in_native_order(np.asarray(value))
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not isinstance(array, jax.Array) and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     _check_real_dtype(name, array)
     return np.asarray(array)
-
-
-def _in_native_order(array: np.ndarray) -> np.ndarray:
-    """Files of instruments hold numbers in the other byte order, which JAX does not take."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
@@ -197,7 +193,9 @@ def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
         leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
-        leaf = _in_native_order(np.asarray(leaf))
+        leaf = np.asarray(leaf)
+        if not leaf.dtype.isnative:  # As in files of instruments; JAX does not take it.
+            leaf = leaf.astype(leaf.dtype.newbyteorder("="))
     _check_real_dtype(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 

@@ -190,16 +190,13 @@ def _check_number(name: str, value: Value, most: float) -> None:
 
 
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
+    """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
     if array.ndim > 0:
-        return np.array2string(array, formatter={"all": lambda x: _digits(x, rounding)})
-    return _digits(array[()], rounding)
-
-
-def _digits(number: Any, rounding: str) -> str:
-    """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
+        return np.array2string(array, formatter={"all": lambda x: shown_number(x, rounding)})
+    number: Any = array[()]
     text, every_digit = f"{number:.6g}", str(number)
     if not np.isfinite(number):
         return text

@@ -14,7 +14,8 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, Release
 
-_OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
+# The ledgers of the blocks of `with` around the code that asks, outermost first.
+OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
 # How to close the blocks of `with` around this code, innermost last. Threads may share a ledger, so
@@ -63,7 +64,7 @@ class OpenLedger(abc.ABC):
 
     def __enter__(self) -> Self:
         block = contextlib.ExitStack()
-        block.callback(_OPEN.reset, _OPEN.set((*_OPEN.get(), self)))
+        block.callback(OPEN.reset, OPEN.set((*OPEN.get(), self)))
         block.enter_context(_TELLING(True))
         _BLOCKS.set((*_BLOCKS.get(), block))
         return self
@@ -109,11 +110,6 @@ def refuse_traced(used: PyTree) -> None:
             "a ledger claims keys on the host, not inside jit or vmap, where one key may serve many"
             " releases: there, use jax.debug_key_reuse"
         )
-
-
-def open_ledgers() -> tuple["OpenLedger", ...]:
-    """The ledgers of the blocks of `with` around here, outermost first."""
-    return _OPEN.get()
 
 
 def untold_programs() -> contextlib.AbstractContextManager[None]:

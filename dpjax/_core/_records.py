@@ -96,25 +96,25 @@ def check_padded(database: Database) -> None:
 def columns(database: Database) -> Database:
     """A database with tables as dicts of their columns, and columns of texts as `Texts`."""
     tables = jax.tree.map(_columns_of_a_table, database)
-    return jax.tree_util.tree_map_with_path(_column, tables)
 
+    def column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
+        """One with a name, in a dtype that does not depend on which of its entries are missing.
 
-def _column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
-    """A column with a name, in a dtype that does not depend on which of its entries are missing.
-
-    Texts become `Texts`. Numbers of polars and Arrow become floats, with NaN for missing ones.
-    """
-    if not path or not isinstance(path[-1], jax.tree_util.DictKey):
+        Texts become `Texts`. Numbers of polars and Arrow become floats, with NaN for missing ones.
+        """
+        if not path or not isinstance(path[-1], jax.tree_util.DictKey):
+            return leaf
+        if _holds_texts(leaf):
+            # NumPy forgets which texts of an Arrow dictionary are missing.
+            texts = np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
+            return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+        # Nullable columns of pandas are refused later: NumPy makes different dtypes of them.
+        is_arrow = hasattr(leaf, "to_pylist") or hasattr(leaf, "to_arrow")
+        if is_arrow and _kind(leaf).startswith(_NUMBERS):
+            return np.asarray(leaf.to_numpy(), np.float64)
         return leaf
-    if _holds_texts(leaf):
-        # NumPy forgets which texts of an Arrow dictionary are missing.
-        texts = np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
-        return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
-    # Nullable columns of pandas are refused later: NumPy makes different dtypes of them.
-    is_arrow = hasattr(leaf, "to_pylist") or hasattr(leaf, "to_arrow")
-    if is_arrow and _kind(leaf).startswith(_NUMBERS):
-        return np.asarray(leaf.to_numpy(), np.float64)
-    return leaf
+
+    return jax.tree_util.tree_map_with_path(column, tables)
 
 
 def _holds_texts(leaf: PyTree) -> bool:
@@ -136,22 +136,6 @@ def _kind(leaf: PyTree) -> str:
     return str(getattr(leaf, "dtype", getattr(leaf, "type", ""))).lower()
 
 
-def _columns_of_groups(groups: PyTree) -> PyTree:
-    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
-    name, values = groups.keys, groups.obj
-    if groups.ndim != 1 or not isinstance(name, (str, int)):
-        raise TypeError(
-            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
-            " others pass the frame itself, and name the columns"
-        )
-    keys = groups.size().index
-    missing = {"i": -(2**31), "u": -(2**31), "b": -(2**31)}.get(keys.dtype.kind, np.nan)
-    labels = np.full(len(values), None if _holds_texts(keys) else missing)
-    for key, places in groups.indices.items():
-        labels[places] = key
-    return {name: labels, values.name: values}
-
-
 def _columns_of_a_table(leaf: PyTree) -> PyTree:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
@@ -160,7 +144,19 @@ def _columns_of_a_table(leaf: PyTree) -> PyTree:
     if isinstance(leaf, type):
         return leaf
     if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
-        return _columns_of_groups(leaf)
+        # Of `frame.groupby("cut")["price"]`: a group and a number for each record.
+        name, values = leaf.keys, leaf.obj
+        if leaf.ndim != 1 or not isinstance(name, (str, int)):
+            raise TypeError(
+                'groups must be those of one column and hold one, as frame.groupby("cut")["price"];'
+                " for others pass the frame itself, and name the columns"
+            )
+        keys = leaf.size().index
+        missing = {"i": -(2**31), "u": -(2**31), "b": -(2**31)}.get(keys.dtype.kind, np.nan)
+        labels = np.full(len(values), None if _holds_texts(keys) else missing)
+        for key, places in leaf.indices.items():
+            labels[places] = key
+        return {name: labels, values.name: values}
     if hasattr(leaf, "column_names"):  # Of Arrow.
         columns = list(leaf.column_names)
     elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol
 
 import jax
 
@@ -36,7 +36,6 @@ __all__ = [
     "Target",
     "describe_confidence",
     "guarantee_in",
-    "is_mechanism",
     "norm_name",
 ]
 
@@ -229,11 +228,6 @@ class Mechanism(Protocol):
     def grids(self, value: Value, /) -> PyTree:
         """The spacing of each array of a release, 0 for none; an empty tree states nothing."""
         ...
-
-
-def is_mechanism(candidate: object) -> TypeGuard[Mechanism]:
-    """Whether something has the sensitivity that noise is calibrated to, as mechanisms do."""
-    return isinstance(getattr(candidate, "sensitivity", None), Sensitivity)
 
 
 def guarantee_in(candidate: object) -> Guarantee | None:

@@ -16,7 +16,7 @@ _Tree = TypeVar("_Tree")
 
 def at_once(results: _Tree) -> _Tree:
     """The same integers or booleans, of one shape; on CPU one loop computes them."""
-    return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=_unchanged))
+    return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=lambda same: same))
 
 
 def reduced(results: _Tree) -> _Tree:
@@ -29,10 +29,6 @@ def reduced(results: _Tree) -> _Tree:
         zeros,
     )
     return lax.reduce(with_zeros, zeros, _either, (0,))
-
-
-def _unchanged(results: _Tree) -> _Tree:
-    return results
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:

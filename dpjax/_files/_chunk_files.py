@@ -65,6 +65,10 @@ def check_run(
 
 def read_chunk(path: Path, kind: str) -> ChunkFile:
     """Reads one file."""
+
+    def damaged(how: str) -> ValueError:
+        return ValueError(f"{kind} {path} {how}: delete it to start anew")
+
     magic, data = _magic(kind), memoryview(path.read_bytes())
     if data[: len(magic)].tobytes() != magic:
         raise ValueError(f"{kind} {path} is not a {kind} of this version of dpjax")
@@ -74,23 +78,19 @@ def read_chunk(path: Path, kind: str) -> ChunkFile:
         header = json.loads(line)
         expected, length = header.pop("sha256"), int(header["bytes"])
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise _damaged(path, kind, "is corrupted: its header cannot be read") from None
+        raise damaged("is corrupted: its header cannot be read") from None
     if len(body) < length:
-        raise _damaged(path, kind, "is truncated")
+        raise damaged("is truncated")
     if len(body) > length or _sha256(header, [body]) != expected:
-        raise _damaged(path, kind, "is corrupted")
+        raise damaged("is corrupted")
     arrays, start = list[np.ndarray](), 0
     for name, shape in header["arrays"]:
         # The hash shows accidents, not forgeries: bytes of a forged file must not become pointers.
         if (dtype := np.dtype(name)).hasobject:
-            raise _damaged(path, kind, "is corrupted")
+            raise damaged("is corrupted")
         arrays.append(np.ndarray(shape, dtype, body, start))
         start += arrays[-1].nbytes
     return ChunkFile(path, header, arrays)
-
-
-def _damaged(path: Path, kind: str, how: str) -> ValueError:
-    return ValueError(f"{kind} {path} {how}: delete it to start anew")
 
 
 def _magic(kind: str) -> bytes:

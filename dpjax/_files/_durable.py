@@ -25,7 +25,14 @@ def replace(
     Nobody but its owner may read a secret one.
     """
     partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
-    with _new_file(partial, 0o600 if secret else 0o666) as file:
+    mode = 0o600 if secret else 0o666
+    while True:
+        file = open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
+        _lock(file)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()  # Another process removed it before it was locked.
+    with file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
@@ -118,20 +125,6 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
-    """An empty file that is locked while it is open, where the file system has locks."""
-
-    def opened(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
-
-    while True:
-        file = open(path, "wb", opener=opened)  # noqa: SIM115
-        _lock(file)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # Another process removed it before it was locked.
 
 
 def _lock(file: IO[bytes]) -> None:

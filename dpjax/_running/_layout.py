@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -85,18 +85,10 @@ class Layout:
         """Pairs of a chunk; the last chunk may have fewer."""
         return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
 
-    def local_mesh(self) -> Mesh | None:
-        """The devices of this host, where there are several."""
-        return row_of(tuple(self.local.values()))
 
-    def mesh(self) -> Mesh | None:
-        """All devices, where there are several."""
-        return row_of(self.devices)
-
-
-def row_of(devices: tuple[Device | None, ...]) -> Mesh | None:
+def row_of(devices: Collection[Device | None]) -> Mesh | None:
     """The mesh of devices in a row, where there are several."""
-    return Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    return Mesh(np.array(tuple(devices)), (AXIS,)) if len(devices) > 1 else None
 
 
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:

@@ -75,7 +75,14 @@ class Team:
 @contextlib.contextmanager
 def together(mesh: Mesh | None) -> Generator[Team, None, None]:
     """The processes of a mesh, which learn of each other's errors from here on."""
-    team = Team(_members(mesh))
+    here, count = jax.process_index(), jax.process_count()
+    members = {here}
+    if isinstance(mesh, Mesh) and count > 1:
+        of_mesh = {device.process_index for device in mesh.devices.flat}
+        members = of_mesh if here in of_mesh else members
+    elif mesh is not None:  # Refused in a moment, as the others will want to know.
+        members = set(range(count))
+    team = Team(tuple(sorted(members)))
     try:
         with watching(team.look):
             yield team
@@ -86,16 +93,6 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
             team.look(at_once=True)
         team.fail(error)
         raise
-
-
-def _members(mesh: Mesh | None) -> tuple[int, ...]:
-    here = jax.process_index()
-    if mesh is None or jax.process_count() == 1:
-        return (here,)
-    if not isinstance(mesh, Mesh):  # Refused in a moment, as the others will want to know.
-        return tuple(range(jax.process_count()))
-    members = tuple(sorted({device.process_index for device in mesh.devices.flat}))
-    return members if here in members else (here,)
 
 
 def _read(place: str) -> dict[int, str]:

@@ -13,6 +13,7 @@ from dpjax._running._layout import Device, platform_of
 from dpjax._tracing import _lapack
 from dpjax._tracing._interruptions import stopping
 from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import primitives
 
 # Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
@@ -58,21 +59,17 @@ def wait_for(
             if platform == "cpu" and not calls_host and naps % _PATIENCE == 0:
                 before, spent = spent, time.process_time()
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                    raise NoAnswerError(_message(programs))
+                    names = {x for program in programs for x in primitives(program.jaxpr.jaxpr)}
+                    suspects = sorted(names & (_lapack.NAMES | {"fft"}))
+                    raise NoAnswerError(
+                        "a program does not answer: for a minute the process has computed nothing."
+                        f" Calls out of XLA ({', '.join(suspects) or 'none in this program'}) may"
+                        " block all threads of its pool. Start Python with NPROC=64 in its"
+                        " environment, which makes the pool larger, and please report the function"
+                    )
     except BaseException as error:
         if calls_host and not isinstance(error, Exception):
             with stopping(), contextlib.suppress(Exception):
                 array.block_until_ready()
         raise
     array.block_until_ready()  # Raises what the computation raised.
-
-
-def _message(programs: tuple[Program, ...]) -> str:
-    primitives = {name for program in programs for name in program.primitives()}
-    suspects = sorted(primitives & (_lapack.NAMES | {"fft"}))
-    return (
-        "a program does not answer: for a minute the process has computed nothing. Calls out of XLA"
-        f" ({', '.join(suspects) or 'none in this program'}) may block all threads of its pool."
-        " Start Python with NPROC=64 in its environment, which makes the pool larger, and please"
-        " report the function"
-    )

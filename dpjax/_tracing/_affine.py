@@ -57,7 +57,7 @@ def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[j
     Raises:
         NotAffineError: if an operation is not known to be affine.
     """
-    outputs = run(program, [(x, True) for x in inputs], _apply, _constant)
+    outputs = run(program, [(x, True) for x in inputs], _apply, lambda value: (value, False))
     avals = map(aval, program.jaxpr.outvars)
     return [
         x if depends else jnp.zeros(found.shape, compute_dtype(found.dtype))
@@ -69,24 +69,27 @@ def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[j
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 
-def _constant(value: jax.Array) -> _Known:
-    return value, False
-
-
 def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
     name = equation.primitive.name
     values = [x for x, _ in operands]
     depends = [d for _, d in operands]
     if inner := called(equation):
-        return run(inner, operands, _apply, _constant)
+        return run(inner, operands, _apply, lambda value: (value, False))
     if list(jex.jaxprs_in_params(equation.params)):
         raise NotAffineError(name)
-    if not any(depends):
-        return [(x, False) for x in _bind(equation, values)]
-    if name in _MOVES:
-        return [(x, True) for x in _bind(equation, values)]
+    parameters = dict(equation.params)
+    if "preferred_element_type" in parameters:
+        parameters["preferred_element_type"] = None
+    if name in _MOVES or not any(depends):
+        return [(x, any(depends)) for x in bind(equation, parameters, values)]
     if name == "convert_element_type":
-        return [(_converted(equation, values[0]), True)]
+        old, new = aval(equation.invars[0]).dtype, parameters["new_dtype"]
+        narrower = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+        narrower = narrower and jnp.finfo(new).nmant < jnp.finfo(old).nmant
+        # A conversion to fewer bits is a rounding, and rounds in steps.
+        if old != new and (narrower or not jnp.issubdtype(new, jnp.floating)):
+            raise NotAffineError(name)
+        return [(values[0] if old == new else values[0].astype(new), True)]
     if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
         raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
     # The linear part is in floats, where the program may be in integers. So constants are, too.
@@ -101,23 +104,4 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
             raise NotAffineError(name)
         if name not in _CHOICES:  # Their other operands are places, which stay integers.
             values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
-    return [(x, True) for x in _bind(equation, values)]
-
-
-def _converted(equation: Equation, linear: jax.Array) -> jax.Array:
-    """The linear part of a conversion; one to fewer bits is a rounding, and rounds in steps."""
-    old, new = aval(equation.invars[0]).dtype, equation.params["new_dtype"]
-    if old == new:
-        return linear
-    if not jnp.issubdtype(new, jnp.floating):
-        raise NotAffineError("convert_element_type")
-    if jnp.issubdtype(old, jnp.floating) and jnp.finfo(new).nmant < jnp.finfo(old).nmant:
-        raise NotAffineError("convert_element_type")
-    return linear.astype(new)
-
-
-def _bind(equation: Equation, values: list[jax.Array]) -> list[jax.Array]:
-    parameters = dict(equation.params)
-    if "preferred_element_type" in parameters:
-        parameters["preferred_element_type"] = None
-    return bind(equation, parameters, values)
+    return [(x, True) for x in bind(equation, parameters, values)]

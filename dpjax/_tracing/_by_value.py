@@ -34,7 +34,7 @@ import numpy as np
 from dpjax._core import _checks
 
 PROTOCOL = 4
-_PYTHON = pathlib.Path(os.__file__).parent
+_PYTHON = pathlib.PurePath(os.__file__).parent
 # Entries of the namespace of a class for readers and debuggers, and those that pickle keeps there.
 _NO_BEHAVIOR = frozenset(
     (
@@ -215,13 +215,7 @@ def is_installed(name: str) -> bool:
         file = getattr(module, "__file__", None)
     else:
         file = getattr(importlib.util.find_spec(top) if top else None, "origin", None)
-    return _lies_in_packages(file) or (
-        file in (None, "built-in", "frozen") and top in sys.stdlib_module_names
-    )
-
-
-@functools.cache
-def _lies_in_packages(file: str | None) -> bool:
-    path = pathlib.Path(file or "")
-    packages = {"site-packages", "dist-packages"}
-    return _PYTHON in path.parents or not packages.isdisjoint(path.parts)
+    path = pathlib.PurePath(file or "")
+    if _PYTHON in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
+    return file in (None, "built-in", "frozen") and top in sys.stdlib_module_names

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._tracing._host_code import HostCode, fingerprint
-from dpjax._tracing._walks import Atom, Equation, live, parts
+from dpjax._tracing._walks import Atom, live, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the mesh that was set
 # around it, which intermediate values derivatives may keep, and functions of Python. The functions
@@ -35,17 +35,24 @@ def digest(*parts: object) -> str:
 
 def _encode(sink: "hashlib._Hash", value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
+    text: str | None = None
     if isinstance(value, float) and value != value:
         sink.update(struct.pack("<d", value))  # The text of every NaN is one.
     elif value is None or isinstance(value, (str, int, float)):
-        _encode_text(sink, repr(value))
+        text = repr(value)
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         # One class from jax 0.11 on. Before, only a closed one has constants.
         jaxpr, constants = parts(value)
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        _encode_array(sink, value)
+        array: Any = value
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            _encode(sink, ("key", str(jax.random.key_impl(array))))
+            array = jax.random.key_data(array)
+        host = np.asarray(array)
+        _encode(sink, ("array", host.dtype.name, host.shape))
+        sink.update(host.tobytes())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         _encode(sink, (type(value).__qualname__, fields))
@@ -53,7 +60,7 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
         _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
     elif type(value).__name__ == "PRNGImpl":
         implementation: Any = value
-        _encode_text(sink, implementation.name)
+        text = implementation.name
     elif isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
         # The devices change no value, and cannot be pickled.
         _encode(sink, ("mesh", tuple(value.shape.items()), tuple(map(str, value.axis_types))))
@@ -64,40 +71,18 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
         for item in value:
             _encode(sink, item)
     elif isinstance(value, HostCode):
-        _encode_text(sink, value.fingerprint)
+        text = value.fingerprint
     else:
         # A parameter of an operation: by its text, unless that is an address or leaves out code.
         text = repr(value)
-        by_state = " at 0x" in text or callable(value)
-        _encode_text(sink, fingerprint(value) if by_state else text)
+        if " at 0x" in text or callable(value):
+            text = fingerprint(value)
+    if text is not None:
+        data = text.encode()
+        sink.update(b"'%d:" % len(data) + data)
 
 
-def _encode_text(sink: "hashlib._Hash", text: str) -> None:
-    data = text.encode()
-    sink.update(b"'%d:" % len(data) + data)
-
-
-def _encode_array(sink: "hashlib._Hash", value: Any) -> None:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        _encode(sink, ("key", str(jax.random.key_impl(value))))
-        value = jax.random.key_data(value)
-    host = np.asarray(value)
-    _encode(sink, ("array", host.dtype.name, host.shape))
-    sink.update(host.tobytes())
-
-
-@functools.lru_cache(maxsize=4096)
-def _type_name(aval: object) -> str:
-    return str(aval)
-
-
-def _context(equation: Equation) -> tuple[object, ...]:
-    """The settings that `with` statements around an operation give it, without the mesh.
-
-    Precisions and dtypes are parameters and types by then.
-    """
-    context: Any = equation.ctx
-    return context.threefry_partitionable, context.compute_type, dict(context.xla_metadata or {})
+_type_name = functools.lru_cache(maxsize=4096)(str)
 
 
 def _encode_jaxpr(sink: "hashlib._Hash", jaxpr: jex.Jaxpr) -> None:
@@ -122,7 +107,11 @@ def _encode_jaxpr(sink: "hashlib._Hash", jaxpr: jex.Jaxpr) -> None:
             for name, value in equation.params.items()
             if name not in _IGNORED_PARAMETERS
         }
-        operands, context = atoms(equation.invars), _context(equation)
-        _encode(sink, (equation.primitive.name, operands, parameters, context))
+        # What `with` statements around it set, without the mesh. Precisions and dtypes are
+        # parameters and types by then.
+        context: Any = equation.ctx
+        metadata = dict(context.xla_metadata or {})
+        around = (context.threefry_partitionable, context.compute_type, metadata)
+        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters, around))
         _encode(sink, atoms(equation.outvars))
     _encode(sink, atoms(jaxpr.outvars))

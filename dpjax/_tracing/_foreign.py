@@ -33,7 +33,16 @@ def is_own(primitive: jex.Primitive) -> bool:
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same program without operations that are not JAX's own; `name` is for messages."""
     for level in range(_MOST_NESTED + 1):
-        _refuse_foreign_keys(name, traced.jaxpr)
+        for implementation in key_implementations(traced.jaxpr):
+            functions = (implementation.seed, implementation.split, implementation.fold_in)
+            makers = [
+                getattr(f, "__module__", "") for f in (*functions, implementation.random_bits)
+            ]
+            if not {str(module).partition(".")[0] for module in makers} <= {"jax", "dpjax"}:
+                raise ValueError(
+                    f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"
+                    f" {implementation.name!r}: nothing shows what it computes"
+                )
         foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
         if not foreign:
             break
@@ -65,17 +74,6 @@ def _primitives_in(modules: list[str]) -> set[jex.Primitive]:
     found = (sys.modules.get(module) for module in modules)
     values = (value for module in found for value in list(getattr(module, "__dict__", {}).values()))
     return {value for value in values if issubclass(type(value), jex.Primitive)}
-
-
-def _refuse_foreign_keys(name: str, jaxpr: jex.Jaxpr) -> None:
-    for implementation in key_implementations(jaxpr):
-        functions = (implementation.seed, implementation.split, implementation.fold_in)
-        modules = [getattr(f, "__module__", "") for f in (*functions, implementation.random_bits)]
-        if not {str(module).partition(".")[0] for module in modules} <= {"jax", "dpjax"}:
-            raise ValueError(
-                f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"
-                f" {implementation.name!r}: nothing shows what it computes"
-            )
 
 
 def key_implementations(jaxpr: jex.Jaxpr) -> Iterator[Any]:

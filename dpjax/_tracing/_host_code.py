@@ -28,6 +28,8 @@ import numpy as np
 from dpjax._core._types import PyTree
 from dpjax._tracing._by_value import PROTOCOL, Imports, UnknownCodeError, is_installed, pickler
 
+_distributions = functools.cache(metadata.packages_distributions)
+
 
 class HostCode:
     """A function on the host, and a copy of it as it was when this was made.
@@ -108,16 +110,13 @@ def _encoded(value: object) -> "_Encoder":
 
 
 def _version_of(package: str) -> str:
+    """Of a package that does not name its version: the distributions that installed it."""
     if package == "python":
         return platform.python_version()
     version = getattr(importlib.import_module(package), "__version__", None)
-    return _installed_as(package) if version is None else str(version)
-
-
-@functools.cache
-def _installed_as(package: str) -> str:
-    """The installed distributions of a package that does not name its version itself."""
-    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    if version is not None:
+        return str(version)
+    names = sorted(set(_distributions().get(package, ())))
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 

@@ -37,14 +37,10 @@ class OneByOne(functools.partial[Any]):
     """A rule for `vmap` under which every lane computes what it computes alone."""
 
 
-def is_one_by_one(equation: Equation) -> bool:
-    """Whether an operation has such a rule."""
-    return isinstance(getattr(equation.params.get("rule"), "rule", None), OneByOne)
-
-
 def has_users_rule(equation: Equation) -> bool:
     """Whether an operation has a rule for `vmap` that the user wrote."""
-    return equation.primitive.name == "custom_vmap_call" and not is_one_by_one(equation)
+    rule = getattr(equation.params.get("rule"), "rule", None)
+    return equation.primitive.name == "custom_vmap_call" and not isinstance(rule, OneByOne)
 
 
 def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:

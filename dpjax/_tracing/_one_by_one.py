@@ -12,7 +12,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from dpjax._core._types import PyTree
-from dpjax._tracing._lapack import NAMES, OneByOne, is_one_by_one, one_matrix_each, with_rule
+from dpjax._tracing._lapack import NAMES, OneByOne, has_users_rule, one_matrix_each, with_rule
 from dpjax._tracing._walks import Equation, bind, primitives, replaced
 
 _CONVOLUTION = "conv_general_dilated"
@@ -57,8 +57,9 @@ def _one_by_one(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.A
         return one_matrix_each(equation, operands)
     if name == _CONVOLUTION:
         return [_kernel_by_kernel(lambda *xs: bind(equation, equation.params, xs)[0])(*operands)]
-    # Operations that were replaced before keep their rule.
-    return bind(equation, equation.params, operands) if is_one_by_one(equation) else None
+    if name == "custom_vmap_call" and not has_users_rule(equation):
+        return bind(equation, equation.params, operands)  # It was replaced before.
+    return None
 
 
 def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

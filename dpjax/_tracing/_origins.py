@@ -11,7 +11,7 @@ import enum
 import logging
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import NoReturn
 
 import jax
@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax._core._types import PyTree
 from dpjax._tracing._interruptions import StoppedError, heeding_ctrl_c
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
@@ -43,9 +42,8 @@ _DESCRIPTIONS = {
 }
 
 
-def private() -> np.ndarray:
-    """The origin of a database that nothing may be said about."""
-    return np.zeros(SPEC.shape, SPEC.dtype)
+# The origin of a database that nothing may be said about.
+PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
@@ -119,20 +117,12 @@ class Tracing:
     origin: ArrayLike | None
     settings: list[object]
 
-    def call(self, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-        """Calls a function, which may ask for the program that is being traced."""
-        try:
-            with _current(self):
-                return function(*arguments)
-        finally:
-            self.origin = None  # JAX's caches keep this object, which would keep the trace.
-
 
 # JAX's caches look at it, too: a function under `jit` inside a target is traced anew for every
 # program, or it would keep the origin of the first.
-_current = jax.make_user_context(None)
+TRACING = jax.make_user_context(None)
 
 
 def current() -> Tracing:
     """The program that is being traced; outside of one, databases count as private."""
-    return _current.value or Tracing(private(), [])
+    return TRACING.value or Tracing(PRIVATE, [])

@@ -18,7 +18,7 @@ from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import has_users_rule
 from dpjax._tracing._one_by_one import evaluate
-from dpjax._tracing._walks import Equation, aval, depends_on, equations, primitives, sizes_from
+from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from, sizes_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -67,7 +67,12 @@ class Program:
         settings: list[object] = []
 
         def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
-            return _origins.Tracing(origin, settings).call(fresh, *args)
+            tracing = _origins.Tracing(origin, settings)
+            try:
+                with _origins.TRACING(tracing):
+                    return fresh(*args)
+            finally:
+                tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
@@ -105,8 +110,8 @@ class Program:
         Databases count as private unless their origin is given.
         """
         operands = jax.tree.leaves(arguments)
-        if len(self._inputs) < len(self.jaxpr.jaxpr.invars):
-            operands.insert(0, _origins.private() if origin is None else origin)
+        if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
+            operands.insert(0, _origins.PRIVATE if origin is None else origin)
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:
@@ -126,11 +131,12 @@ class Program:
     @functools.cached_property
     def calls_host(self) -> bool:
         """Whether it runs code on the host, which has to know where a database comes from."""
-        return "pure_callback" in self.primitives()
+        return "pure_callback" in primitives(self.jaxpr.jaxpr)
 
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
-        return any(depends_on(self.jaxpr.jaxpr, set(self._inputs)))
+        reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))
+        return any(x in reached for x in self.jaxpr.jaxpr.outvars if isinstance(x, jex.Var))
 
     def largest_array(self) -> int:
         """Bytes of the largest array that depends on an input: the memory that one call adds."""
@@ -141,10 +147,6 @@ class Program:
         """The variables of the arguments, without the origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
-
-    def primitives(self) -> set[str]:
-        """The names of all operations, also of inner programs."""
-        return primitives(self.jaxpr.jaxpr)
 
 
 @functools.partial(jax.jit, static_argnames="program")

@@ -52,17 +52,16 @@ def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> 
     plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     traced, outputs = jax.make_jaxpr(jax.jit(function), return_shape=True)(*plain)
 
+    def varying(x: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _axes(x)))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
     def call(equation: _walks.Equation, operands: list[jax.Array]) -> list[jax.Array]:
         parameters = equation.primitive.get_bind_params(equation.params)
-        return _walks.bind(equation, parameters, [_varying(x, axes) for x in operands])
+        return _walks.bind(equation, parameters, list(map(varying, operands)))
 
     found = _walks.run(traced, jax.tree.leaves(arguments), call)
-    return jax.tree.unflatten(jax.tree.structure(outputs), [_varying(x, axes) for x in found])
-
-
-def _varying(x: jax.Array, axes: Axes) -> jax.Array:
-    missing = tuple(sorted(axes - _axes(x)))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    return jax.tree.unflatten(jax.tree.structure(outputs), list(map(varying, found)))
 
 
 def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -83,11 +82,6 @@ def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
             return automatic(*arguments)
 
     return placed
-
-
-def summed_over_shards(tree: PyTree, axes: Axes) -> PyTree:
-    """The sum over all shards, which is the same on each of them."""
-    return lax.psum(tree, tuple(sorted(axes))) if axes else tree
 
 
 def shard_count(axes: Axes) -> int:

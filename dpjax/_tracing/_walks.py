@@ -110,31 +110,25 @@ def replaced(
         if name not in JITS and (inner := called(equation)):
             return replaced(inner, operands, replacement)
         if name == "shard_map":
-            return _replaced_shard_map(equation.params, replacement)(*operands)
+            # Made anew: its program can be traced only where the axes of its mesh are known.
+            given = equation.params
+            return jax.shard_map(
+                lambda *operands: replaced(given["jaxpr"], operands, replacement),
+                mesh=given["mesh"],
+                in_specs=given["in_specs"],
+                out_specs=list(given["out_specs"]),
+                axis_names=given["newly_manual_axes"],
+                check_vma=given["check_vma"],
+            )(*operands)
         parameters = {
             name: _replaced_inside(value, replacement) for name, value in equation.params.items()
         }
         if name == "custom_vmap_call":
-            parameters["rule"] = functools.partial(
-                _replaced_rule, replacement, equation.params["rule"]
-            )
+            rule = equation.params["rule"]
+            parameters["rule"] = functools.partial(_replaced_rule, replacement, rule)
         return bind(equation, parameters, operands)
 
     return run(program, operands, operation)
-
-
-def _replaced_shard_map(
-    parameters: dict[str, Any], replacement: Replacement
-) -> Callable[..., Sequence[jax.Array]]:
-    """Made anew: its program can be traced only where the axes of its mesh are known."""
-    return jax.shard_map(
-        lambda *operands: replaced(parameters["jaxpr"], operands, replacement),
-        mesh=parameters["mesh"],
-        in_specs=parameters["in_specs"],
-        out_specs=list(parameters["out_specs"]),
-        axis_names=parameters["newly_manual_axes"],
-        check_vma=parameters["check_vma"],
-    )
 
 
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:
@@ -205,13 +199,7 @@ def _variables(atoms: Iterable[Atom]) -> set[jex.Var]:
     return {atom for atom in atoms if isinstance(atom, jex.Var)}
 
 
-def depends_on(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> list[bool]:
-    """For each output, whether it depends on the given variables."""
-    reached = _reached(jaxpr, inputs)
-    return [isinstance(atom, jex.Var) and atom in reached for atom in jaxpr.outvars]
-
-
-def _reached(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
+def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
     """The variables that depend on the given ones."""
     reached = set(inputs)
     for equation in jaxpr.eqns:
@@ -219,8 +207,9 @@ def _reached(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
             continue
         if program := called(equation):
             inner, _ = parts(program)
-            depends = depends_on(inner, _passed(inner, equation, reached))
-            reached.update(v for v, d in zip(equation.outvars, depends, strict=True) if d)
+            inside = reached_from(inner, _passed(inner, equation, reached))
+            outputs = zip(equation.outvars, inner.outvars, strict=True)
+            reached.update(v for v, x in outputs if not inside.isdisjoint(_variables((x,))))
         else:
             reached.update(equation.outvars)
     return reached
@@ -235,7 +224,7 @@ def _passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[
 
 def sizes_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> list[int]:
     """Bytes of the arrays that depend on the given variables, also in inner programs."""
-    reached = _reached(jaxpr, inputs)
+    reached = reached_from(jaxpr, inputs)
     avals = [aval(variable) for variable in reached]
     sizes = [found.size * getattr(found.dtype, "itemsize", 16) for found in avals]
     for equation in jaxpr.eqns:

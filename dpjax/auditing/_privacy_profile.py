@@ -22,9 +22,9 @@ from dpjax._core._values import (
     Oracle,
     Positions,
     SampledEvent,
+    Sensitivity,
     Target,
     describe_confidence,
-    is_mechanism,
 )
 from dpjax._exact._tail_band import TailBand
 from dpjax._tracing._fingerprints import digest
@@ -249,17 +249,21 @@ def privacy_profile(
 
 
 def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
-    one = isinstance(releases, tuple) and len(releases) == 2 and is_mechanism(releases[1])
-    listed = [releases] if one else releases
+    listed = [releases] if _is_release(releases) else releases
     if not isinstance(listed, (list, tuple)) or not listed:
         raise TypeError(
             "releases must be (target, mechanism), or a list of such pairs, got"
             f" {_checks.shown(releases)}"
         )
     for each in listed:
-        if not (isinstance(each, tuple) and len(each) == 2 and is_mechanism(each[1])):
+        if not _is_release(each):
             raise TypeError(f"releases must hold (target, mechanism), got {_checks.shown(each)}")
     return list(listed)
+
+
+def _is_release(pair: Any) -> bool:
+    two = isinstance(pair, tuple) and len(pair) == 2
+    return two and isinstance(getattr(pair[1], "sensitivity", None), Sensitivity)
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:

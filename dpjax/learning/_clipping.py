@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
@@ -196,7 +197,8 @@ class ClippedGradients:
             return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
-        total, within = _shards.summed_over_shards(found, axes)
+        # The sum over all shards is the same on each of them.
+        total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
         # As on one device, whose microbatches are no smaller: so the noise is the same.
@@ -263,25 +265,25 @@ def _clipped(
 
 def _checked_norms(clip_norm: PyTree) -> PyTree:
     """Clip norms in range, in floats as wide as there are; NaN where a traced one is not."""
-    return jax.tree.map(_checked_norm, clip_norm, is_leaf=lambda x: x is None)
 
+    def checked(clip_norm: Scalar) -> Scalar:
+        if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
+            raise ValueError(
+                f"clip_norm must be a finite number above 0, got {clip_norm}: 0 keeps nothing, so"
+                " leave parameters that shall not move out of argnums; infinity has no guarantee,"
+                " and the sum without clipping is jax.grad of the sum of losses"
+            )
+        norm = _checks.positive("clip_norm", clip_norm)
+        if _checks.is_traced(norm):
+            usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
+            return jnp.where(usable, norm, jnp.nan).astype(jnp.result_type(float))
+        if not LEAST_NORM <= norm <= LARGEST_NORM:
+            raise ValueError(
+                f"clip_norm must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
+            )
+        return norm
 
-def _checked_norm(clip_norm: Scalar) -> Scalar:
-    if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
-        raise ValueError(
-            f"clip_norm must be a finite number above 0, got {clip_norm}: 0 keeps nothing, so leave"
-            " parameters that shall not move out of argnums; infinity has no guarantee, and the sum"
-            " without clipping is jax.grad of the sum of losses"
-        )
-    norm = _checks.positive("clip_norm", clip_norm)
-    if _checks.is_traced(norm):
-        usable = (norm >= LEAST_NORM) & (norm <= LARGEST_NORM)
-        return jnp.where(usable, norm, jnp.nan).astype(jnp.result_type(float))
-    if not LEAST_NORM <= norm <= LARGEST_NORM:
-        raise ValueError(
-            f"clip_norm must be a number from {LEAST_NORM:g} to {LARGEST_NORM:g}, got {norm}"
-        )
-    return norm
+    return jax.tree.map(checked, clip_norm, is_leaf=lambda x: x is None)
 
 
 def _batch_size(examples: Database) -> int:

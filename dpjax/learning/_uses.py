@@ -182,7 +182,13 @@ def _use(
         if len(found) != 1 or any(atom is variable for atom in outputs):
             return None
         ((equation, operand),) = found
-        if not _is_move(equation):
+        name, output = equation.primitive.name, _walks.aval(equation.outvars[0])
+        if name == "convert_element_type":
+            is_move = _is_float(output)
+        else:
+            alone = name in _MOVES and len(equation.invars) == 1
+            is_move = alone and _walks.aval(variable).size == output.size
+        if not is_move:
             break
         moves.append(equation)
         (variable,) = equation.outvars
@@ -190,14 +196,6 @@ def _use(
         if layer.takes(equation, operand) and _is_real(equation):
             return Use(layer, equation, operand, tuple(moves))
     return None
-
-
-def _is_move(equation: jex.JaxprEqn) -> bool:
-    output = _walks.aval(equation.outvars[0])
-    if equation.primitive.name == "convert_element_type":
-        return _is_float(output)
-    moves = equation.primitive.name in _MOVES and len(equation.invars) == 1
-    return moves and bool(_walks.aval(equation.invars[0]).size == output.size)
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:

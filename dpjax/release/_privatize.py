@@ -21,7 +21,6 @@ from dpjax._core._values import (
     Release,
     Sensitivity,
     Target,
-    is_mechanism,
 )
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, evaluate_alone
@@ -88,7 +87,7 @@ def privatize(
             "ledger must be a dpjax.Ledger or a dpjax.random.KeyLedger, got"
             f" {type(ledger).__name__}: {_checks.shown(ledger)}"
         )
-    if not is_mechanism(mechanism):
+    if not isinstance(getattr(mechanism, "sensitivity", None), Sensitivity):
         raise TypeError(
             "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
             f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
@@ -184,14 +183,14 @@ def _records(database: Database, sensitivity: Sensitivity) -> Database:
         x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
     ):
         raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
-    return jax.tree.map(_as_sampled, records, sampled.tree())
 
+    def as_sampled(leaf: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
+        for kind in (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_):
+            if jnp.issubdtype(sampled.dtype, kind) != jnp.issubdtype(leaf.dtype, kind):
+                raise TypeError(
+                    f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the"
+                    f" oracle does, got {leaf.dtype}"
+                )
+        return _checks.saturating_cast(leaf, sampled.dtype)
 
-def _as_sampled(leaf: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    for kind in (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_):
-        if jnp.issubdtype(sampled.dtype, kind) != jnp.issubdtype(leaf.dtype, kind):
-            raise TypeError(
-                f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the oracle"
-                f" does, got {leaf.dtype}"
-            )
-    return _checks.saturating_cast(leaf, sampled.dtype)
+    return jax.tree.map(as_sampled, records, sampled.tree())

@@ -8,11 +8,11 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import (
+    OPEN,
     Account,
     Drawing,
     OpenLedger,
     Request,
-    open_ledgers,
     refuse_traced,
     untold_programs,
 )
@@ -55,7 +55,7 @@ def pay_and_draw(
             "name must be a text that is not empty, such as that of a column or a group, got"
             f" {_checks.shown(name)}"
         )
-    ledgers = dict.fromkeys(open_ledgers() if ledger is None else (*open_ledgers(), ledger))
+    ledgers = dict.fromkeys(OPEN.get() if ledger is None else (*OPEN.get(), ledger))
     if ledgers:
         refuse_traced((key, used))
     accounts = [one for one in ledgers if isinstance(one, Account)]
@@ -88,7 +88,7 @@ def pay_and_draw(
 def tell_of_training(key: Key) -> None:
     """Lets ledgers of keys claim the key of a training. Its steps will not tell them."""
     refuse_unpaid_steps()
-    if ledgers := open_ledgers():
+    if ledgers := OPEN.get():
         refuse_traced(key)
         for one in ledgers:
             one.record(key, Guarantee(math.inf, 1.0), "training", None)
@@ -96,7 +96,7 @@ def tell_of_training(key: Key) -> None:
 
 def refuse_unpaid_steps() -> None:
     """Refuses a step of a training while a budget is open: it does not know the cost of all."""
-    if any(isinstance(one, Account) for one in open_ledgers()):
+    if any(isinstance(one, Account) for one in OPEN.get()):
         raise ValueError(
             "a training pays for all of its steps at once: ledger.charge what they will promise, as"
             " by accounting.dp_sgd, and train outside of `with ledger`"

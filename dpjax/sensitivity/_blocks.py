@@ -58,7 +58,7 @@ def empty_block(
         coarsest = np.array([max((found[chunk][1] for chunk in known), default=0.0)], dtype)
         distances.append(rows)
         resolutions.append(jax.device_put(coarsest, device))
-    mesh = layout.local_mesh()
+    mesh = row_of(layout.local.values())
     return Block(_joined(distances, mesh), _joined(resolutions, mesh))
 
 
@@ -85,7 +85,7 @@ def compute_chunks(
         else (chunk * layout.size, layout.pairs_in(chunk), chunk - d * layout.block)
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
-    mesh = layout.local_mesh()
+    mesh = row_of(layout.local.values())
     with within(mesh):
         return _compiled_step(
             block,
@@ -128,13 +128,15 @@ def _compiled_step(
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
-    mesh = layout.mesh()
+    mesh = row_of(layout.devices)
     if mesh is None and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
         # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)
         return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
-    everywhere = jax.tree.map(functools.partial(_over_all_hosts, mesh=mesh), block)
+    everywhere = jax.tree.map(
+        lambda x: _joined([shard.data for shard in x.addressable_shards], mesh), block
+    )
     with within(mesh):
         distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
     return float(distance), float(resolution)
@@ -156,8 +158,8 @@ def _compiled_selection(
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
     """The distances in the order of the pairs, shape (m,)."""
-    mesh = layout.mesh()
-    everywhere = _over_all_hosts(block.distances, mesh=mesh)
+    mesh = row_of(layout.devices)
+    everywhere = _joined([shard.data for shard in block.distances.addressable_shards], mesh)
     with within(mesh):
         rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size)
         return rows[:, : layout.block].reshape(-1)[: layout.m]
@@ -196,7 +198,3 @@ def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, SPREAD), shards)
-
-
-def _over_all_hosts(x: jax.Array, *, mesh: Mesh | None) -> jax.Array:
-    return x if mesh is None else _joined([shard.data for shard in x.addressable_shards], mesh)

@@ -99,7 +99,19 @@ def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 def difference(value: Value, other: Value) -> Value:
     """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
-    return jax.tree.map(_difference, value, other)
+
+    def of_leaves(x: jax.Array, y: jax.Array) -> jax.Array:
+        dtype = compute_dtype(x.dtype)
+        if is_float(x) or x.dtype == bool:
+            return x.astype(dtype) - y.astype(dtype)
+        # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
+        unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+        magnitude = jnp.where(
+            x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
+        ).astype(dtype)
+        return jnp.where(x > y, magnitude, -magnitude)
+
+    return jax.tree.map(of_leaves, value, other)
 
 
 def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
@@ -157,15 +169,3 @@ def resolution(norm: Norm, value: Value) -> jax.Array:
     found = norm_function(norm)(jax.tree.map(magnitude, value))
     found = found.astype(compute_dtype(found.dtype)) * coarsest
     return jnp.where(jnp.isfinite(found), found, 0)
-
-
-def _difference(x: jax.Array, y: jax.Array) -> jax.Array:
-    dtype = compute_dtype(x.dtype)
-    if is_float(x) or x.dtype == bool:
-        return x.astype(dtype) - y.astype(dtype)
-    # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    magnitude = jnp.where(
-        x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
-    ).astype(dtype)
-    return jnp.where(x > y, magnitude, -magnitude)

@@ -80,8 +80,11 @@ def operating_point(
         raise ValueError("give m, gamma, or both: got neither")
     if m is not None:
         m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
+    for name, value in (("gamma", gamma), ("confidence", confidence)):
+        if _checks.is_traced(value):
+            raise TypeError(f"{name} is traced, but operating points are computed on the host")
     if gamma is not None:
-        gamma = _concrete_fraction("gamma", gamma)
+        gamma = _checks.fraction("gamma", gamma)
     if method == "dkw":
         if confidence not in ("default", None):
             raise ValueError(
@@ -93,7 +96,7 @@ def operating_point(
         confidence = 0.99
     if confidence is None:
         return _marginal(m, gamma)
-    return _exact(m, gamma, _concrete_fraction("confidence", confidence))
+    return _exact(m, gamma, _checks.fraction("confidence", confidence))
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
@@ -101,12 +104,6 @@ def confidence_of_each(confidence: float | None, statements: int) -> float | Non
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
-
-
-def _concrete_fraction(name: str, value: float) -> float:
-    if _checks.is_traced(value):
-        raise TypeError(f"{name} is traced, but operating points are computed on the host")
-    return _checks.fraction(name, value)
 
 
 def _within_limit(m: float, gamma: float) -> int:
@@ -175,28 +172,22 @@ def _least_gamma(m: int, confidence: float) -> float:
 
 def _least_k(m: int, gamma: float, confidence: float) -> int:
     """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence, by bisection."""
+    allowed = 1 - Fraction(confidence)
+    lost, whole = Fraction(gamma).as_integer_ratio()
     low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
     while high - low > 1:
         k = (low + high) // 2
-        if _tail_is_at_most(1 - Fraction(confidence), m, k, gamma):
-            high = k
-        else:
-            low = k
+        # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
+        tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
+        does = tail < bound
+        if abs(tail - bound) <= _UNRESOLVED * bound:
+            does = m <= _FEW_PAIRS  # Where floats cannot tell and m is large, the answer is no.
+            if does:
+                kept, tries = whole - lost, range(k, m + 1)
+                ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in tries)
+                does = Fraction(ways, whole**m) <= allowed
+        low, high = (low, k) if does else (k, high)
     return high
-
-
-def _tail_is_at_most(allowed: Fraction, m: int, k: int, gamma: float) -> bool:
-    """Whether P(Binomial(m, 1 - gamma) >= k) is; no, if floats cannot tell and m is large."""
-    # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-    tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
-    if abs(tail - bound) > _UNRESOLVED * bound:
-        return tail < bound
-    if m > _FEW_PAIRS:
-        return False
-    lost, whole = Fraction(gamma).as_integer_ratio()
-    kept = whole - lost
-    ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in range(k, m + 1))
-    return Fraction(ways, whole**m) <= allowed
 
 
 # Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,

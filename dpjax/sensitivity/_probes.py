@@ -26,7 +26,7 @@ import numpy as np
 
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
-from dpjax._running._layout import Device, within
+from dpjax._running._layout import Device, row_of, within
 from dpjax._running._memory import fitting
 from dpjax._running._progress import counting
 from dpjax._running._waiting import wait_for
@@ -163,7 +163,7 @@ def _find(
     with counting("probes", count, shown=progress) as done:
         for start in range(0, count, size * len(devices)):
             starts = start + size * np.arange(len(devices), dtype=np.uint32)
-            with within(layout.local_mesh()):
+            with within(row_of(layout.local.values())):
                 numbers, databases, values = _compiled_probes(
                     plan.key,
                     # The last chunk is filled up with the last database.

@@ -163,7 +163,12 @@ def sample_sensitivity(
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
             rounding = rounding_of_releases(plan, progress=progress)
-            estimate, resolution = _worst_of_all_positions(plan, store, progress)
+            estimate, resolution = 0.0, 0.0  # The worst of all positions, and the coarsest.
+            for place in range(pair.positions_sampled):
+                block = sample_block(plan, position=place, checkpoint=store, progress=progress)
+                team.meet()
+                selected, coarsest = kth_distance(block, point.k, layout=layout)
+                estimate, resolution = max(estimate, selected), max(resolution, coarsest)
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
     return Sensitivity(
@@ -191,19 +196,6 @@ def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
     done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
     total = plan.pair.positions_sampled * plan.point.m
     return f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
-
-
-def _worst_of_all_positions(
-    plan: Plan, store: Checkpoint | None, progress: bool
-) -> tuple[float, float]:
-    """The largest k-th distance of a position, and the coarsest resolution of all."""
-    estimate, resolution = 0.0, 0.0
-    for position in range(plan.pair.positions_sampled):
-        block = sample_block(plan, position=position, checkpoint=store, progress=progress)
-        plan.team.meet()
-        selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
-        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
-    return estimate, resolution
 
 
 def _rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:

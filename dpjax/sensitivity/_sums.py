@@ -46,11 +46,8 @@ class SumOfRecords:
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
-        # Where a sum of integers may wrap, nothing is known about it.
-        return jnp.where(self._may_wrap(statistics), jnp.inf, found)
-
-    def _may_wrap(self, statistics: tuple[PyTree, PyTree]) -> jax.Array:
-        """Whether n records like these could take a sum of integers beyond its dtype."""
+        # Where n records like these could take a sum of integers beyond its dtype, it may wrap, and
+        # nothing is known about it.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -59,7 +56,7 @@ class SumOfRecords:
                     most = jnp.iinfo(total.dtype).max // self.n
                     magnitude = jnp.abs(x.astype(jnp.float32))
                     wraps |= jnp.max(magnitude) > float(most)
-        return wraps
+        return jnp.where(wraps, jnp.inf, found)
 
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int

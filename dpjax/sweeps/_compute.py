@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from dpjax._core._types import Key, PyTree
 from dpjax._running._in_flight import run_in_flight
-from dpjax._running._layout import Device, Layout, placed, within
+from dpjax._running._layout import Device, Layout, placed, row_of, within
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program
@@ -59,7 +59,7 @@ def compute(
         padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in of_chunks])
         places = np.unravel_index(padded // repeats, shape) if shape else ()
         values = {a.name: a.values_at(place) for a, place in zip(axes, places, strict=True)}
-        mesh = layout.local_mesh()
+        mesh = row_of(layout.local.values())
         with within(mesh):
             out = _compiled_chunk(
                 key,

@@ -13,6 +13,7 @@ from dpjax._running._layout import Device
 from dpjax._running._memory import fitting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import primitives
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
 from dpjax.sweeps._outputs import Output, outputs_of
@@ -61,7 +62,7 @@ class Part:
         Under `vmap` a user's own rule may run, which the program's fingerprint leaves out. Nobody
         checks that the rule computes the same value.
         """
-        if "custom_vmap_call" not in self.program.primitives():
+        if "custom_vmap_call" not in primitives(self.program.jaxpr.jaxpr):
             return self.program.fingerprint
 
         def batched(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

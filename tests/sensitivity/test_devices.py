@@ -64,10 +64,11 @@ np.testing.assert_array_equal(distances(meshes[3]), expected)
     + """
 import functools, re
 from dpjax.sensitivity._blocks import _compiled_selection, empty_block
-from dpjax._running._layout import Layout
+from dpjax._running._layout import Layout, row_of
 layout = Layout(tuple(jax.devices()), 10**5, 64)
 block = empty_block(layout, {}, np.float32)
-text = _compiled_selection.lower(block, np.uint32(5), mesh=layout.mesh()).compile().as_text()
+selection = _compiled_selection.lower(block, np.uint32(5), mesh=row_of(layout.devices))
+text = selection.compile().as_text()
 moved = re.findall(r"= (.*) (all-gather|all-to-all|collective-permute|all-reduce)[.(-]", text)
 assert {kind for _, kind in moved} == {"all-reduce"}, moved
 assert all(shape.split("{")[0] in ("u32[]", "f32[]") for shape, _ in moved), moved

@@ -21,6 +21,7 @@ import dpjax
 from dpjax import learning, queries
 from dpjax._tracing._foreign import is_own
 from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import primitives
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -120,7 +121,7 @@ def test_operations_of_a_library_are_what_they_say_in_every_place(place, install
     program, batch = trace(PLACES[place](theirs.bind)), jnp.arange(8.0).reshape(2, 4)
     np.testing.assert_array_equal(program(batch[0]), batch[0] + 1)
     np.testing.assert_array_equal(jax.vmap(program)(batch), batch + 1)
-    assert "theirs" not in program.primitives()
+    assert "theirs" not in primitives(program.jaxpr.jaxpr)
 
 
 def test_operations_of_one_name_are_told_apart(installed):
