@@ -10,19 +10,21 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
+from dpjax.queries import _k_means_intervals as _k_means_intervals
 from dpjax.queries._covariance import public_ball
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
-from dpjax.queries._second_moments import RADIUS_BITS, in_ball
+from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
@@ -69,7 +71,9 @@ def private_k_means(
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. Counts are the noisy counts
-        of the last iteration, so they belong to the clusters of the centers before it.
+        of the last iteration, so they belong to the clusters of the centers before it. Its
+        `interval` covers the noise of that iteration: the center and the number of the records that
+        it assigned to a cluster.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
@@ -137,7 +141,7 @@ def private_k_means(
         return {"centers": jnp.add(middle[None], size * centers), "counts": counts}
 
     slots = present_records(database)
-    return pay_and_draw(
+    release = pay_and_draw(
         lambda: draw(key, slots),
         key,
         slots,
@@ -146,6 +150,12 @@ def private_k_means(
         name=name,
         request=lambda name: request_of(name, draw, key, TreeSpec.of(slots), mechanism, promised),
     )
+    last = mechanism.accuracy(TreeSpec.of(jax.ShapeDtypeStruct((k, 1 + dims), jnp.int32)))
+    if last.kind != "noise":
+        return release
+    ball = {"middle": middle.tolist(), "size": size, "edge": edge_of_ball(dims, RADIUS_BITS)}
+    about = {**last.facts, **ball, "unit": unit, "least": float(mechanism.scale) * unit}
+    return dataclasses.replace(release, accuracy=Accuracy.of("k-means", about))
 
 
 def _share_of(

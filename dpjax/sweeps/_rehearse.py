@@ -115,7 +115,7 @@ def rehearse(
         for i, (name, mechanism) in enumerate(named.items()):
             drawn = mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), value)
             if isinstance(mechanism, SelectionMechanism):
-                answer, drawn = _scores(value, drawn)
+                answer, drawn = _best_and_selected(value, drawn)
             _check_alike(name, answer, drawn, released)
             released.append(drawn)
         return {"value": answer, "released": released}
@@ -163,7 +163,7 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int) -> None:
         raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
 
 
-def _scores(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _best_and_selected(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The best scores of each row in order, and those of the selected options."""
     each = selected if selected.ndim == scores.ndim else selected[..., None]
     best = jnp.sort(scores, axis=-1)[..., ::-1][..., : each.shape[-1]]
