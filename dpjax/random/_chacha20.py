@@ -46,8 +46,10 @@ _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
-    on_cpu = _rounds_of_words if state.shape[1] >= _MANY_LANES else _rounds_of_rows
-    return lax.platform_dependent(state, cpu=on_cpu, default=_unrolled_rounds) + state
+    lanes = state.shape[1]
+    on_cpu = _rounds_of_words if lanes >= _MANY_LANES else _rounds_of_rows
+    on_others = _rounds_in_kernels if lanes > _CHUNK else _unrolled_rounds
+    return lax.platform_dependent(state, cpu=on_cpu, default=on_others) + state
 
 
 def _rounds_of_rows(state: jax.Array) -> jax.Array:
@@ -79,9 +81,20 @@ def _rounds_of_words(
     return jnp.stack(lax.fori_loop(0, 10, double_round, words, unroll=unroll))
 
 
-def _unrolled_rounds(state: jax.Array) -> jax.Array:
-    """The same for accelerators: a step is a kernel. More rounds in one take long to compile."""
+def _rounds_in_kernels(state: jax.Array) -> jax.Array:
+    """The same for many lanes on accelerators: a step is a kernel. Longer ones compile for long."""
     return _rounds_of_words(state, together=lambda words: words, unroll=2)
+
+
+def _unrolled_rounds(state: jax.Array) -> jax.Array:
+    """The same without loops, for few lanes on accelerators, where each step starts a kernel."""
+
+    def double_round(_: jax.Array, rows: _Rows) -> _Rows:
+        for turn in (1, -1):
+            rows = _turn(_quarter_rounds(rows), turn)
+        return rows
+
+    return jnp.concatenate(lax.fori_loop(0, 10, double_round, _rows(state), unroll=True))
 
 
 def _rows(state: jax.Array) -> _Rows:

@@ -24,8 +24,11 @@ def neighboring_pair(
     database = jax.tree.map(lambda leaf: leaf[:-1], records)
 
     def replaced(leaf: jax.Array) -> jax.Array:
-        index = leaf.shape[0] - 2 if position is None else position
-        return leaf[:-1].at[index].set(leaf[-1])
+        n = leaf.shape[0] - 1
+        changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
+        # A selection, because accelerators take a scatter apart from the steps around it.
+        here = jnp.arange(n, dtype=jnp.int32) == changed
+        return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
     return database, jax.tree.map(replaced, records)
 

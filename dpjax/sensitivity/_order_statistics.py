@@ -106,21 +106,31 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """The pattern of that rank, by counting all distances for each bit."""
-    return _search_among(_patterns(distances), rank, *_all_patterns(distances), axis)
+    # Their number is public and known: an accelerator runs the loop without asking the host.
+    bits = 8 * distances.dtype.itemsize - 1
+    return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
 
 def _search_among(
-    patterns: jax.Array, rank: jax.Array, low: jax.Array, high: jax.Array, axis: str | None
+    patterns: jax.Array,
+    rank: jax.Array,
+    low: jax.Array,
+    high: jax.Array,
+    halvings: int | jax.Array,
+    axis: str | None,
 ) -> jax.Array:
-    """The largest pattern from low to high - 1 with fewer than `rank` patterns below it."""
+    """The largest pattern from low to high - 1 with fewer than `rank` patterns below it.
 
-    def halve(bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    Halving a bracket of a single pattern leaves it as it is, so `halvings` may be too many.
+    """
+
+    def halve(_: jax.Array, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bracket
         middle = low + (high - low) // 2
         few = _total(jnp.sum(patterns < middle, dtype=jnp.uint32), axis) < rank
         return jnp.where(few, middle, low), jnp.where(few, high, middle)
 
-    return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, halve, (low, high))[0]
+    return lax.fori_loop(0, halvings, halve, (low, high))[0]
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
@@ -156,7 +166,8 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 
     def search_kept(bracket: _Bracket) -> jax.Array:
         low, high, below, _ = bracket
-        return _search_among(kept, rank - below, low, high, axis)
+        bits = 8 * low.dtype.itemsize - lax.clz(high - low - 1).astype(jnp.int32)
+        return _search_among(kept, rank - below, low, high, bits, axis)
 
     def search_all(bracket: _Bracket) -> jax.Array:
         return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, thirds, bracket)[0]

@@ -8,6 +8,7 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
@@ -198,7 +199,9 @@ class RandomPair:
     def values(self, key: Key, index: jax.Array, position: jax.Array) -> tuple[Value, Value]:
         """The target's values on the two databases of pair `index`."""
         changed = self._changed(key, index, position)
-        database, neighbor = neighboring_pair(self.records_of(key, index), changed)
+        # The barrier keeps XLA from drawing the records a second time for the second database.
+        records = lax.optimization_barrier(self.records_of(key, index))
+        database, neighbor = neighboring_pair(records, changed)
         value = self.target(database, origin=sampled(Role.DATABASE, index))
         return value, self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
 

@@ -23,6 +23,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
@@ -171,6 +172,7 @@ def _find(
                     pair=pair,
                     permute=permute,
                     replace=replace,
+                    kept=most_alone,
                     devices=devices,
                 )
             wait_for(numbers["resolution"], pair.programs, devices[0], plan.team.look)
@@ -182,7 +184,7 @@ def _find(
     return _Found(**found)
 
 
-@partial(jax.jit, static_argnames=("pair", "permute", "replace", "devices"))
+@partial(jax.jit, static_argnames=("pair", "permute", "replace", "kept", "devices"))
 def _compiled_probes(
     key: Key,
     indices: np.ndarray,
@@ -190,9 +192,10 @@ def _compiled_probes(
     pair: RandomPair,
     permute: bool,
     replace: bool,
+    kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
-    """The distances of a chunk for every device, its databases, and their values."""
+    """The distances of a chunk for every device, its first databases, and the values of all."""
 
     def probe(index: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         place = pair.random_position(key, index)
@@ -214,7 +217,13 @@ def _compiled_probes(
             numbers["disagreement"] = jnp.where(moved == by_sums, 0, jnp.abs(moved - by_sums))
         return {k: x.astype(pair.distance_dtype) for k, x in numbers.items()}, database, value
 
-    return spread_chunks(jax.vmap(probe), jnp.asarray(indices), devices)
+    def probe_chunk(indices: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
+        numbers, databases, values = jax.vmap(probe)(indices)
+        # Whole databases first, as the target sees them: XLA would compute the slice by itself.
+        databases = lax.optimization_barrier(databases)
+        return numbers, jax.tree.map(lambda x: x[:kept], databases), values
+
+    return spread_chunks(probe_chunk, jnp.asarray(indices), devices)
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value, most: int) -> float:

@@ -58,7 +58,9 @@ VECTORS = [
 ]
 
 
-@pytest.mark.parametrize("way", ["rounds_of_rows", "rounds_of_words", "unrolled_rounds"])
+@pytest.mark.parametrize(
+    "way", ["rounds_of_rows", "rounds_of_words", "rounds_in_kernels", "unrolled_rounds"]
+)
 @pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
 def test_rfc_8439(vector, way, monkeypatch):
     key, counter, nonce, expected = vector

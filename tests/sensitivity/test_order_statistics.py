@@ -176,3 +176,8 @@ def test_nothing_is_sorted(count):
     names = set(primitives(jax.make_jaxpr(lambda x: order_statistic(x, 3))(distances).jaxpr))
     assert not {name for name in names if "sort" in name or "top_k" in name}
     assert "sort" in set(primitives(jax.make_jaxpr(jnp.sort)(jnp.ones(10)).jaxpr))
+
+
+def test_few_distances_take_a_loop_of_known_length():
+    """An accelerator would wait for the host in every step of another."""
+    assert "while" not in str(jax.make_jaxpr(select)(jnp.ones(8), jnp.uint32(1)))
