@@ -61,7 +61,7 @@ float arrays, to a scalar."""
 Positions = Literal["last", "average", "each"]
 """Which record of a pair of databases changes, see `dpjax.sample_sensitivity`."""
 
-Method = Literal["exact", "dkw"]
+Method = Literal["exact", "dkw", "anytime"]
 """How an operating point is found, see `dpjax.operating_point`."""
 
 NoiseKind = Literal["exact", "float"]
@@ -77,7 +77,7 @@ class OperatingPoint:
         k: the order statistic, counted from 1, that becomes the estimate of the sensitivity.
         gamma: the probability over random pairs that may be left uncovered.
         rho: the free parameter of Theorem 15 (method "dkw"), else None.
-        method: "exact" or "dkw".
+        method: "exact", "dkw" or "anytime".
         confidence: the probability over the samples that gamma holds, or None where the statement
             is marginal: over the samples and a fresh pair together.
 
@@ -115,7 +115,7 @@ class Sensitivity:
         relation: which databases are neighbors.
         m: number of pairs sampled; None for a bound.
         k: the order statistic taken; None for a bound.
-        method: "exact", "dkw" or "analytic".
+        method: "exact", "dkw", "anytime" or "analytic".
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
         zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
