@@ -118,6 +118,8 @@ class Sensitivity:
         method: "exact", "dkw", "anytime" or "analytic".
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
+        deciding_records: how many independent draws of the oracle decide the distance of a pair;
+            None if all of its records may.
         zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
         identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
         target: fingerprint of the traced target; None for a bound.
@@ -142,6 +144,7 @@ class Sensitivity:
     positions: Positions = static(default="last")
     chunk_size: int | None = static(default=None)
     zero_allowed: bool = static(default=False)
+    deciding_records: int | None = static(default=None)
     identity: str | None = static(default=None)
     target: str | None = static(default=None)
     records: TreeSpec | None = static(default=None)

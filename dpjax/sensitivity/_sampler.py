@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -28,6 +29,7 @@ from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import PAIRS_OVER_LEAST, Plan, point_of_each
 from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._several_oracles import stated_confidence, worst_of_oracles
 from dpjax.sensitivity._watch import Watch
 
 # A distance of fewer units in the last place than this is mostly rounding error.
@@ -40,7 +42,7 @@ _PAIRS_OVER_LEAST_IF_WATCHED, _LOOKS = 1000, 64
 def sample_sensitivity(
     key: jax.Array,
     target: Target,
-    oracle: Oracle,
+    oracle: Oracle | Sequence[Oracle],
     *,
     n: int,
     norm: Norm,
@@ -70,7 +72,8 @@ def sample_sensitivity(
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
-            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
+            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records. Or a
+            list of J such functions.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", or a function of the difference of two values: the
             mechanism's. A `NoiseShape` for `dpjax.shaped_gaussian`.
@@ -130,8 +133,11 @@ def sample_sensitivity(
         typically the outliers, may be less protected than epsilon says. Assumes that the private
         database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
         costs), and that m, gamma, confidence and the key were fixed before the samples were looked
-        at; of method "anytime" all but m. Oracle, n, target and tuning must come from public knowledge; then the estimate may be
-        published.
+        at; of method "anytime" all but m. Oracle, n, target and tuning must come from public
+        knowledge; then the estimate may be published. For several oracles this holds for each of
+        them, and for every mixture that draws one of them for the whole pair: each is sampled at
+        confidence 1 - (1 - C)/J, and the largest estimate counts. A mixture that draws an oracle
+        for each record is another oracle.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -151,6 +157,25 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
+    if isinstance(oracle, Sequence):
+        settings = {"m": m, "gamma": gamma, "method": method}
+        more = {"until": until, "positions": positions, "chunk_size": chunk_size, "mesh": mesh}
+        more |= {"progress": progress, "allow_zero": allow_zero}
+        return worst_of_oracles(
+            functools.partial(
+                sample_sensitivity,
+                key,
+                target,
+                n=n,
+                norm=norm,
+                allow_cancellation=allow_cancellation,
+                **settings,
+                **more,
+            ),
+            oracle,
+            stated_confidence(**settings, confidence=confidence, until=until),
+            checkpoint,
+        )
     if until is not None:
         _check_until(until, gamma, method, positions)
     with together(mesh) as team:
@@ -196,6 +221,7 @@ def sample_sensitivity(
         positions=positions,
         chunk_size=layout.size,
         zero_allowed=estimate == 0,
+        deciding_records=None if pair.two_records is None else 2,
         identity=plan.identity,
         target=pair.released.fingerprint,
         records=pair.records,
