@@ -8,6 +8,7 @@ JOBS = (
     "ceilings",
     "mean",
     "guarantee",
+    "privacy_profile",
     "shaped_noise",
     "priestley_chao",
     "svm",

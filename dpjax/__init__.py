@@ -25,6 +25,8 @@ from dpjax._files._ledger_errors import BudgetExceededError as BudgetExceededErr
 from dpjax._files._ledger_errors import LedgerError as LedgerError
 from dpjax._version import __version__ as __version__
 from dpjax.accounting._ledger import Ledger as Ledger
+from dpjax.auditing._gamma_by_record import RecordGammas as RecordGammas
+from dpjax.auditing._gamma_by_record import gamma_by_record as gamma_by_record
 from dpjax.auditing._privacy_profile import PrivacyProfile as PrivacyProfile
 from dpjax.auditing._privacy_profile import privacy_profile as privacy_profile
 from dpjax.mechanisms._above_threshold import above_threshold as above_threshold

@@ -40,6 +40,8 @@ class SampledEvent:
         gamma: the probability over random pairs that it does not.
         confidence: the probability over the samples that gamma holds; None where marginal.
         identity: which sampling it was; releases under equal identities share the event.
+        records: how many independent draws of the oracle decide whether a pair is covered; None if
+            all of its records may.
 
     Formal guarantees:
         Everything that was released under one event fails together, so its gamma counts once.
@@ -48,11 +50,14 @@ class SampledEvent:
     gamma: Scalar = up()
     confidence: Scalar | None = down()
     identity: str = static()
+    records: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         _check_number("gamma", self.gamma, 1)
         if self.confidence is not None:
             _check_number("confidence", self.confidence, 1)
+        if self.records is not None:
+            _checks.integer("records", self.records, least=1)
 
     def __repr__(self) -> str:
         statement = f"gamma={shown_number(self.gamma)}, {describe_confidence(self.confidence)}"
@@ -150,7 +155,7 @@ def concrete(guarantee: object) -> Guarantee:
 
     # Made anew, field by field: a subclass may not check what its fields hold.
     events = tuple(
-        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity)
+        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity, event.records)
         for event in guarantee.events
     )
     return Guarantee(

@@ -71,7 +71,15 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     """A guarantee with every digit."""
     known = concrete(guarantee)
     numbers = {name: _number_to_json(getattr(known, name)) for name in _NUMBERS}
-    events = [(event.gamma, event.confidence, event.identity) for event in known.events]
+    events = [
+        (
+            event.gamma,
+            event.confidence,
+            event.identity,
+            *(() if event.records is None else (event.records,)),
+        )
+        for event in known.events
+    ]
     relation = {"relation": known.relation.value}
     return {**vars(known), **numbers, "events": events, **relation}
 

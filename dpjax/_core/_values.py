@@ -62,7 +62,7 @@ float arrays, to a scalar."""
 Positions = Literal["last", "average", "each"]
 """Which record of a pair of databases changes, see `dpjax.sample_sensitivity`."""
 
-Method = Literal["exact", "dkw"]
+Method = Literal["exact", "dkw", "anytime"]
 """How an operating point is found, see `dpjax.operating_point`."""
 
 NoiseKind = Literal["exact", "float"]
@@ -78,7 +78,7 @@ class OperatingPoint:
         k: the order statistic, counted from 1, that becomes the estimate of the sensitivity.
         gamma: the probability over random pairs that may be left uncovered.
         rho: the free parameter of Theorem 15 (method "dkw"), else None.
-        method: "exact" or "dkw".
+        method: "exact", "dkw" or "anytime".
         confidence: the probability over the samples that gamma holds, or None where the statement
             is marginal: over the samples and a fresh pair together.
 
@@ -116,9 +116,11 @@ class Sensitivity:
         relation: which databases are neighbors.
         m: number of pairs sampled; None for a bound.
         k: the order statistic taken; None for a bound.
-        method: "exact", "dkw", "analytic" or "proved".
+        method: "exact", "dkw", "anytime", "analytic" or "proved".
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
+        deciding_records: how many independent draws of the oracle decide the distance of a pair;
+            None if all of its records may.
         zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
         identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
         target: fingerprint of the traced target; None for a bound.
@@ -146,6 +148,7 @@ class Sensitivity:
     positions: Positions = static(default="last")
     chunk_size: int | None = static(default=None)
     zero_allowed: bool = static(default=False)
+    deciding_records: int | None = static(default=None)
     identity: str | None = static(default=None)
     target: str | None = static(default=None)
     records: TreeSpec | None = static(default=None)

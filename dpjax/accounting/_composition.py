@@ -109,7 +109,7 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     one = concrete(guarantee)
     size = _checks.integer("size", size, least=1, most=10**9)
     events = tuple(
-        SampledEvent(min(1.0, _times(event.gamma, size)), event.confidence, event.identity)
+        dataclasses.replace(event, gamma=min(1.0, _times(event.gamma, size)))
         for event in distinct_events([one])
     )
     gamma, confidence = joint(events)
@@ -206,7 +206,9 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     lowered = first.confidence
     if lowered is not None:  # C - more_doubt, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    return (SampledEvent(charged, lowered, first.identity), *others)
+    # What was added by hand may depend on all records.
+    records = first.records if more_gamma == 0 else None
+    return (SampledEvent(charged, lowered, first.identity, records), *others)
 
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
@@ -216,7 +218,8 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
         confidence = None
     else:
         confidence = min(event.confidence, other.confidence)
-    return SampledEvent(max(event.gamma, other.gamma), confidence, event.identity)
+    records = event.records if event.records == other.records else None
+    return SampledEvent(max(event.gamma, other.gamma), confidence, event.identity, records)
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
@@ -224,7 +227,7 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
-    return SampledEvent(min(1.0, round_up(gamma)), None, event.identity)
+    return dataclasses.replace(event, gamma=min(1.0, round_up(gamma)), confidence=None)
 
 
 def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:

@@ -27,10 +27,12 @@ def transfer(
     chi2: float | None = None,
     ratio: float | None = None,
     n: int,
+    records: int | None = None,
 ) -> Guarantee:
     """Turns a guarantee under the oracle P into one for records that really come from Q.
 
-    A pair of databases that differ in t records holds N = n + t of them. Let a pair be bad with
+    A pair of databases that differ in t records holds N = n + t of them. If two records decide the
+    distance of a pair, records=2 makes that N = 2 t. Let a pair be bad with
     probability gamma under P and q under Q. Give one bound for a single record:
 
         kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
@@ -48,13 +50,17 @@ def transfer(
         chi2: c, 0 or above.
         ratio: W, 1 or above.
         n: the number of records, at least 1.
+        records: how many independent records decide a pair, as `Sensitivity.deciding_records` says:
+            2 for affine `dpjax.targets.summable` targets under `dpjax.oracles.independent`. None
+            counts all.
 
     Returns:
         A `Guarantee` under Q, gamma capped at 1 and rounded up.
 
     Raises:
         TypeError: if the guarantee is not concrete or a parameter is not a number.
-        ValueError: if not exactly one bound is given, or it or n is out of range.
+        ValueError: if not exactly one bound is given, or it or n is out of range, or a sampling of
+            the guarantee is not decided by so many records.
 
     Formal guarantees:
         Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
@@ -89,9 +95,16 @@ def transfer(
     if not events:
         return under_p
     gamma, confidence = joint(events)
-    under_q = _WORST[name](gamma, bound, n + under_p.group_size)
+    if records is not None and {event.records for event in events} != {records}:
+        raise ValueError(
+            f"records={records} must decide every pair, but the samplings say"
+            f" {[event.records for event in events]}: leave it out"
+        )
+    size = under_p.group_size
+    under_q = _WORST[name](gamma, bound, n + size if records is None else records * size)
     # The same samplings, bound and n get the same identity. So they count once when composed later.
-    words = (*sorted(event.identity for event in events), repr((name, bound, n)))
+    counted = (n,) if records is None else (n, records)
+    words = (*sorted(event.identity for event in events), repr((name, bound, *counted)))
     identity = hashlib.sha256("|".join(words).encode()).hexdigest()[:32]
     return dataclasses.replace(
         under_p,

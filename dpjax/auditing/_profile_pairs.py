@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import OperatingPoint, Oracle, Positions, Target
+from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax.sensitivity._blocks import all_distances
@@ -85,24 +85,44 @@ class Joint:
         return largest([*found, l2(normal) / self.deviations] if normal else found)
 
 
-@outside_any_mesh
 def sampled_stretches(
     key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
 ) -> tuple[np.ndarray, Plan]:
     """The stretch of every pair, with all that rounding may hide, and what was sampled."""
+    sampled, hidden, plan = sampled_distances(
+        key, joint.target, oracle, n=n, norm=joint.stretch, positions=joint.positions, point=point
+    )
+    # The norm rounds once for each coordinate.
+    coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
+    error = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
+    return (sampled + hidden + joint.rounding) * (1 + error), plan
+
+
+@outside_any_mesh
+def sampled_distances(
+    key: Key,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    norm: Norm,
+    positions: Positions,
+    point: OperatingPoint,
+) -> tuple[np.ndarray, float, Plan]:
+    """Distances of pairs that no sensitivity was sampled from, and what rounding may add to one."""
+    key = other_pairs(key)
     with together(None) as team:
-        for word in _DOMAIN:
-            key = jax.random.fold_in(key, word)
-        pair = RandomPair.trace(
-            key, joint.target, oracle, n=n, norm=joint.stretch, positions=joint.positions
-        )
+        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         layout = layout_of(pair, point.m, None, None)
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
         rounding = rounding_of_releases(plan)
         block = sample_block(plan)
         sampled = np.asarray(all_distances(block, layout=layout), np.float64)
-        hidden = max(rounding, float(np.max(np.asarray(block.resolution))))
-    # The norm rounds once for each coordinate.
-    coordinates = sum(leaf.size for leaf in jax.tree.leaves(pair.target.outputs.tree()))
-    error = float(jnp.finfo(pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
-    return (sampled + hidden + joint.rounding) * (1 + error), plan
+    return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
+
+
+def other_pairs(key: Key) -> Key:
+    """A key whose pairs no sensitivity is sampled from under the key itself."""
+    for word in _DOMAIN:
+        key = jax.random.fold_in(key, word)
+    return key

@@ -184,7 +184,8 @@ class SensitivityMechanism(abc.ABC):
         notes = (*averaged, *(("no noise",) if sensitivity.zero_allowed else ()))
         events = ()
         if sensitivity.identity is not None:
-            events = (SampledEvent(gamma, confidence, sensitivity.identity),)
+            decided = sensitivity.deciding_records
+            events = (SampledEvent(gamma, confidence, sensitivity.identity, decided),)
         return Guarantee(
             self.epsilon,
             _nan_with(self.epsilon, self._delta()),

@@ -1,6 +1,7 @@
 """Plots of results; drawing a plot imports matplotlib."""
 
 from dpjax.plotting._audit_curve import audit_curve as audit_curve
+from dpjax.plotting._gamma_by_record import gamma_by_record as gamma_by_record
 from dpjax.plotting._ledger_history import ledger_history as ledger_history
 from dpjax.plotting._noise import noise as noise
 from dpjax.plotting._operating_points import least_pairs as least_pairs

@@ -10,6 +10,7 @@ from dpjax._tracing._origins import host_errors
 from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._plan import Sampling
+from dpjax.sensitivity._watch import Watch
 
 # A chunk for each device of this host, or None, with distances and resolutions on their way.
 _Step = tuple[list[int | None], jax.Array, jax.Array]
@@ -22,8 +23,12 @@ def sample_block(
     position: int = 0,
     checkpoint: Checkpoint | None = None,
     progress: bool = False,
+    watch: Watch | None = None,
 ) -> Block:
-    """The distances of the pairs that this host's devices have, chunk by chunk."""
+    """The distances of the pairs that this host's devices have, chunk by chunk.
+
+    With a watch, it ends when that says so; distances of pairs that were not drawn are infinite.
+    """
     pair, layout, team = sampling.pair, sampling.layout, sampling.team
     found = {} if checkpoint is None else checkpoint.found(position)
     steps = layout.steps(found)
@@ -48,8 +53,17 @@ def sample_block(
                 checkpoint.add(position, chunks, np.asarray(distances), np.asarray(resolutions))
             count(sum(map(layout.pairs_in, chunks)))
 
+        def enough(drawn: int) -> bool:
+            return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
+
         try:
-            run_in_flight(steps, start, finish, calls_host=pair.calls_host)
+            drawn = total - missing
+            for part in [steps] if watch is None else watch.parts(steps, drawn, layout):
+                if enough(drawn):
+                    break
+                run_in_flight(part, start, finish, calls_host=pair.calls_host)
+                drawn += sum(layout.pairs_in(chunk) for chunks in part for chunk in chunks)
+            enough(drawn)
         finally:
             if checkpoint is not None:
                 checkpoint.save()

@@ -15,7 +15,7 @@ from dpjax.sensitivity._operating_points import confidence_of_each, operating_po
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
-_PAIRS_OVER_LEAST = 10
+PAIRS_OVER_LEAST = 10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,6 +94,7 @@ def point_of_each(
     gamma: float | None,
     method: Method,
     confidence: float | Literal["default"] | None,
+    over_least: int = PAIRS_OVER_LEAST,
 ) -> tuple[OperatingPoint, float | None]:
     """The operating point of each position, and the confidence in all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
@@ -101,7 +102,7 @@ def point_of_each(
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
-        m = min(_PAIRS_OVER_LEAST * point.m, MOST_SAMPLED_PAIRS)
+        m = min(over_least * point.m, MOST_SAMPLED_PAIRS)
         point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if point.m > MOST_SAMPLED_PAIRS:
         raise ValueError(f"m must be at most {MOST_SAMPLED_PAIRS} to be sampled, got {point.m}")

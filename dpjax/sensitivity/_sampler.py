@@ -3,9 +3,11 @@
 Nothing here is private: the pairs come from the oracle, so refusals may depend on the draws.
 """
 
+import dataclasses
 import functools
 import math
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
-from dpjax._core._values import Method, Norm, Oracle, Positions, Sensitivity, Target
+from dpjax._core._values import Method, Norm, OperatingPoint, Oracle, Positions, Sensitivity, Target
 from dpjax._exact._numerics import sum_up
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
@@ -25,18 +27,22 @@ from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._plan import Plan, point_of_each
+from dpjax.sensitivity._plan import PAIRS_OVER_LEAST, Plan, point_of_each
 from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._several_oracles import stated_confidence, worst_of_oracles
+from dpjax.sensitivity._watch import Watch
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
+# With `until`: the most pairs, and chunks at least, after which one may end.
+_PAIRS_OVER_LEAST_IF_WATCHED, _LOOKS = 1000, 64
 
 
 @outside_any_mesh
 def sample_sensitivity(
     key: jax.Array,
     target: Target,
-    oracle: Oracle,
+    oracle: Oracle | Sequence[Oracle],
     *,
     n: int,
     norm: Norm,
@@ -44,6 +50,7 @@ def sample_sensitivity(
     gamma: float | None = None,
     method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
+    until: float | None = None,
     positions: Positions = "last",
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
@@ -65,15 +72,19 @@ def sample_sensitivity(
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
-            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records.
+            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records. Or a
+            list of J such functions.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", "range" (the largest coordinate minus the smallest), or
             a function of the difference of two values: the mechanism's. A `NoiseShape` for
             `dpjax.shaped_gaussian`.
-        m: number of pairs; given gamma alone, ten times the least.
+        m: number of pairs; given gamma alone, ten times the least. With `until` the most pairs, by
+            default 1000 times the least.
         gamma: probability over random pairs that may be left uncovered; given m alone, the least.
-        method: "exact" or "dkw", see `dpjax.operating_point`.
+        method: "exact", "dkw" or "anytime", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
+        until: a ratio above 1, such as 1.05. Ends when the estimate is within this ratio of the
+            order statistic that bounds it from below; by method "anytime". The bar shows both.
         positions: which record changes. "last", as in the paper, for targets that ignore the order
             of records: those are refused that one of 5 / gamma random databases changes when its
             records move along by a random number of places, the last ones to the front. What such
@@ -123,8 +134,11 @@ def sample_sensitivity(
         typically the outliers, may be less protected than epsilon says. Assumes that the private
         database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
         costs), and that m, gamma, confidence and the key were fixed before the samples were looked
-        at. Oracle, n, target and tuning must come from public knowledge; then the estimate may be
-        published.
+        at; of method "anytime" all but m. Oracle, n, target and tuning must come from public
+        knowledge; then the estimate may be published. For several oracles this holds for each of
+        them, and for every mixture that draws one of them for the whole pair: each is sampled at
+        confidence 1 - (1 - C)/J, and the largest estimate counts. A mixture that draws an oracle
+        for each record is another oracle.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -144,6 +158,27 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
+    if isinstance(oracle, (list, tuple)):
+        settings = {"m": m, "gamma": gamma, "method": method}
+        more = {"until": until, "positions": positions, "chunk_size": chunk_size, "mesh": mesh}
+        more |= {"progress": progress, "allow_zero": allow_zero}
+        return worst_of_oracles(
+            functools.partial(
+                sample_sensitivity,
+                key,
+                target,
+                n=n,
+                norm=norm,
+                allow_cancellation=allow_cancellation,
+                **settings,
+                **more,
+            ),
+            oracle,
+            stated_confidence(**settings, confidence=confidence, until=until),
+            checkpoint,
+        )
+    if until is not None:
+        _check_until(until, gamma, method, positions)
     with together(mesh) as team:
         key = sampling_key(key)
         _checks.host_only(
@@ -156,19 +191,23 @@ def sample_sensitivity(
                 " the host: use dpjax.sensitivity_samples inside jit and vmap"
             )
         point, stated = point_of_each(
-            pair.positions_sampled, m=m, gamma=gamma, method=method, confidence=confidence
+            pair.positions_sampled,
+            m=m,
+            gamma=gamma,
+            method=method if until is None else "anytime",
+            confidence=confidence,
+            over_least=PAIRS_OVER_LEAST if until is None else _PAIRS_OVER_LEAST_IF_WATCHED,
         )
         layout = layout_of(pair, point.m, chunk_size, mesh)
+        if until is not None and chunk_size is None:
+            layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
         plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
             rounding = rounding_of_releases(plan, progress=progress)
-            estimate, resolution = 0.0, 0.0  # The worst of all positions, and the coarsest.
-            for place in range(pair.positions_sampled):
-                block = sample_block(plan, position=place, checkpoint=store, progress=progress)
-                team.meet()
-                selected, coarsest = kth_distance(block, point.k, layout=layout)
-                estimate, resolution = max(estimate, selected), max(resolution, coarsest)
+            watch = Watch(point, until or 1.0) if until or (progress and _looks(point)) else None
+            estimate, resolution, plan = _worst_of_all_positions(plan, store, progress, watch)
+    point = plan.point
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
     return Sensitivity(
@@ -183,6 +222,7 @@ def sample_sensitivity(
         positions=positions,
         chunk_size=layout.size,
         zero_allowed=estimate == 0,
+        deciding_records=None if pair.two_records is None else 2,
         identity=plan.identity,
         target=pair.released.fingerprint,
         records=pair.records,
@@ -196,6 +236,45 @@ def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
     done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
     total = plan.pair.positions_sampled * plan.point.m
     return f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
+
+
+def _worst_of_all_positions(
+    plan: Plan, store: Checkpoint | None, progress: bool, watch: Watch | None
+) -> tuple[float, float, Plan]:
+    """The largest k-th distance of a position, the coarsest resolution, and what was sampled."""
+    estimate, resolution = 0.0, 0.0
+    for position in range(plan.pair.positions_sampled):
+        block = sample_block(
+            plan, position=position, checkpoint=store, progress=progress, watch=watch
+        )
+        plan.team.meet()
+        if watch is not None:
+            point, _ = point_of_each(
+                1,
+                m=watch.drawn,
+                gamma=plan.point.gamma,
+                method="anytime",
+                confidence=plan.point.confidence,
+            )
+            plan = dataclasses.replace(plan, point=point)
+        selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
+        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
+    return estimate, resolution, plan
+
+
+def _looks(point: OperatingPoint) -> bool:
+    """Whether one may look at the distances while they are drawn, and all are here."""
+    return point.method == "anytime" and jax.process_count() == 1
+
+
+def _check_until(until: float, gamma: float | None, method: Method, positions: Positions) -> None:
+    if _checks.finite("until", until) <= 1:
+        raise ValueError(f"until must be a ratio above 1, such as 1.05, got {until}")
+    if gamma is None or method == "dkw" or positions == "each" or jax.process_count() > 1:
+        raise ValueError(
+            'until needs a gamma, a method other than "dkw", positions other than "each", and one'
+            " process"
+        )
 
 
 def _rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:

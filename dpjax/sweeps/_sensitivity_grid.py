@@ -45,7 +45,7 @@ def sensitivity_grid(
         gammas: probabilities over random pairs that may be left uncovered.
         choices: J, the number of points from which you pick one after looking at anything that
             depends on the distances; 1 without such a choice.
-        methods: of "exact" and "dkw".
+        methods: of "exact", "dkw" and "anytime".
         confidences: probabilities C over the samples. None is the marginal statement, over samples
             and pair together; "dkw" makes no other.
 
@@ -140,7 +140,11 @@ def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int
     """The order statistic of a point; 0 if the point has none."""
     if method == "dkw" and confidence is not None:
         return 0
-    settings: Any = {"method": method} if method == "dkw" else {"confidence": confidence}
+    if method == "anytime" and confidence is None:
+        return 0
+    settings: Any = {"method": method}
+    if method != "dkw":
+        settings["confidence"] = confidence
     gamma = _checks.fraction("gammas", gamma)
     if gamma < operating_point(m=m, **settings).gamma:
         return 0

@@ -1,5 +1,7 @@
 """What a guarantee is worth under another distribution than the oracle's."""
 
+import dataclasses
+import json
 import math
 
 import mpmath
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import Guarantee, SampledEvent
+from dpjax._core._saved import guarantee_from_json, guarantee_to_json
 from dpjax.accounting import compose, group, transfer
 
 
@@ -150,3 +153,39 @@ def test_tiny_numbers_are_not_rounded_to_none():
     """sqrt(c N gamma) is as large as gamma here, though c gamma is below every float."""
     tiny = Guarantee(1.0, gamma=1e-200, confidence=0.9)
     assert transfer(tiny, chi2=1e-201, n=9).gamma >= 2e-200
+
+
+TWO = Guarantee(1.0, 0.0, 0.05, 0.99, (SampledEvent(0.05, 0.99, "two", 2),))
+
+
+@pytest.mark.parametrize(("by", "expected"), [(1.02, 0.0563), (1.1, 0.0843), (1.3, 0.1654)])
+def test_exponential_means_that_are_off(by, expected):
+    """Two records decide, whatever n is: the true gamma is .05 ** (1 / by)."""
+    tau = math.log(by) + 1 / by - 1
+    found = transfer(TWO, kl=tau, n=1000, records=2)
+    assert found.gamma == pytest.approx(expected, abs=5e-5)
+    assert 0.05 ** (1 / by) < found.gamma < transfer(TWO, kl=tau, n=1000).gamma
+    assert transfer(TWO, kl=tau, n=10**9, records=2).gamma == found.gamma
+
+
+def test_groups_count_two_records_for_each():
+    three = transfer(group(TWO, 3), kl=1e-3, n=1000, records=2)
+    assert three.gamma == pytest.approx(moved(0.15, 5, kl=1e-3))
+    assert transfer(compose(TWO, TWO), kl=1e-3, n=9, records=2).gamma == pytest.approx(
+        moved(0.05, 1, kl=1e-3)
+    )
+
+
+@pytest.mark.parametrize(
+    "guarantee",
+    [A, compose(TWO, A), dataclasses.replace(TWO, gamma=0.06), transfer(TWO, kl=0.0, n=9)],
+)
+def test_records_that_do_not_decide_all_are_refused(guarantee):
+    with pytest.raises(ValueError, match="records=2"):
+        transfer(guarantee, kl=1e-3, n=1000, records=2)
+
+
+def test_a_saved_guarantee_knows_its_records():
+    for guarantee in (TWO, A):
+        read = guarantee_from_json(json.loads(json.dumps(guarantee_to_json(guarantee))))
+        assert vars(read.events[0]) == vars(guarantee.events[0])

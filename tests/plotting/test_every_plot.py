@@ -20,6 +20,11 @@ POINTS = [
     for m in (100, 200)
     for confidence in (0.99, None)
 ]
+RECORDS = types.SimpleNamespace(
+    confidence=0.99,
+    uncovered=np.array([1, 2]),
+    **{name: np.array([0.1, 0.2]) for name in ("lower", "upper", "estimates")},
+)
 PROFILE = types.SimpleNamespace(
     epsilon=1.0, confidence=0.99, gamma=lambda x: 0.1 * np.exp(-x), delta=lambda x: np.exp(-x)
 )
@@ -46,6 +51,9 @@ PLOTS = {
     ),
     "ledger_history": lambda ax, _: plotting.ledger_history(
         types.SimpleNamespace(history=lambda: [{"spent_epsilon": 0.1}], budget=(1, 0)), ax=ax
+    ),
+    "gamma_by_record": lambda ax, _: plotting.gamma_by_record(
+        RECORDS, [1.0, 2.0], unit="mm", ax=ax
     ),
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),

@@ -1,0 +1,278 @@
+"""Who is left out: the share of uncovered pairs, record by record."""
+
+import dataclasses
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static
+from dpjax._core._types import Database, Key, PyTree
+from dpjax._core._values import (
+    NeighboringRelation,
+    OperatingPoint,
+    Sensitivity,
+    Target,
+    describe_confidence,
+)
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper, outward
+from dpjax.auditing._profile_pairs import other_pairs, sampled_distances
+from dpjax.oracles._independent import IndependentRecords
+from dpjax.random._facade import sampling_key
+from dpjax.sensitivity._samples import sensitivity_samples
+
+_GAMMA = 0.05
+# Bounds the relative error of SciPy's tails of the binomial law.
+_ERROR = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RecordGammas:
+    """The gamma of single records; made by `dpjax.gamma_by_record`.
+
+    Attributes:
+        records: a pytree of arrays with leading axis K.
+        uncovered: how many of the pairs of each record lie further apart than the sensitivity.
+        pairs: J, drawn for each record.
+        drawn: whether the records were drawn from the oracle.
+        confidence: of all limits together.
+
+    Formal guarantees:
+        Those of `dpjax.gamma_by_record`.
+    """
+
+    records: PyTree
+    uncovered: np.ndarray
+    pairs: int
+    drawn: bool
+    confidence: float
+
+    @property
+    def estimates(self) -> np.ndarray:
+        """The share of uncovered pairs of each record."""
+        return self.uncovered / self.pairs
+
+    @property
+    def lower(self) -> np.ndarray:
+        """Lower limits of gamma, for all records at once."""
+        return clopper_pearson_lower(self.uncovered, self.pairs, self._error_of_a_limit)
+
+    @property
+    def upper(self) -> np.ndarray:
+        """Upper limits of gamma, for all records at once."""
+        return clopper_pearson_upper(self.uncovered, self.pairs, self._error_of_a_limit)
+
+    @property
+    def _error(self) -> Fraction:
+        # Drawn records have a second kind of limit, of shares, which gets the other half.
+        return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
+
+    @property
+    def _error_of_a_limit(self) -> float:
+        return float(self._error / (2 * len(self.uncovered))) * (1 - 1e-15)
+
+    def share_above(self, x: float) -> float:
+        """At most this share of people has a gamma above x: for all x at once.
+
+        Args:
+            x: in (0, 1).
+
+        Returns:
+            A number from 0 to 1.
+
+        Raises:
+            TypeError: if x is not a number.
+            ValueError: if x is out of range, or the records were not drawn from the oracle.
+        """
+        x = _checks.fraction("x", x)
+        if not self.drawn:
+            raise ValueError("records must be a number, to be drawn: given ones say nothing of all")
+        counts = np.arange(self.pairs)
+        above = (self.uncovered[:, None] > counts).sum(0)
+        error = float(self._error / self.pairs) * (1 - 1e-15)
+        shares = clopper_pearson_upper(above, len(self.uncovered), error)
+        likely = scipy.special.betainc(counts + 1, self.pairs - counts, x) * (1 - _ERROR)
+        return float(np.min(shares / np.maximum(likely, 1e-300), initial=1.0))
+
+    def __repr__(self) -> str:
+        worst = f"largest estimate {self.estimates.max():.4g}, at most {self.upper.max():.4g}"
+        size = f"{len(self.uncovered)} records, {self.pairs} pairs each"
+        return f"RecordGammas({size}; {worst}; {describe_confidence(self.confidence)})"
+
+
+@frozen_pytree
+class _WithRecord(IndependentRecords):
+    """An oracle whose record at one place is known."""
+
+    oracle: IndependentRecords
+    known: PyTree
+    place: int = static()
+
+    def record(self, key: Key) -> PyTree:
+        return self.oracle.record(key)
+
+    def at(self, key: Key, numbers: jax.Array) -> Database:
+        def put(drawn: jax.Array, known: jax.Array) -> jax.Array:
+            here = jnp.expand_dims(numbers == self.place, tuple(range(1, drawn.ndim)))
+            return jnp.where(here, known[None], drawn)
+
+        return jax.tree.map(put, self.oracle.at(key, numbers), self.known)
+
+
+def gamma_by_record(
+    key: jax.Array,
+    target: Target,
+    oracle: IndependentRecords,
+    *,
+    sensitivity: Sensitivity,
+    n: int,
+    records: PyTree | int,
+    pairs: int,
+    confidence: float = 0.99,
+) -> RecordGammas:
+    """How often a sensitivity fails for a given record: gamma(r), and for how many people.
+
+    gamma is an average over people. gamma(r) = P(G > Delta | record r) is that of the person with
+    record r: the other n - 1 records and the one that takes its place are random.
+
+    Args:
+        key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that it
+            draws under the same key.
+        target: that was sampled.
+        oracle: of independent records, from `dpjax.oracles`.
+        sensitivity: sampled at positions="last", or a bound.
+        n: records of a database, at least 1.
+        records: K records, a pytree of arrays with leading axis K; or K, to draw them.
+        pairs: J, for each record.
+        confidence: probability that all limits of the result hold.
+
+    Returns:
+        A `RecordGammas`, with `.estimates`, `.lower`, `.upper` and, if records were drawn,
+        `.share_above(x)`. `dpjax.plotting.gamma_by_record` draws it.
+
+    Raises:
+        TypeError: if an argument is of another type, or the oracle does not draw record by record.
+        ValueError: if a size is out of range, the sensitivity is of another target, n, relation or
+            position, or the records are not like those of the oracle.
+
+    Formal guarantees:
+        Independent records, replace-one neighbors. Fix target, sensitivity, records, n, J and
+        confidence without these pairs. With probability at least `confidence` all of these hold.
+        `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at
+        (1 - C) / (2 K) each). Of all people, a share of at most `share_above(x)` has gamma(r) > x,
+        for all x at once. For drawn records each of both statements gets half of 1 - C. Distances
+        are raised by rounding, as `dpjax.sample_sensitivity` does.
+        Let N be the number of uncovered pairs of a drawn person. If gamma(r) > x, N exceeds c with
+        probability at least P(Bin(J, x) > c). So P(gamma(R) > x) is at most P(N > c) over that,
+        for each c, and P(N > c) is at most its Clopper-Pearson limit at (1 - C) / (2 J) from K
+        draws, for all J values of c at once. Never use the private records here.
+
+    Source:
+        Clopper and Pearson (1934); Steinke and Ullman (2020), who criticize averages.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> oracle = dpjax.oracles.independent(jax.random.exponential)
+        >>> mean = dpjax.targets.summable(lambda x: x, average=True)
+        >>> key = dpjax.random.seeded_key(0)
+        >>> sensitivity = dpjax.sample_sensitivity(
+        ...     key, mean, oracle, n=100, norm="l1", gamma=0.05
+        ... )
+        >>> found = dpjax.gamma_by_record(
+        ...     key,
+        ...     mean,
+        ...     oracle,
+        ...     sensitivity=sensitivity,
+        ...     n=100,
+        ...     records=jnp.array([1.0, 9.0]),
+        ...     pairs=1000,
+        ... )
+        >>> bool(found.upper[0] < 0.1), bool(found.lower[1] > 0.9)
+        (True, True)
+    """
+    key = sampling_key(key)
+    _checks.host_only("gamma_by_record", key, "what was found before")
+    if not isinstance(oracle, IndependentRecords):
+        raise TypeError(
+            "oracle must draw record by record, as dpjax.oracles.independent does, got"
+            f" {_checks.shown(oracle)}"
+        )
+    n = _checks.integer("n", n, least=1)
+    pairs = _checks.integer("pairs", pairs, least=1)
+    confidence = _checks.fraction("confidence", confidence)
+    _check_sensitivity(sensitivity, n)
+    point = OperatingPoint(pairs, pairs, _GAMMA, None, "exact", confidence)
+    _, hidden, plan = sampled_distances(
+        key, target, oracle, n=n, norm=sensitivity.norm, positions="last", point=point
+    )
+    if sensitivity.target not in (None, plan.pair.released.fingerprint):
+        raise ValueError("target must be the one that the sensitivity was sampled from")
+    key_records, key_pairs = jax.random.split(other_pairs(plan.key))
+    drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
+    if drawn:
+        known = oracle(key_records, _checks.integer("records", records, least=1))
+    else:
+        known = _checks.real_arrays("records", records)
+        _check_records(known, oracle)
+    uncovered = _uncovered(key_pairs, target, oracle, sensitivity, known, n, pairs, hidden)
+    return RecordGammas(known, uncovered, pairs, drawn, confidence)
+
+
+def _check_sensitivity(sensitivity: Sensitivity, n: int) -> None:
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(f"sensitivity must be a Sensitivity, got {_checks.shown(sensitivity)}")
+    if sensitivity.n not in (None, n):
+        raise ValueError(f"sensitivity is for databases of n={sensitivity.n}, got n={n}")
+    replaces = sensitivity.relation is NeighboringRelation.REPLACE_ONE
+    if not replaces or sensitivity.positions != "last":
+        raise ValueError('sensitivity must be for replace-one neighbors and positions="last"')
+
+
+def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
+    one = TreeSpec.of(jax.eval_shape(oracle.record, jax.random.key(0)))
+    got = TreeSpec.of(known)
+    like = got.structure == one.structure and len({x.shape[:1] for x in got.leaves}) == 1
+    if not like or any(
+        (x.shape[1:], x.dtype) != (y.shape, y.dtype)
+        for x, y in zip(got.leaves, one.leaves, strict=True)
+    ):
+        raise ValueError(f"records must be like those of the oracle, {one}, got {got}")
+
+
+def _uncovered(
+    key: Key,
+    target: Target,
+    oracle: IndependentRecords,
+    sensitivity: Sensitivity,
+    known: PyTree,
+    n: int,
+    pairs: int,
+    hidden: float,
+) -> np.ndarray:
+    """For each record, how many pairs lie further apart than the sensitivity covers."""
+    limit = -outward(-(float(sensitivity.value) - hidden), np.inf)  # Rounded down.
+
+    @jax.jit
+    def count(known: PyTree) -> jax.Array:
+        def of_one(numbered: tuple[jax.Array, PyTree]) -> jax.Array:
+            number, record = numbered
+            distances = sensitivity_samples(
+                jax.random.fold_in(key, number),
+                target,
+                _WithRecord(oracle, record, n - 1),
+                n=n,
+                norm=sensitivity.norm,
+                m=pairs,
+            )
+            wide = distances.astype(jnp.result_type(float))
+            return jnp.sum(~(wide <= limit), dtype=jnp.int32)
+
+        numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)
+        return jax.lax.map(of_one, (numbers, known))
+
+    return np.asarray(count(known)).astype(np.int64)
