@@ -62,6 +62,7 @@ NAMES = {
     "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
     "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
 }
+KEY = jax.random.key(0)
 UNIFORM = dpjax.oracles.independent(jax.random.uniform)
 RECORDS = {
     "value": jnp.linspace(0.3, 0.7, 25),
@@ -150,9 +151,7 @@ TABLE = {
         RECORDS,
     ),
     "oracle check": (
-        lambda e: dpjax.check_oracle(
-            jax.random.key(0), UNIFORM, jnp.sin, n=25, epsilon=e, simulations=19
-        ),
+        lambda e: dpjax.check_oracle(KEY, UNIFORM, jnp.sin, n=25, epsilon=e, simulations=19),
         RECORDS | FEW,
     ),
     "subset envelope": (

@@ -252,6 +252,9 @@ def check_oracle(
         >>> float(check(dpjax.random.seeded_key(2), records).value.p_value)
         0.0010000000474974513
     """
+    key = sampling_key(key)
+    if _checks.is_traced(key):
+        raise TypeError("key must be known: make the check outside of jit and vmap")
     n = _checks.integer("n", n, least=1)
     simulations = _checks.integer("simulations", simulations, least=19)
     cuts = tuple(float(_checks.fraction("quantiles", x)) for x in quantiles)
@@ -265,7 +268,7 @@ def check_oracle(
     _checks.function("score", score)
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
     with jax.ensure_compile_time_eval():
-        expected = _simulated(sampling_key(key), oracle, score, n, cuts, simulations)
+        expected = _simulated(key, oracle, score, n, cuts, simulations)
     return OracleCheck(dataclasses.replace(sensitivity, n=n), epsilon, score, expected)
 
 
