@@ -37,6 +37,7 @@ from dpjax.mechanisms._bernstein_polynomial import on_lattice as on_lattice
 from dpjax.mechanisms._exponential import exponential as exponential
 from dpjax.mechanisms._gaussian import gaussian as gaussian
 from dpjax.mechanisms._laplace import laplace as laplace
+from dpjax.mechanisms._oracle_check import check_oracle as check_oracle
 from dpjax.mechanisms._permute_and_flip import permute_and_flip as permute_and_flip
 from dpjax.mechanisms._posterior_sampler import posterior_sampler as posterior_sampler
 from dpjax.mechanisms._propose_test_release import propose_test_release as propose_test_release
@@ -52,6 +53,7 @@ from dpjax.sensitivity._analytic import analytic_sensitivity as analytic_sensiti
 from dpjax.sensitivity._noise_shape import noise_shape as noise_shape
 from dpjax.sensitivity._operating_points import operating_point as operating_point
 from dpjax.sensitivity._order_statistics import order_statistic as order_statistic
+from dpjax.sensitivity._record_bound import record_bound as record_bound
 from dpjax.sensitivity._sampler import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._samples import sensitivity_samples as sensitivity_samples
 from dpjax.sensitivity._shaped_norm import NoiseShape as NoiseShape

@@ -3,6 +3,7 @@
 A row is a factory and the arguments of `check_conformance`. A new mechanism is one row.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -61,6 +62,8 @@ NAMES = {
     "value": jnp.asarray([[1, 0], [1, 2], [2, 0]], "uint8"),
     "neighbor": jnp.asarray([[1, 0], [2, 1], [2, 0]], "uint8"),
 }
+KEY = jax.random.key(0)
+UNIFORM = dpjax.oracles.independent(jax.random.uniform)
 RECORDS = {
     "value": jnp.linspace(0.3, 0.7, 25),
     "neighbor": jnp.linspace(0.3, 0.7, 25).at[3].set(1.0),
@@ -146,6 +149,10 @@ TABLE = {
     "propose-test-release": (
         lambda e: dpjax.propose_test_release(e, 1e-2, bound=0.05, lower=0.0, upper=1.0),
         RECORDS,
+    ),
+    "oracle check": (
+        lambda e: dpjax.check_oracle(KEY, UNIFORM, jnp.sin, n=25, epsilon=e, simulations=19),
+        RECORDS | FEW,
     ),
     "subset envelope": (
         lambda e: dpjax.subset_envelope(

@@ -45,7 +45,7 @@ CLASSES = {
 }
 # Examples that compile for .75 seconds of a processor or longer.
 LONG = re.compile(
-    r"\.(above_threshold|propose_test_release|smooth_quantile|shaped_gaussian|sweep|rehearse|subset_envelope|posterior_sampler"
+    r"\.(above_threshold|propose_test_release|smooth_quantile|shaped_gaussian|sweep|rehearse|record_bound|check_oracle|subset_envelope|posterior_sampler"
     r"|membership_trials|audit_curve|check_conformance"
     r"|adaptive_noise|objective_perturbation|private_weighted_majority|class_gaussians|from_density"
     r"|private_(covariance|pca|variance|k_means|linear_regression)|mwem|name_search|select_each|top_k"

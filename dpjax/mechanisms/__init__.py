@@ -6,6 +6,8 @@ from dpjax.mechanisms._additive import AdditiveMechanism as AdditiveMechanism
 from dpjax.mechanisms._additive import additive as additive
 from dpjax.mechanisms._bernstein import BernsteinMechanism as BernsteinMechanism
 from dpjax.mechanisms._mechanism import SensitivityMechanism as SensitivityMechanism
+from dpjax.mechanisms._oracle_check import OracleCheck as OracleCheck
+from dpjax.mechanisms._oracle_check import OraclePlausibility as OraclePlausibility
 from dpjax.mechanisms._posterior_sampler import PosteriorSampler as PosteriorSampler
 from dpjax.mechanisms._propose_test_release import ProposeTestRelease as ProposeTestRelease
 from dpjax.mechanisms._propose_test_release import Reply as Reply

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -42,7 +41,7 @@ _PAIRS_OVER_LEAST_IF_WATCHED, _LOOKS = 1000, 64
 def sample_sensitivity(
     key: jax.Array,
     target: Target,
-    oracle: Oracle | Sequence[Oracle],
+    oracle: Oracle | list[Oracle] | tuple[Oracle, ...],
     *,
     n: int,
     norm: Norm,

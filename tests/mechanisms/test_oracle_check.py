@@ -1,0 +1,107 @@
+"""The private test of an oracle: its size and power, and that one record moves the counts by 2.
+
+Sizes are shares of rejections at .05. They may exceed it by 3 standard errors.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax.mechanisms._oracle_check import _counts
+from dpjax.random import seeded_key
+
+EXPONENTIAL = dpjax.oracles.independent(jax.random.exponential, log_prob=lambda x: -x)
+
+
+def hidden_cause(key, n):
+    """Records that share an unknown mean: they are exchangeable, and depend on each other."""
+    key_mean, key_records = jax.random.split(key)
+    return jax.random.normal(key_mean) + jax.random.normal(key_records, (n,))
+
+
+@pytest.fixture(scope="module")
+def check():
+    return dpjax.check_oracle(jax.random.key(0), EXPONENTIAL, n=1000, epsilon=1.0, simulations=199)
+
+
+def test_a_replaced_record_moves_the_counts_by_two(check):
+    """With NaN, infinities and edges of bins, and no record outside of all bins."""
+    records = jnp.concatenate([jnp.linspace(-2, 8, 990), jnp.zeros(10)])
+    strange = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -check.edges[3], 3e38, -0.0])
+    counts = np.array([_counts(check.score, check.edges, records.at[5].set(x)) for x in strange])
+    assert np.all(counts.sum(axis=1) == 1000)
+    assert np.abs(counts[:, None] - counts[None]).sum(axis=-1).max() == 2
+    assert check.counting.sensitivity.value == 2
+    assert check.guarantee.epsilon == 1
+
+
+def test_what_refutes_and_what_does_not(check):
+    key, key_data = seeded_key(1), jax.random.key(7)
+    records = EXPONENTIAL(key_data, 1000)
+    assert float(check(key, records).value.p_value) > 0.05
+    wrong = check(key, 1.3 * records).value
+    assert float(wrong.p_value) == pytest.approx(1 / 200)
+    assert wrong.counts.shape == (8,)
+    assert abs(int(wrong.counts.sum()) - 1000) < 100
+
+
+def test_size_and_power(check):
+    """At n = 1000 and epsilon 1; power .95 for a scale of 1.3, and none for the oracle."""
+    assert check.power(seeded_key(1), lambda key, n: 1.3 * EXPONENTIAL(key, n)) >= 0.95
+    size = check.power(seeded_key(2), EXPONENTIAL, trials=400)
+    assert size <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_a_ledger_pays_once(tmp_path, check):
+    with dpjax.Ledger(tmp_path / "ledger", epsilon=1.5):
+        check(dpjax.random.secure_key(), EXPONENTIAL(jax.random.key(0), 1000))
+        with pytest.raises(dpjax.BudgetExceededError):
+            check(dpjax.random.secure_key(), EXPONENTIAL(jax.random.key(0), 1000))
+
+
+def test_odd_arguments_are_refused(check):
+    def make(oracle=EXPONENTIAL, score=None, **changed):
+        arguments = {"n": 10, "epsilon": 1.0, "simulations": 19} | changed
+        return dpjax.check_oracle(jax.random.key(0), oracle, score, **arguments)
+
+    with pytest.raises(TypeError, match="no log_prob"):
+        make(hidden_cause)
+    with pytest.raises(ValueError, match="one number"):
+        make(hidden_cause, lambda x: jnp.stack([x, x]))
+    with pytest.raises(ValueError, match="simulations"):
+        make(simulations=18)
+    with pytest.raises(ValueError, match="in order"):
+        make(quantiles=(0.5, 0.25))
+    with pytest.raises(ValueError, match="n=1000 records"):
+        check(seeded_key(0), jnp.zeros(999))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["independent", "hidden cause"])
+def test_size_over_fresh_bins_and_databases(name):
+    """2,000 runs, with new bins and simulations every 20 of them."""
+    oracle = {"independent": EXPONENTIAL, "hidden cause": hidden_cause}[name]
+    shares = [
+        dpjax.check_oracle(
+            jax.random.key(i), oracle, lambda x: -x, n=200, epsilon=1.0, simulations=99
+        ).power(seeded_key(i), oracle, trials=20)
+        for i in range(100)
+    ]
+    assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / math.sqrt(len(shares))
+    assert np.mean(shares) >= 0.02
+
+
+@pytest.mark.slow
+def test_size_of_many_records():
+    """Nominal probabilities of the bins would be refuted: at n = 10^5 the pilot's error shows."""
+    shares = [
+        dpjax.check_oracle(
+            jax.random.key(i), EXPONENTIAL, n=10**5, epsilon=1.0, simulations=99
+        ).power(seeded_key(i), EXPONENTIAL, trials=40)
+        for i in range(50)
+    ]
+    assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / math.sqrt(len(shares))
