@@ -112,6 +112,11 @@ class Abstract:
         return self.is_public and bool((self.low == self.high).all())
 
     @property
+    def is_finite(self) -> bool:
+        """Whether its range is; that of a constant may not be."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @property
     def magnitude(self) -> np.ndarray:
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
