@@ -9,6 +9,7 @@ the two values, where the inputs differ at all.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -105,10 +106,19 @@ def multiply(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     (a, b), shape, axis = aligned(first, second)
     corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
     low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    whole = a.whole and b.whole and _exact(low, high, dtype)
+    whole = (a.whole and b.whole and _exact(low, high, dtype)) or _makes_integer(a, b, low)
     error = 0.0 if whole else _rounded(rounding.UNITS["mul"], low, high, dtype)
     gains = (b.magnitude, a.magnitude)
     return lipschitz((a, b), shape, axis, dtype, (low, high), gains, error, whole=whole)
+
+
+def _makes_integer(a: Abstract, b: Abstract, product: np.ndarray) -> bool:
+    """Whether two known numbers have a small integer as their exact product, as .5 and 4 do."""
+    if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
+        return False
+    x, y, found = float(a.low.flat[0]), float(b.low.flat[0]), float(product.flat[0])
+    small = found.is_integer() and abs(found) < 2**20
+    return small and Fraction(x) * Fraction(y) == Fraction(found)
 
 
 def square(x: Abstract, *, dtype: np.dtype) -> Abstract:

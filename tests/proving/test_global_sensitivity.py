@@ -116,3 +116,12 @@ def test_explain_shows_every_step():
     lines = found.explain().splitlines()
     assert [line.split()[0] for line in lines] == ["tanh", "reduce_sum"]
     assert "test_global_sensitivity.py" in lines[0]
+
+
+def test_sums_are_charged_for_their_rounding():
+    """Both sums may be off by gamma N, and the real bound is 1."""
+    many = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    found = dpjax.global_sensitivity(jnp.sum, many, bounds=(0, 1), norm="l1")
+    assert found.value >= 1 + 2 * 999 * 2.0**-24 * 1000 * 0.99
+    whole = dpjax.global_sensitivity(lambda x: (x > 0.5).sum(), many, bounds=(0, 1), norm="l1")
+    assert whole.value < 1 + 1e-9
