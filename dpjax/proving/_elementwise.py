@@ -129,7 +129,7 @@ def square(x: Abstract, *, dtype: np.dtype) -> Abstract:
 def integer_power(x: Abstract, power: int, *, dtype: np.dtype) -> Abstract:
     """x^y for an integer y >= 0: monotone, or even; a negative power is a quotient."""
     if power < 0:
-        return divide(
+        return quotient(
             constant(np.ones((), dtype)), integer_power(x, -power, dtype=dtype), dtype=dtype
         )
     if power == 0:
@@ -151,7 +151,7 @@ def _ones(x: Abstract) -> tuple[np.ndarray, np.ndarray]:
     return np.ones((1,) * len(x.shape)), np.ones((1,) * len(x.shape))
 
 
-def divide(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
+def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |b - b'| / |b b'|, where no b is near 0."""
     if dtype.kind != "f":
         raise RefusalError("a quotient of integers has no rule: convert to float first")
@@ -288,13 +288,13 @@ def _elementary(
             return found
         return make(
             found.shape, dtype, np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1]),
-            found.axis, _parts(found.changed), _parts(found.others),
+            found.axis, _triple(found.changed), _triple(found.others),
         )  # fmt: skip
 
     return rule
 
 
-def _parts(d: Difference) -> tuple[np.ndarray, float, float]:
+def _triple(d: Difference) -> tuple[np.ndarray, float, float]:
     return d.each, d.l1, d.l2
 
 

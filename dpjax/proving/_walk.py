@@ -12,6 +12,7 @@ from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _layout as layout
+from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
@@ -99,11 +100,17 @@ class Walk:
     def outputs(self, equation: Equation, operands: list[Abstract]) -> list[Abstract]:
         """What the rule of an operation says; an inner program is walked."""
         if inner := called(equation):
+            if (found := lemmas.known(equation, inner, operands)) is not None:
+                place = source_line(equation)
+                self.steps.append(
+                    Step(self.depth, f"lemma {equation.params['name']}", place, found)
+                )
+                return [found]
             self.depth += 1
             jaxpr, consts = parts(inner)
-            found = self.run(jaxpr, consts, operands)
+            outputs = self.run(jaxpr, consts, operands)
             self.depth -= 1
-            return found
+            return outputs
         name, dtype = equation.primitive.name, np.dtype(aval(equation.outvars[0]).dtype)
         if name in ("mul", "div"):
             self._count_bits(operands, dtype)
@@ -259,7 +266,7 @@ RULES: dict[str, Rule] = {
     "add_any": _plain(elementwise.add),
     "sub": lambda parameters, dtype, a, b: elementwise.add(a, b, sign=-1, dtype=dtype),
     "mul": _plain(elementwise.multiply),
-    "div": _plain(elementwise.divide),
+    "div": _plain(elementwise.quotient),
     "neg": _plain(elementwise.negative),
     "abs": _plain(elementwise.absolute),
     "square": _plain(elementwise.square),
