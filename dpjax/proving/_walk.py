@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -111,7 +113,10 @@ class Walk:
             outputs = self.run(jaxpr, consts, operands)
             self.depth -= 1
             return outputs
-        name, dtype = equation.primitive.name, np.dtype(aval(equation.outvars[0]).dtype)
+        kind = aval(equation.outvars[0]).dtype
+        if jnp.issubdtype(kind, jax.dtypes.prng_key):
+            raise RefusalError("random bits have no rule: draw them outside of the target")
+        name, dtype = equation.primitive.name, np.dtype(kind)
         if name in ("mul", "div"):
             self._count_bits(operands, dtype)
         rule = RULES.get(name)

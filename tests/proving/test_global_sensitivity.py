@@ -106,6 +106,7 @@ def test_clamps_keep_their_promise(bound):
         (lambda x: jnp.linalg.inv(jnp.outer(x, x)).sum(), "no rule"),
         (lambda x: x.astype(jnp.bfloat16).mean(), "bfloat16"),
         (lambda x: jnp.log(x).mean(), "log"),
+        (lambda x: x.sum() + jax.random.normal(jax.random.key(0)), "random"),
     ],
 )
 def test_refusals_name_the_operation_the_line_and_a_remedy(target, match):
