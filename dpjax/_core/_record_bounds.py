@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._types import Database, Value
-
-MOST_CATEGORIES = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +93,3 @@ class RecordBounds:
 def is_tiny(number: float, dtype: np.dtype) -> bool:
     """Whether a number is subnormal in its dtype."""
     return 0 < abs(number) < float(np.finfo(dtype).tiny)
-
-
-def least_and_most(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of a set of numbers."""
-    return min(values, default=math.nan), max(values, default=math.nan)

@@ -218,11 +218,6 @@ class SensitivityMechanism(abc.ABC):
                 if a ledger knows the key.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
-        if self.sensitivity.bounds is not None:
-            raise ValueError(
-                "the sensitivity was proved for a target of clamped records, and this value may"
-                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
-            )
         mechanism, arrays = self._ready(key, value)
         spec = TreeSpec.of(arrays)
         release = pay_and_draw(
@@ -264,6 +259,11 @@ class SensitivityMechanism(abc.ABC):
         once.
         """
         check_key(key)
+        if self.sensitivity.bounds is not None:
+            raise ValueError(
+                "the sensitivity was proved for a target of clamped records, and this value may"
+                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
+            )
         mechanism = prepared(self)
         arrays = _checks.real_arrays("value", value)
         got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs

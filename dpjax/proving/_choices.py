@@ -9,7 +9,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import exact, lipschitz, steps
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
+from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over, stretched
 
 BOOL = np.dtype(bool)
 _SURE = {  # Two intervals to whether the answer is sure to be true, and sure to be false.
@@ -31,7 +31,7 @@ def compare(name: str, first: Abstract, second: Abstract) -> Abstract:
     An array is never NaN, so it equals itself. Of answers `x == c_j` with x the same along an axis
     and distinct constants c_j, at most one is true: then the row of answers moves by 2 in l1.
     """
-    if first is second:
+    if first is second and first.is_finite:
         return _everywhere(name in ("eq", "le", "ge"), first.shape)
     (a, b), shape, axis = aligned(first, second)
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
@@ -92,7 +92,7 @@ def logic(name: str, *inputs: Abstract) -> Abstract:
 
 def is_finite(x: Abstract) -> Abstract:
     """Arrays here are finite."""
-    if not (np.isfinite(x.low).all() and np.isfinite(x.high).all()):
+    if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite has no rule")
     return _everywhere(True, x.shape)
 
@@ -100,9 +100,10 @@ def is_finite(x: Abstract) -> Abstract:
 def select(which: Abstract, *cases: Abstract) -> Abstract:
     """Where `which` does not move, one case moves; where it does, the value moves in its range."""
     if which.is_known and (which.low == which.low.flat[0]).all():
-        chosen = cases[int(which.low.flat[0])]
-        if len(chosen.shape) >= len(which.shape):
-            return chosen
+        place = int(which.low.flat[0])
+        if 0 <= place < len(cases):
+            shape = np.broadcast_shapes(*(x.shape for x in (which, *cases)))
+            return stretched(cases[place], shape)
     (choice, *values), shape, axis = aligned(which, *cases)
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in values)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in values)))
@@ -129,7 +130,7 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
     """Exact where the new dtype holds the number; else rounded, or truncated to an integer."""
     if dtype == x.dtype:
         return x
-    if not (np.isfinite(x.low).all() and np.isfinite(x.high).all()):
+    if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
             return dataclasses.replace(x, dtype=dtype)
         raise RefusalError("a number that is not finite changes its dtype")

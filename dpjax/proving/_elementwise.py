@@ -9,6 +9,7 @@ the two values, where the inputs differ at all.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -105,10 +106,19 @@ def multiply(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     (a, b), shape, axis = aligned(first, second)
     corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
     low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    whole = a.whole and b.whole and _exact(low, high, dtype)
+    whole = (a.whole and b.whole and _exact(low, high, dtype)) or _makes_integer(a, b, low)
     error = 0.0 if whole else _rounded(rounding.UNITS["mul"], low, high, dtype)
     gains = (b.magnitude, a.magnitude)
     return lipschitz((a, b), shape, axis, dtype, (low, high), gains, error, whole=whole)
+
+
+def _makes_integer(a: Abstract, b: Abstract, product: np.ndarray) -> bool:
+    """Whether two known numbers have a small integer as their exact product, as .5 and 4 do."""
+    if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
+        return False
+    x, y, found = float(a.low.flat[0]), float(b.low.flat[0]), float(product.flat[0])
+    small = found.is_integer() and abs(found) < 2**20
+    return small and Fraction(x) * Fraction(y) == Fraction(found)
 
 
 def square(x: Abstract, *, dtype: np.dtype) -> Abstract:
@@ -119,7 +129,7 @@ def square(x: Abstract, *, dtype: np.dtype) -> Abstract:
 def integer_power(x: Abstract, power: int, *, dtype: np.dtype) -> Abstract:
     """x^y for an integer y >= 0: monotone, or even; a negative power is a quotient."""
     if power < 0:
-        return divide(
+        return quotient(
             constant(np.ones((), dtype)), integer_power(x, -power, dtype=dtype), dtype=dtype
         )
     if power == 0:
@@ -141,7 +151,7 @@ def _ones(x: Abstract) -> tuple[np.ndarray, np.ndarray]:
     return np.ones((1,) * len(x.shape)), np.ones((1,) * len(x.shape))
 
 
-def divide(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
+def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |b - b'| / |b b'|, where no b is near 0."""
     if dtype.kind != "f":
         raise RefusalError("a quotient of integers has no rule: convert to float first")
@@ -278,13 +288,13 @@ def _elementary(
             return found
         return make(
             found.shape, dtype, np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1]),
-            found.axis, _parts(found.changed), _parts(found.others),
+            found.axis, _triple(found.changed), _triple(found.others),
         )  # fmt: skip
 
     return rule
 
 
-def _parts(d: Difference) -> tuple[np.ndarray, float, float]:
+def _triple(d: Difference) -> tuple[np.ndarray, float, float]:
     return d.each, d.l1, d.l2
 
 

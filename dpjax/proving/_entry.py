@@ -215,7 +215,7 @@ def _is_bound(value: Any) -> bool:
 
 def _bound(bound: Any, dtype: np.dtype) -> Bound:
     if isinstance(bound, Ball):
-        if dtype.kind != "f":
+        if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"bounds: a Ball needs records of floats, got {dtype}")
         radius = _checks.positive("radius", bound.radius)
         if not 2.0**-40 <= radius <= 2.0**40:
@@ -240,14 +240,14 @@ def _number(value: Any, dtype: np.dtype) -> float:
     """A public number as the dtype holds it."""
     if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":
         return float(value)
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+        raise NoProofError(f"records of {dtype} have no proof: use float32 or float64")
     number = _checks.finite("bounds", float(value))
     if dtype.kind != "f":
         limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
         if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
             raise ValueError(f"bounds of {dtype} must be integers that it holds, got {number:g}")
         return number
-    if dtype.itemsize < 4:
-        raise NoProofError(f"records of {dtype} have no proof: use float32 or float64")
     held = float(np.asarray(number, dtype))
     if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:
         raise ValueError(f"bounds must be 0 or of a usual size in {dtype}, got {number:g}")

@@ -124,8 +124,13 @@ def cut(x: Abstract, starts: Sequence[int], ends: Sequence[int], steps: Sequence
         )
         return array[chosen]
 
+    changed = x.changed
+    if x.axis is not None and shape[x.axis] < x.n:  # Any row may be all that is left.
+        each = np.maximum(changed.each, x.others.each)
+        l1, l2 = max(changed.l1, x.others.l1), max(changed.l2, x.others.l2)
+        changed = Difference(each, l1, l2)
     return make(
-        shape, x.dtype, part(x.low), part(x.high), x.axis, _kept(x.changed, part(x.changed.each)),
+        shape, x.dtype, part(x.low), part(x.high), x.axis, _kept(changed, part(changed.each)),
         _kept(x.others, part(x.others.each)), whole=x.whole, tied=x.tied,
         l2_of_row=x.l2_of_row,
     )  # fmt: skip

@@ -13,6 +13,8 @@ from dpjax.proving._reductions import sum_over
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, difference, make
 
+_MOST_PRODUCTS = 2**24
+
 
 def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype) -> Abstract:
     """dot_general: the product of every pair of entries, then their sum.
@@ -38,6 +40,8 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     for k in range(batch, batch + len(fa)):
         b_shape[k] = 1
     x, y = broadcast(a, a_shape, places_a), broadcast(b, b_shape, places_b)
+    if math.prod(np.broadcast_shapes(x.low.shape, y.low.shape)) > _MOST_PRODUCTS:
+        raise RefusalError("the product of two arrays has too many terms to walk")
     if not summed:
         return multiply(x, y, dtype=dtype)
     products = multiply(x, y, dtype=dtype)

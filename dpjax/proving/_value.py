@@ -28,6 +28,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
@@ -112,6 +114,11 @@ class Abstract:
         return self.is_public and bool((self.low == self.high).all())
 
     @property
+    def is_finite(self) -> bool:
+        """Whether its range is; that of a constant may not be."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    @property
     def magnitude(self) -> np.ndarray:
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
@@ -123,6 +130,8 @@ def over(array: np.ndarray, axis: int | None) -> np.ndarray:
 
 def constant(value: object) -> Abstract:
     """One public array. It may hold NaN and infinities; few rules take them."""
+    if jnp.issubdtype(getattr(value, "dtype", float), jax.dtypes.prng_key):
+        raise RefusalError("random bits have no rule: draw them outside of the target")
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise RefusalError(f"constants of dtype {array.dtype} have no rule")

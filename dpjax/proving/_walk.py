@@ -4,13 +4,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _layout as layout
+from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
@@ -84,10 +88,11 @@ class Walk:
                     raise RefusalError(f"it has side effects: {equation.effects}")
                 operands = [read(atom) for atom in equation.invars]
                 outputs = self.outputs(equation, operands)
+                for variable, output in zip(equation.outvars, outputs, strict=True):
+                    _check_type(aval(variable), output)
             except RefusalError as refusal:
                 raise self.located(refusal, equation) from None
             for variable, output in zip(equation.outvars, outputs, strict=True):
-                _check_type(aval(variable), output)
                 values[variable] = output
                 if not called(equation):
                     name, place = equation.primitive.name, source_line(equation)
@@ -97,12 +102,21 @@ class Walk:
     def outputs(self, equation: Equation, operands: list[Abstract]) -> list[Abstract]:
         """What the rule of an operation says; an inner program is walked."""
         if inner := called(equation):
+            if (found := lemmas.known(equation, inner, operands)) is not None:
+                place = source_line(equation)
+                self.steps.append(
+                    Step(self.depth, f"lemma {equation.params['name']}", place, found)
+                )
+                return [found]
             self.depth += 1
             jaxpr, consts = parts(inner)
-            found = self.run(jaxpr, consts, operands)
+            outputs = self.run(jaxpr, consts, operands)
             self.depth -= 1
-            return found
-        name, dtype = equation.primitive.name, np.dtype(aval(equation.outvars[0]).dtype)
+            return outputs
+        kind = aval(equation.outvars[0]).dtype
+        if jnp.issubdtype(kind, jax.dtypes.prng_key):
+            raise RefusalError("random bits have no rule: draw them outside of the target")
+        name, dtype = equation.primitive.name, np.dtype(kind)
         if name in ("mul", "div"):
             self._count_bits(operands, dtype)
         rule = RULES.get(name)
@@ -141,8 +155,11 @@ class Walk:
 
 
 def _check_type(expected: Any, found: Abstract) -> None:
-    assert tuple(expected.shape) == found.shape, f"{expected.shape} is not {found.shape}"
-    assert np.dtype(expected.dtype) == found.dtype, f"{expected.dtype} is not {found.dtype}"
+    if tuple(expected.shape) != found.shape or np.dtype(expected.dtype) != found.dtype:
+        raise RefusalError(
+            f"the rule gave {found.dtype}{list(found.shape)}, and the program has"
+            f" {expected.dtype}{list(expected.shape)}"
+        )
 
 
 def source_line(equation: Equation) -> str:
@@ -170,11 +187,23 @@ def _logic(name: str) -> Rule:
 
 
 def _elementary(name: str) -> Rule:
-    return lambda parameters, dtype, x: elementwise.ELEMENTARY[name](x, dtype=dtype)
+    def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+        if parameters.get("accuracy") is not None:
+            raise RefusalError("an accuracy of its own has no rule: leave it out")
+        return elementwise.ELEMENTARY[name](x, dtype=dtype)
+
+    return rule
 
 
 def _rounding(name: str) -> Rule:
-    return lambda parameters, dtype, x: elementwise.steps(x, _ROUND[name], dtype=dtype)
+    def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+        # np.round rounds halves to even; the other method would leave its interval.
+        method = parameters.get("rounding_method", lax.RoundingMethod.TO_NEAREST_EVEN)
+        if method != lax.RoundingMethod.TO_NEAREST_EVEN:
+            raise RefusalError("halves that round away from 0 have no rule: use jnp.round")
+        return elementwise.steps(x, _ROUND[name], dtype=dtype)
+
+    return rule
 
 
 def _same(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
@@ -191,6 +220,21 @@ def _extremum(largest: bool) -> Rule:
     )
 
 
+def _any_or_all(largest: bool) -> Rule:
+    def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+        if x.dtype != choices.BOOL:
+            raise RefusalError("bits of integers have no rule: use booleans")
+        return reductions.extremum_over(x, parameters["axes"], largest=largest)
+
+    return rule
+
+
+def _reshape(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+    if parameters.get("dimensions") is not None:
+        raise RefusalError("a reshape that also transposes has no rule: transpose first")
+    return layout.reshape(x, parameters["new_sizes"])
+
+
 def _sort(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
     if len(xs) != 1:
         raise RefusalError("a sort of several arrays has no rule")
@@ -203,6 +247,10 @@ def _slice(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
 
 
 def _dot(parameters: Any, dtype: np.dtype, a: Abstract, b: Abstract) -> Abstract:
+    precision = parameters["precision"]
+    wanted = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    if dtype.kind == "f" and precision not in (wanted, lax.Precision.HIGHEST):
+        raise RefusalError(f"precision {precision} has no rule: leave it out, for the highest")
     return products.contract(a, b, parameters["dimension_numbers"], dtype)
 
 
@@ -212,6 +260,8 @@ def _mode(parameters: Any) -> str:
 
 def _scatter_add(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
     start, places, updates = xs
+    if parameters["unique_indices"] or parameters["indices_are_sorted"]:
+        raise RefusalError("a promise about private indices has no rule: leave it out")
     numbers = parameters["dimension_numbers"]
     return products.add_at_places(start, places, updates, numbers, _mode(parameters))
 
@@ -221,7 +271,7 @@ RULES: dict[str, Rule] = {
     "add_any": _plain(elementwise.add),
     "sub": lambda parameters, dtype, a, b: elementwise.add(a, b, sign=-1, dtype=dtype),
     "mul": _plain(elementwise.multiply),
-    "div": _plain(elementwise.divide),
+    "div": _plain(elementwise.quotient),
     "neg": _plain(elementwise.negative),
     "abs": _plain(elementwise.absolute),
     "square": _plain(elementwise.square),
@@ -244,13 +294,13 @@ RULES: dict[str, Rule] = {
     "reduce_sum": _sum,
     "reduce_max": _extremum(True),
     "reduce_min": _extremum(False),
-    "reduce_or": _extremum(True),
-    "reduce_and": _extremum(False),
+    "reduce_or": _any_or_all(True),
+    "reduce_and": _any_or_all(False),
     "sort": _sort,
     "broadcast_in_dim": lambda parameters, dtype, x: layout.broadcast(
         x, parameters["shape"], parameters["broadcast_dimensions"]
     ),
-    "reshape": lambda parameters, dtype, x: layout.reshape(x, parameters["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda parameters, dtype, x: layout.squeeze(x, parameters["dimensions"]),
     "transpose": lambda parameters, dtype, x: layout.transpose(x, parameters["permutation"]),
     "slice": _slice,

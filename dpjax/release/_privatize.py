@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +96,14 @@ def privatize(
     sensitivity = mechanism.sensitivity
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
+    drawn = _accepting_values(mechanism)
 
     @functools.cache  # Tracing a draw takes longer than drawing.
     def request_for(
         name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
     ) -> Request | None:
         any_key = jax.ShapeDtypeStruct((), key)
-        return request_of(
-            name, mechanism.unpaid_draw, any_key, value, fingerprint, records, mechanism
-        )
+        return request_of(name, drawn.unpaid_draw, any_key, value, fingerprint, records, mechanism)
 
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
@@ -114,9 +114,9 @@ def privatize(
 
         def draw() -> Value:
             if not traced.is_concrete:
-                return mechanism.unpaid_draw(key, traced(records))
+                return drawn.unpaid_draw(key, traced(records))
             with host_errors() if traced.calls_host else contextlib.nullcontext():
-                return mechanism.unpaid_draw(key, evaluate_alone(records, program=traced))
+                return drawn.unpaid_draw(key, evaluate_alone(records, program=traced))
 
         release = pay_and_draw(
             draw,
@@ -147,6 +147,17 @@ def _described(
             accuracy, mechanism.sensitivity.relation, release.value, database
         )
     return dataclasses.replace(release, accuracy=accuracy)
+
+
+def _accepting_values(mechanism: Mechanism) -> Mechanism:
+    """The mechanism for values of clamped records, which only a program that clamps may make."""
+    sensitivity = mechanism.sensitivity
+    if sensitivity.bounds is None:
+        return mechanism
+    if sensitivity.records is None or sensitivity.target is None:
+        raise ValueError("sensitivity must name the target whose records are clamped")
+    clamped: Any = mechanism
+    return dataclasses.replace(clamped, sensitivity=dataclasses.replace(sensitivity, bounds=None))
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:

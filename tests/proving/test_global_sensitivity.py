@@ -21,6 +21,9 @@ EXACT = {
     "winsorized": (lambda x: jnp.clip(x, 0.2, 0.8).mean(), NUMBERS, (0, 1), "l1", 0.6 / N),
     "trimmed": (lambda x: jnp.sort(x)[10:-10].mean(), NUMBERS, (0, 1), "l1", 1 / (N - 20)),
     "sorted": (jnp.sort, NUMBERS, (0, 1), "l1", 1),
+    "variance": (jnp.var, NUMBERS, (0, 1), "l1", (N - 1) / N**2),
+    "standard deviation": (jnp.std, NUMBERS, (0, 1), "l1", (N - 1) ** 0.5 / N),
+    "median": (jnp.median, NUMBERS, (0, 1), "l1", 0.5),
     "max": (jnp.max, NUMBERS, (0, 1), "l1", 1),
     "share": (lambda x: (x > 0.5).mean(), NUMBERS, (0, 1), "l1", 1 / N),
     "ecdf": (lambda x: (x[None] <= GRID[:, None]).mean(1), NUMBERS, (0, 1), "linf", 1 / N),
@@ -103,6 +106,7 @@ def test_clamps_keep_their_promise(bound):
         (lambda x: jnp.linalg.inv(jnp.outer(x, x)).sum(), "no rule"),
         (lambda x: x.astype(jnp.bfloat16).mean(), "bfloat16"),
         (lambda x: jnp.log(x).mean(), "log"),
+        (lambda x: x.sum() + jax.random.normal(jax.random.key(0)), "random"),
     ],
 )
 def test_refusals_name_the_operation_the_line_and_a_remedy(target, match):
@@ -116,3 +120,24 @@ def test_explain_shows_every_step():
     lines = found.explain().splitlines()
     assert [line.split()[0] for line in lines] == ["tanh", "reduce_sum"]
     assert "test_global_sensitivity.py" in lines[0]
+
+
+def test_sums_are_charged_for_their_rounding():
+    """Both sums may be off by gamma N, and the real bound is 1."""
+    many = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    found = dpjax.global_sensitivity(jnp.sum, many, bounds=(0, 1), norm="l1")
+    assert found.value >= 1 + 2 * 999 * 2.0**-24 * 1000 * 0.99
+    whole = dpjax.global_sensitivity(lambda x: (x > 0.5).sum(), many, bounds=(0, 1), norm="l1")
+    assert whole.value < 1 + 1e-9
+
+
+def test_a_lemma_is_known_by_its_program_and_not_by_its_name():
+    """A function called `_var` can be anything."""
+
+    def _var(x, correction):
+        return 100 * x.mean() + correction.astype(x.dtype)
+
+    found = dpjax.global_sensitivity(
+        lambda x: jax.jit(_var)(x, jnp.int32(0)), NUMBERS, bounds=(0, 1), norm="l1"
+    )
+    assert found.value >= 1

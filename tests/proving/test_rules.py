@@ -1,0 +1,224 @@
+"""Every rule, on all pairs of neighbors over three values a coordinate."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpjax
+from dpjax.proving import Ball, NoProofError, _entry
+from dpjax.proving._layout import cut, reshape
+from dpjax.proving._refusal import RefusalError
+from dpjax.proving._value import as_dense, make, norm_of
+from random_programs import distance
+
+VALUES = (-1.0, 0.25, 1.0)
+N = 3
+NAN = jnp.array([jnp.nan] * N)
+TABLE = np.array([0.5, -2.0, 1.0], np.float32)
+MATRIX = np.array([[1.0, -2.0]], np.float32)
+
+# One program for each primitive with a rule.
+RULES = {
+    "add": lambda x: x + x.sum(),
+    "sub": lambda x: x - x.mean(),
+    "mul": lambda x: x * x[::1].sum(),
+    "mul itself": lambda x: x * x,
+    "div": lambda x: x / (4 + x.sum()),
+    "neg": lambda x: -x,
+    "abs": jnp.abs,
+    "square": jnp.square,
+    "integer_pow": lambda x: x**3,
+    "negative power": lambda x: (x + 2.0) ** -2,
+    "max": lambda x: jnp.maximum(x, x.mean()),
+    "min": lambda x: jnp.minimum(x, 0.5),
+    "clamp": lambda x: lax.clamp(jnp.float32(-0.5), x, jnp.float32(0.5)),
+    "exp": jnp.exp,
+    "log": lambda x: jnp.log(x + 1.5),
+    "log1p": lambda x: jnp.log1p(x / 2),
+    "expm1": jnp.expm1,
+    "tanh": lambda x: jnp.tanh(3 * x),
+    "logistic": lambda x: jax.nn.sigmoid(5 * x),
+    "erf": lax.erf,
+    "rsqrt": lambda x: lax.rsqrt(x + 1.25),
+    "sqrt": lambda x: jnp.sqrt(x + 1),
+    "sin": lambda x: jnp.sin(7 * x),
+    "cos": lambda x: jnp.cos(7 * x),
+    "floor": lambda x: jnp.floor(1.3 * x),
+    "ceil": lambda x: jnp.ceil(1.3 * x),
+    "round": lambda x: jnp.round(2 * x),
+    "sign": jnp.sign,
+    "lt": lambda x: x < 0.3,
+    "le": lambda x: x <= 0.25,
+    "gt": lambda x: x > x.mean(),
+    "ge": lambda x: x >= 1.0,
+    "eq": lambda x: x == 0.25,
+    "ne": lambda x: x != 1.0,
+    "and": lambda x: (x > 0) & (x < 0.5),
+    "or": lambda x: (x > 0.5) | (x < 0),
+    "xor": lambda x: (x > 0.5) ^ (x > 0),
+    "not": lambda x: ~(x > 0),
+    "select_n": lambda x: jnp.where(x > 0, 3 * x, -x),
+    "select by all": lambda x: jnp.where(x.sum() > 0, x, -x),
+    "is_finite": lambda x: jnp.where(jnp.isfinite(x), x, 5.0),
+    "convert": lambda x: (3 * x).astype(jnp.int32),
+    "reduce_sum": jnp.sum,
+    "reduce_max": jnp.max,
+    "reduce_max of all": lambda x: jnp.max(x.sum() - 0.1 * x),
+    "reduce_min": jnp.min,
+    "reduce_or": lambda x: jnp.any(x > 0.5),
+    "reduce_and": lambda x: jnp.all(x > 0),
+    "sort": jnp.sort,
+    "sort of all": lambda x: jnp.sort(x - x.mean()),
+    "broadcast": lambda x: x[:, None] * TABLE[None],
+    "reshape": lambda x: (x[:, None] * TABLE[None]).reshape(3, 3, 1),
+    "squeeze": lambda x: jnp.squeeze(x[:, None], 1),
+    "transpose": lambda x: (x[:, None] * TABLE[None]).T,
+    "slice": lambda x: x[1:] - x[:-1],
+    "slice of all": lambda x: (jnp.minimum(x, x.mean()))[0],
+    "concatenate": lambda x: jnp.concatenate([x, x[:1] * 2]),
+    "iota": lambda x: x * jnp.arange(3, dtype=jnp.float32),
+    "dot by a row": lambda x: x[:, None] @ MATRIX,
+    "dot over records": lambda x: x @ TABLE,
+    "outer": lambda x: x[:, None] * x[None, :],
+    "gram": lambda x: (x[:, None] * TABLE[None]).T @ (x[:, None] * TABLE[None]),
+    "gather": lambda x: jnp.quantile(x, 1.0),
+    "scatter_add": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(1.0),
+    "scatter_add of x": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(x),
+    "one-hot": lambda x: jax.nn.one_hot((x + 1).astype(int), 3).sum(0),
+    "pjit": jax.jit(lambda x: x + 1),
+    "custom_jvp": lambda x: jax.nn.relu(x),
+    "variance": jnp.var,
+    "median": jnp.median,
+    "pairs": lambda x: jnp.abs(x[:, None] - x[None, :]).mean(),
+}
+
+
+def all_pairs(values, dims=()):
+    """Every database over a few values, and every neighbor of it."""
+    rows = list(itertools.product(values, repeat=int(np.prod(dims, dtype=int))))
+    databases = np.array(list(itertools.product(rows, repeat=N)), np.float32)
+    databases = databases.reshape(-1, N, *dims)
+    pairs = [
+        (i, np.where((np.arange(N) == place).reshape(-1, *[1] * len(dims)), new, databases[i]))
+        for i in range(len(databases))
+        for place in range(N)
+        for new in np.array(rows, np.float32).reshape(-1, 1, *dims)
+    ]
+    return databases[[i for i, _ in pairs]], np.array([other for _, other in pairs], np.float32)
+
+
+FIRST, SECOND = all_pairs(VALUES)
+
+
+def bounds_of(target, spec, bounds):
+    """The bounds in all three norms, from one walk."""
+    public = _entry._bounds(bounds, spec)
+    _, _, outputs = _entry._walked(target, spec, public)
+    return {norm: norm_of(outputs, norm) for norm in ("l1", "l2", "linf")}
+
+
+@pytest.fixture(scope="module")
+def moved():
+    """The values of all rules on all pairs, from one compilation."""
+    run = jax.jit(jax.vmap(lambda x: {name: rule(x) for name, rule in RULES.items()}))
+    return run(FIRST), run(SECOND)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_pair_lies_further_apart(rule, moved):
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    for norm, bound in bounds_of(RULES[rule], spec, (-1, 1)).items():
+        assert distance(moved[0][rule], moved[1][rule], norm).max() <= bound
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), Ball(2**0.5)])
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda x: x.T @ x,
+        lambda x: x @ np.array([[1.0, 2.0], [-1.0, 0.5]], np.float32),
+        lambda x: x.max(1),
+        lambda x: x.sum(1),
+        lambda x: jnp.sort(x, axis=0),
+        lambda x: jnp.einsum("ni,ni->n", x, x),
+        lambda x: (x - x.mean(0)[None]).T @ (x - x.mean(0)[None]),
+        lambda x: x / (1 + jnp.abs(x).sum(1, keepdims=True)),
+    ],
+)  # fmt: skip
+def test_no_pair_of_vectors_lies_further_apart(target, bounds):
+    first, second = all_pairs((-1.0, 0.25, 1.0), (2,))
+    choice = np.random.default_rng(0).choice(len(first), 4000, replace=False)
+    run = jax.jit(jax.vmap(target))
+    moved = run(first[choice]), run(second[choice])
+    spec = jax.ShapeDtypeStruct((N, 2), jnp.float32)
+    for norm, bound in bounds_of(target, spec, bounds).items():
+        assert distance(*moved, norm).max() <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8, np.bool_])
+def test_integers(dtype):
+    spec = jax.ShapeDtypeStruct((N,), dtype)
+    total = dpjax.global_sensitivity(
+        lambda x: x.astype(jnp.int32).sum(), spec, bounds=(0, 1), norm="l1"
+    )
+    assert total.value == pytest.approx(1, rel=1e-9)
+    if dtype in (np.uint8, np.int8):
+        with pytest.raises(NoProofError, match="overflow"):
+            dpjax.global_sensitivity(lambda x: x * x, spec, bounds=(0, 100), norm="l1")
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        (lambda x: lax.round(x * 2, lax.RoundingMethod.AWAY_FROM_ZERO), "halves"),
+        (lambda x: jnp.dot(x, x, precision="default"), "precision"),
+        (lambda x: lax.reduce_or((x * 3).astype(jnp.int32), (0,)), "bits"),
+        (lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(1.0, unique_indices=True), "promise"),
+        (lambda x: jnp.where(NAN == NAN, x, NAN), "NaN"),
+        (lambda x: x * 1e18 * 1e18, "overflow"),
+        (lambda x: x * 1e-18 * 1e-18 * 1e18 * 1e18, "constants"),
+        (lambda x: jax.nn.one_hot(x.astype(int), 3) / x.sum(), "may be 0"),
+        (lambda x: jnp.cumsum(x), "cumsum"),
+    ],
+)
+def test_parameters_without_a_rule_are_refused(target, match):
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    with pytest.raises(NoProofError, match=match):
+        dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
+
+
+def test_the_units_of_elementary_functions_cover_their_errors():
+    x = np.linspace(-8, 30, 40001, dtype=np.float32)
+    functions = {
+        jnp.exp: np.exp, jnp.tanh: np.tanh, jnp.sin: np.sin, jnp.cos: np.cos, jnp.expm1: np.expm1,
+    }  # fmt: skip
+    for device, host in functions.items():
+        exact = host(x.astype(float))
+        error = np.abs(np.asarray(jax.jit(device)(x), float) - exact)
+        floor = np.abs(exact) if device is jnp.exp else np.maximum(np.abs(exact), 1)
+        assert (error <= 32 * 2.0**-24 * floor).all()
+
+
+def row(axis, changed, others):
+    """Numbers of which the changed row moves by one amount, and every other one by another."""
+    moves = [(np.full((1, 1), float(d)), np.inf, np.inf) for d in (changed, others)]
+    ends = np.full((1, 1), -9.0), np.full((1, 1), 9.0)
+    return make((4, 3), np.dtype(np.float32), *ends, axis, *moves)
+
+
+def test_a_row_that_is_left_may_be_another():
+    left = cut(row(0, 1, 2), (1, 0), (2, 3), (1, 1))
+    assert as_dense(left).others.each.max() >= 2
+    assert as_dense(left).others.l1 >= 6
+
+
+def test_a_reshape_keeps_rows():
+    assert reshape(row(0, 1, 0), (4, 3, 1)).axis == 0
+    with pytest.raises(RefusalError, match="mixes"):
+        reshape(row(0, 1, 0), (3, 4))
+    with pytest.raises(RefusalError, match="mixes"):
+        reshape(row(0, 1, 0), (2, 6))
