@@ -21,6 +21,7 @@ from dpjax._running._progress import saying_what_is_kept
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._chunk_memory import layout_that_fits
 from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
@@ -158,6 +159,8 @@ def sample_sensitivity(
             pair.positions_sampled, m=m, gamma=gamma, method=method, confidence=confidence
         )
         layout = layout_of(pair, point.m, chunk_size, mesh)
+        if chunk_size is None:
+            layout = layout_that_fits(key, pair, layout)
         plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
