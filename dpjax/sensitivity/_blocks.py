@@ -7,7 +7,7 @@ the distances stay where they were computed.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -111,13 +111,15 @@ def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomP
     else:
         sharding = None if device is None else SingleDeviceSharding(device)
     spec = functools.partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
-    block = Block(spec((count * (layout.block + 1), layout.size)), spec((count,)))
+    rows: Any = spec((count * (layout.block + 1), layout.size))
+    resolutions: Any = spec((count,))
+    block = Block(rows, resolutions)
     work = np.zeros((count, 3), np.uint32)
     with within(mesh):
         lowered = _compiled_step.lower(
             block, key, np.uint32(0), work, pair=pair, size=layout.size, mesh=mesh
         )
-        memory = lowered.compile().memory_analysis()
+        memory: Any = lowered.compile().memory_analysis()
     kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + kept
 

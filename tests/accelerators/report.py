@@ -6,21 +6,7 @@ from typing import Any
 from accelerators.facts import Facts
 from accelerators.targets import ACCELERATORS, Accelerator
 
-_HEAD = """# Programs on accelerators
-
-No accelerator has run these programs: XLA compiled them for devices that were not there. `make accelerators CHECK="--all --write"`
-compiles them and writes this page. The check fails if a program does not compile, calls the host, computes with float64, or takes
-more memory, launches or loops than `tests/accelerators/limits.toml` allows.
-
-Memory is temporary memory. Flops and bytes are XLA's count. Launches are kernels of one run. Loops are those whose length data decide,
-as often as they are entered. On a TPU a program is one launch, and the column counts its operations. Compile times are those of a
-busy machine with two cores.
-
-The last column is an **estimate**, not a measurement. It is the larger of flops over peak and bytes over bandwidth. On a GPU, each
-launch adds 3 microseconds, and each such loop 15. Peaks are those of data sheets: 67 Tflops of float32 and 3.35 TB/s for an H100, 4.8 TB/s
-for an H200, and 197 or 918 Tflops of bfloat16 over six passes with .82 or 1.64 TB/s for TPU v5e or v6e. Integers count as floats.
-A loop counts one step, so a program with such loops takes longer.
-"""
+_HEAD = pathlib.Path(__file__).with_name("head.md").read_text()
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md"
 
 
@@ -48,7 +34,7 @@ def estimate(facts: Facts, accelerator: Accelerator) -> float:
 def _table(name: str, rows: dict[str, Any]) -> str:
     lines = [
         f"## {name}\n",
-        "| Program | Compiled in s | Memory, MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
+        "| Program | Compiled in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for program, values in rows.items():
