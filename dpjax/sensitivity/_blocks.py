@@ -7,13 +7,13 @@ the distances stay where they were computed.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dpjax._running._layout import AXIS, Device, Layout, row_of, within
 from dpjax.sensitivity._chunks import chunk_distances
@@ -96,6 +96,32 @@ def compute_chunks(
             size=layout.size,
             mesh=mesh,
         )
+
+
+@functools.lru_cache(128)
+def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair) -> int:
+    """The memory that a chunk takes on a device, beside the distances of all chunks.
+
+    XLA compiles the program that `compute_chunks` runs: the same arguments, and so compiled once.
+    """
+    mesh, count = layout.local_mesh(), len(layout.local)
+    device = next(iter(layout.local.values()))
+    if mesh is not None:
+        sharding = NamedSharding(mesh, SPREAD)
+    else:
+        sharding = None if device is None else SingleDeviceSharding(device)
+    spec = functools.partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
+    rows: Any = spec((count * (layout.block + 1), layout.size))
+    resolutions: Any = spec((count,))
+    block = Block(rows, resolutions)
+    work = np.zeros((count, 3), np.uint32)
+    with within(mesh):
+        lowered = _compiled_step.lower(
+            block, key, np.uint32(0), work, pair=pair, size=layout.size, mesh=mesh
+        )
+        memory: Any = lowered.compile().memory_analysis()
+    kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes + kept
 
 
 @functools.partial(jax.jit, static_argnames=("pair", "size", "mesh"), donate_argnums=0)

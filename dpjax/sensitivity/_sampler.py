@@ -22,6 +22,7 @@ from dpjax._running._progress import saying_what_is_kept
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._chunk_memory import layout_that_fits
 from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
@@ -200,6 +201,8 @@ def sample_sensitivity(
         layout = layout_of(pair, point.m, chunk_size, mesh)
         if until is not None and chunk_size is None:
             layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
+        if chunk_size is None:
+            layout = layout_that_fits(key, pair, layout)
         plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):

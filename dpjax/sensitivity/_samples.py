@@ -11,6 +11,7 @@ from dpjax._running._layout import Layout, outside_any_mesh
 from dpjax._running._processes import together
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import all_distances, spread_chunks
+from dpjax.sensitivity._chunk_memory import layout_that_fits
 from dpjax.sensitivity._chunks import chunk_distances, layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
@@ -92,6 +93,8 @@ def sensitivity_samples(
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         layout = layout_of(pair, m, chunk_size, mesh)
         if not (_checks.is_traced(key) or _checks.is_staging()) and pair.is_concrete:
+            if chunk_size is None:
+                layout = layout_that_fits(key, pair, layout)
             return _on_the_host(Sampling.of(key, pair, layout, team))
         return _in_a_program(key, pair, layout)
 

@@ -9,9 +9,14 @@ from accelerators.facts import Facts
 TABLE = pathlib.Path(__file__).with_name("limits.toml")
 
 
-def allowed(platform: str, name: str, table: dict[str, Any] | None = None) -> dict[str, int]:
-    """The limits of a program: those of all, and then its own."""
-    table = tomllib.loads(TABLE.read_text()) if table is None else table
+def read() -> dict[str, Any]:
+    """The table: limits of all programs, and of each program on each platform."""
+    return tomllib.loads(TABLE.read_text())
+
+
+def allowed(platform: str, name: str) -> dict[str, int]:
+    """The limits of a program. One that the table lacks may launch and loop."""
+    table = read()
     return {**table["all"], **table[platform].get(name, {})}
 
 

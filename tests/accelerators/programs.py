@@ -206,10 +206,11 @@ def _private_step(place: _Place) -> Call:
     batch = {"x": Spec((256, 784), jnp.float32), "y": Spec((256,), jnp.int32)}
 
     def step(parameters: Any, state: Any, batch: Any) -> Any:
-        updates, state = optimizer.update(clipped(parameters, batch), state, parameters)
+        updates, state = optimizer.update(clipped(parameters, batch, True), state, parameters)
         return optax.apply_updates(parameters, updates), state
 
-    state = jax.eval_shape(optimizer.init, parameters)
+    # A training begins outside of programs, so its first state is an array of this machine.
+    state = optimizer.init(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), parameters))
     return Call(jax.jit(step), place.on((parameters, state, batch)))
 
 

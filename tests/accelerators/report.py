@@ -4,7 +4,9 @@ import pathlib
 from typing import Any
 
 from accelerators.facts import Facts
+from accelerators.targets import ACCELERATORS, Accelerator
 
+_HEAD = pathlib.Path(__file__).with_name("head.md").read_text()
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md"
 
 
@@ -18,4 +20,28 @@ def line(facts: Facts) -> str:
 
 
 def write(found: dict[str, dict[str, Any]]) -> None:
-    """Replaces the tables of the page."""
+    """Writes the page, with a table for each accelerator."""
+    tables = [_table(name, rows) for name, rows in found.items()]
+    PAGE.write_text("\n".join([_HEAD, *tables]))
+
+
+def estimate(facts: Facts, accelerator: Accelerator) -> float:
+    """Seconds of a run, by a roofline: the larger of arithmetic and memory, and what is waited."""
+    busy = max(facts.flops / accelerator.flops, facts.bytes / accelerator.bandwidth)
+    return busy + facts.launches * accelerator.launch + facts.loops * accelerator.wait
+
+
+def _table(name: str, rows: dict[str, Any]) -> str:
+    lines = [
+        f"## {name}\n",
+        "| Program | Compiled in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for program, values in rows.items():
+        facts = Facts(**values)
+        lines.append(
+            f"| {program} | {facts.compile_seconds:.0f} | {facts.temporary / 2**20:.1f}"
+            f" | {facts.flops:.1e} | {facts.bytes:.1e} | {facts.launches} | {facts.loops}"
+            f" | {1e3 * estimate(facts, ACCELERATORS[name]):.2g} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,6 +1,7 @@
 """Chunks: how large they are, that they compile once, and that memory stays bounded."""
 
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sensitivity._blocks import _compiled_step
+from dpjax._running._layout import Layout, actual
+from dpjax._running._memory import fitting
+from dpjax.sensitivity import _chunk_memory
+from dpjax.sensitivity._blocks import _compiled_step, bytes_of_a_chunk
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -88,6 +92,47 @@ def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilation
     assert compilations(lambda: sample(keys(1))) == []
     assert _compiled_step._cache_size() == known
     assert len(traces) == 2
+
+
+def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, monkeypatch):
+    """By what the compiled program says: one more is compiled, and the bits stay."""
+
+    def sample():
+        return dpjax.sample_sensitivity(key, jnp.max, uniform, n=100, norm="l1", m=5000)
+
+    whole = sample()
+    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda device: 50_000)
+    found = []
+    names = compilations(lambda: found.append(sample()))
+    assert names.count("jit(_compiled_step)") == 1
+    assert found[0].chunk_size < whole.chunk_size
+    assert found[0].value == whole.value
+    pair = RandomPair.trace(key, jnp.max, uniform, n=100, norm="l1", positions="last")
+    layout = Layout((None,), 5000, found[0].chunk_size)
+    spec = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    assert bytes_of_a_chunk(spec, layout=layout, pair=pair) <= 50_000
+    assert compilations(sample) == []
+
+
+def test_a_program_that_fits_is_compiled_once(keys, uniform, compilations):
+    def target(database):
+        return jnp.min(database) * 0.25
+
+    def sample():
+        return dpjax.sample_sensitivity(keys(0), target, uniform, n=7, norm="l1", m=700)
+
+    assert compilations(sample).count("jit(_compiled_step)") == 1
+
+
+def test_chunks_follow_the_device_that_computes():
+    """Not JAX's default backend: a CPU's mesh on a host with a GPU, or the other way around."""
+    gpu = types.SimpleNamespace(platform="gpu")
+    assert fitting(2**10, gpu) == 2**18
+    assert fitting(2**10, jax.devices("cpu")[0]) == 2**11
+    with jax.default_device("cpu"):
+        assert fitting(2**10, None) == 2**11
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert actual(None) is jax.devices("cpu")[0]
 
 
 @pytest.fixture

@@ -1,0 +1,45 @@
+"""Chunks that fit into the memory of the device, by what their compiled program says of itself."""
+
+import dataclasses
+
+import jax
+
+from dpjax._running._layout import Layout, placed
+from dpjax._running._memory import LEAST, share_of_memory
+from dpjax.sensitivity._blocks import bytes_of_a_chunk
+from dpjax.sensitivity._pairs import RandomPair
+
+# What XLA says where a program cannot fit: for a TPU it compiles no such program.
+_TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
+
+
+def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout) -> Layout:
+    """The layout, with smaller chunks if a chunk takes more than its share of memory.
+
+    The size comes from shapes, and XLA may need several times as much. Nearly always it fits. Then
+    the program is the one that will run, and nothing is compiled twice. Otherwise one more is.
+    Chunks never grow: another program would cost more than it gains.
+    """
+    device = next(iter(layout.local.values()))
+    if pair.calls_host or layout.size <= LEAST:
+        return layout
+    try:
+        used = bytes_of_a_chunk(_spec(placed(key, layout)), layout=layout, pair=pair)
+    except jax.errors.JaxRuntimeError as error:
+        if _TOO_LARGE not in str(error):
+            raise
+        return layout_that_fits(key, pair, _smaller(layout, _SMALLER))
+    room = share_of_memory(device)
+    # Half of the room is for what does not shrink with the chunk.
+    return layout if used <= room else _smaller(layout, room / used / 2)
+
+
+def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
+    # Where a key is committed, its program is compiled for that device.
+    sharding = key.sharding if key.committed else None
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
+
+
+def _smaller(layout: Layout, share: float) -> Layout:
+    size = max(LEAST, int(layout.size * share))
+    return dataclasses.replace(layout, size=2 ** (size.bit_length() - 1))
