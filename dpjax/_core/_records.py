@@ -144,12 +144,9 @@ def _columns_of_groups(groups: PyTree) -> PyTree:
             'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
             " others pass the frame itself, and name the columns"
         )
-    keys = groups.size().index
-    missing = {"i": -(2**31), "u": -(2**31), "b": -(2**31)}.get(keys.dtype.kind, np.nan)
-    labels = np.full(len(values), None if _holds_texts(keys) else missing)
-    for key, places in groups.indices.items():
-        labels[places] = key
-    return {name: labels, values.name: values}
+    # The column itself. An index of groups has a dtype that pandas takes from private values.
+    grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
+    return {name: grouper.groupings[0].grouping_vector, values.name: values}
 
 
 def _columns_of_a_table(leaf: PyTree) -> PyTree:
