@@ -136,6 +136,19 @@ def _kind(leaf: PyTree) -> str:
     return str(getattr(leaf, "dtype", getattr(leaf, "type", ""))).lower()
 
 
+def _columns_of_groups(groups: PyTree) -> PyTree:
+    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
+    name, values = groups.keys, groups.obj
+    if groups.ndim != 1 or not isinstance(name, (str, int)):
+        raise TypeError(
+            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
+            " others pass the frame itself, and name the columns"
+        )
+    # The column itself. An index of groups has a dtype that pandas takes from private values.
+    grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
+    return {name: grouper.groupings[0].grouping_vector, values.name: values}
+
+
 def _columns_of_a_table(leaf: PyTree) -> PyTree:
     """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
 
@@ -144,19 +157,7 @@ def _columns_of_a_table(leaf: PyTree) -> PyTree:
     if isinstance(leaf, type):
         return leaf
     if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
-        # Of `frame.groupby("cut")["price"]`: a group and a number for each record.
-        name, values = leaf.keys, leaf.obj
-        if leaf.ndim != 1 or not isinstance(name, (str, int)):
-            raise TypeError(
-                'groups must be those of one column and hold one, as frame.groupby("cut")["price"];'
-                " for others pass the frame itself, and name the columns"
-            )
-        keys = leaf.size().index
-        missing = {"i": -(2**31), "u": -(2**31), "b": -(2**31)}.get(keys.dtype.kind, np.nan)
-        labels = np.full(len(values), None if _holds_texts(keys) else missing)
-        for key, places in leaf.indices.items():
-            labels[places] = key
-        return {name: labels, values.name: values}
+        return _columns_of_groups(leaf)
     if hasattr(leaf, "column_names"):  # Of Arrow.
         columns = list(leaf.column_names)
     elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):

@@ -78,7 +78,7 @@ class Release:
 
         Raises:
             TypeError: if the release is traced, or its value holds something else than numbers,
-                arrays, lists, tuples, and dicts with names as keys.
+                texts, arrays, lists, tuples, and dicts with names as keys.
             ValueError: if the release is a batch, or its guarantee holds NaN.
 
         Formal guarantees:

@@ -106,7 +106,9 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
 
 
 def tree_to_json(tree: PyTree) -> Any:
-    """A tree of dicts, lists and tuples as JSON; arrays with dtype and shape."""
+    """A tree of dicts, lists and tuples as JSON; arrays with dtype and shape, texts by name."""
+    if isinstance(tree, str):
+        return {"text": str(tree)}
     if tree is None or isinstance(tree, (bool, int, float)):
         return _number_to_json(tree)
     if hasattr(tree, "dtype") and hasattr(tree, "shape"):
@@ -119,8 +121,8 @@ def tree_to_json(tree: PyTree) -> Any:
         if type(tree) is kind:
             return {kind.__name__: [tree_to_json(part) for part in tree]}
     raise TypeError(
-        "value must be made of arrays, numbers, lists, tuples and dicts with names as keys, to be"
-        f" saved as JSON, got {type(tree).__name__}: take its arrays by"
+        "value must be made of arrays, numbers, texts, lists, tuples and dicts with names as keys,"
+        f" to be saved as JSON, got {type(tree).__name__}: take its arrays by"
         " dpjax.accounting.post_process, or pickle the release"
     )
 
@@ -132,6 +134,8 @@ def tree_from_json(stored: Any) -> PyTree:
     if "dtype" in stored:
         return _array_from_json(stored)
     ((kind, parts),) = stored.items()
+    if kind == "text":
+        return str(parts)
     if kind == "dict":
         return {str(name): tree_from_json(part) for name, part in parts.items()}
     return {"list": list, "tuple": tuple}[kind](map(tree_from_json, parts))

@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import re
+import secrets
 from collections.abc import Generator, Iterable
 from typing import IO, Any, TypeAlias
 
@@ -24,21 +25,18 @@ def replace(
 
     Nobody but its owner may read a secret one.
     """
-    partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.partial")
-    mode = 0o600 if secret else 0o666
-    while True:
-        file = open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
-        _lock(file)
-        if os.fstat(file.fileno()).st_nlink:
-            break
-        file.close()  # Another process removed it before it was locked.
-    with file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-        if fcntl is None:
-            file.close()  # Windows renames no open file.
-        os.replace(partial, path)
+    with _new_file(path, 0o600 if secret else 0o666) as file:
+        try:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+            if fcntl is None:
+                file.close()  # Windows renames no open file.
+            os.replace(file.name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)
+            raise
     sync_folder(path.parent)
 
 
@@ -74,7 +72,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """
     if fcntl is None:
         return
-    of_host = rf"(?:{names})\.{re.escape(_host())}\.\d+\.partial"
+    of_host = rf"(?:{names})\.{re.escape(_host())}\.[0-9a-f]+\.partial"
     for file in folder.iterdir():
         if re.fullmatch(of_host, file.name):
             # An OSError: another process writes it, or removed it, or there are no locks here.
@@ -125,6 +123,24 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
+    """A partial file of this writer alone, locked while it is open, if there are locks.
+
+    Its name is random: threads have one process number, and so may processes in two containers.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    while True:
+        partial = path.with_name(f"{path.name}.{_host()}.{secrets.token_hex(8)}.partial")
+        file = open(partial, "xb", opener=opened)  # noqa: SIM115
+        _lock(file)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # Another process removed it before it was locked.
 
 
 def _lock(file: IO[bytes]) -> None:

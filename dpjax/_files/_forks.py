@@ -5,6 +5,7 @@ the locks: other processes could remove its log while it writes.
 """
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -20,7 +21,16 @@ class Suspended(Protocol):
 
 
 _OPEN: "weakref.WeakSet[Suspended]" = weakref.WeakSet()
-_HELD: list[Suspended] = []
+
+
+class _Held(threading.local):
+    """The files that this thread closed for its fork; another thread may fork meanwhile."""
+
+    def __init__(self) -> None:
+        self.files: list[Suspended] = []
+
+
+_HELD = _Held()
 
 
 def close_before_forks(file: Suspended) -> None:
@@ -29,14 +39,15 @@ def close_before_forks(file: Suspended) -> None:
 
 
 def _suspend() -> None:
-    for file in list(_OPEN):
+    # In one order, so that two threads that fork do not wait for each other.
+    for file in sorted(_OPEN, key=id):
         file.suspend()
-        _HELD.append(file)
+        _HELD.files.append(file)
 
 
 def _resume() -> None:
-    while _HELD:
-        _HELD.pop().resume()
+    while _HELD.files:
+        _HELD.files.pop().resume()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks.

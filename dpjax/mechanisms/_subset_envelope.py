@@ -12,9 +12,8 @@ from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity, Target
 from dpjax._exact._numerics import compute_dtype
-from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
-from dpjax._tracing._walks import equations
 from dpjax.mechanisms._block_losses import BlockDesign, doubled_scores
 from dpjax.mechanisms._exponential import exponential
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
@@ -25,6 +24,8 @@ from dpjax.mechanisms._selection import SelectionMechanism
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
+# The bytes of an evaluation that shares a batch with no other.
+_ALONE = 2**62
 # Covers the float32 roundings of the odds.
 _OUTWARD = 1 + 2.0**-12
 
@@ -127,7 +128,9 @@ class SubsetEnvelope(SensitivityMechanism):
             (found,) = jax.tree.leaves(program(records))
             return found.astype(dtype)
 
-        results = self.design.evaluate(one, value, program.largest_array())
+        # Workers on the host share a fate: if one dies, all that they evaluate together fail.
+        size = _ALONE if program.calls_host else program.largest_array()
+        results = self.design.evaluate(one, value, size)
         # Any fixed number will do: the program with NaN replaced is another program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
@@ -153,11 +156,7 @@ class SubsetEnvelope(SensitivityMechanism):
             )
         if [leaf.shape for leaf in program.outputs.leaves] != [()]:
             raise ValueError(f"target must return one number, got {program.outputs}")
-        if any(map(has_users_rule, equations(program.jaxpr.jaxpr))):
-            raise ValueError(
-                "target must have no rule of its own for vmap, which could mix the records of"
-                " several subsets: leave out jax.custom_batching.custom_vmap"
-            )
+        refuse_touching("target", program.jaxpr)
         selection = self.selection
         selection._check_value(jax.ShapeDtypeStruct((self.candidates,), jnp.int32))
 
@@ -242,15 +241,18 @@ def subset_envelope(
 
     Returns:
         A `SubsetEnvelope`: `mechanism(key, database)` takes a pytree of arrays with leading axis n,
-        and releases a `Candidate`. Subsets are evaluated in large batches. `mechanism.outside`
-        bounds the probability of a release outside of all results. Look at it first: with T = 23 at
-        epsilon 1 and 1,024 candidates it is .77, and with 64 candidates .17.
+        and releases a `Candidate`. Subsets are evaluated in large batches, and one by one on the
+        host. `mechanism.outside` bounds the probability of a release outside of all results. Look
+        at it first: with T = 23 at epsilon 1 and 1,024 candidates it is .77, and with 64 candidates
+        .17.
 
     Raises:
         TypeError: if target is not a function, or a parameter not a number; at a release, if the
             target closes over a traced value.
         ValueError: if a number is out of range, or there are more than 10^6 subsets; at a release,
-            if there are too few records, or the target does not return one number.
+            if there are too few records, or the target does not return one number, or does what
+            could mix subsets under `vmap` (a rule of its own, keys of "rbg", code that JAX does not
+            see).
 
     Formal guarantees:
         epsilon-DP when one record is replaced, for any target, by the proof in

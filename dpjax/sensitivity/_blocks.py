@@ -104,7 +104,7 @@ def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomP
 
     XLA compiles the program that `compute_chunks` runs: the same arguments, and so compiled once.
     """
-    mesh, count = layout.local_mesh(), len(layout.local)
+    mesh, count = row_of(layout.local.values()), len(layout.local)
     device = next(iter(layout.local.values()))
     if mesh is not None:
         sharding = NamedSharding(mesh, SPREAD)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dpjax._files import _forks
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 
@@ -162,6 +163,38 @@ def test_a_fork_opens_the_file_anew(how, path):
     file = LedgerFile(path, (100, 0))
     file.update()
     assert file.chain.spent == (20, 0)
+
+
+def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
+    """A thread released the lock of another: its file stayed locked, and the program hung."""
+    monkeypatch.setattr(_forks, "_OPEN", set())
+    both, first = threading.Event(), threading.Event()
+
+    class File:
+        lock = threading.RLock()
+
+        def suspend(self):
+            self.lock.acquire()
+
+        def resume(self):
+            self.lock.release()
+            assert both.wait(30)
+
+    def fork():
+        _forks._suspend()
+        both.set()
+        assert first.wait(30)
+        _forks._resume()
+
+    file = File()
+    _forks.close_before_forks(file)
+    _forks._suspend()
+    other = threading.Thread(target=fork)
+    other.start()
+    _forks._resume()
+    first.set()
+    other.join(30)
+    assert file.lock.acquire(timeout=1)
 
 
 # Crashes.

@@ -76,6 +76,26 @@ def test_intervals_survive(way):
     assert again.interval(confidence=0.7) == release.interval(confidence=0.7)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_of_groups_survive(way):
+    """Texts were refused. A text may also be the name of a number that JSON lacks."""
+    keys = ("", "Bonn", "NaN", "\ud800", "Ulm\0")
+    assert WAYS[way](Release(keys, SAMPLED)).value == keys
+    found = dpjax.queries.group_keys(KEY, np.repeat(["a", "b"], 99), epsilon=1.0, delta=1e-6)
+    assert WAYS[way](found).value == ("a", "b")
+
+
+def test_samplings_compose_after_json_as_before():
+    """One that two releases share counts once; a gamma without a sampling adds to itself."""
+    one, other = (Guarantee(1.0, 0, 0.1, 0.9, (SampledEvent(0.1, 0.9, x),)) for x in "ab")
+    for pair in ((one, one), (one, other), (other, Guarantee(1.0, gamma=0.1, confidence=0.9))):
+        again = [through_json(Release(0.0, x)).guarantee for x in pair]
+        expected = dpjax.accounting.compose(*pair)
+        for mixed in (again, (again[0], pair[1])):
+            found = dpjax.accounting.compose(*mixed)
+            assert (found.gamma, found.confidence) == (expected.gamma, expected.confidence)
+
+
 def test_a_saved_release_says_what_it_is():
     saved = dpjax.laplace(0.5, 1.0)(KEY, 50.0).to_dict()
     assert saved["dpjax"] == dpjax.__version__
@@ -127,7 +147,7 @@ def test_forged_and_newer_dicts_are_refused(saved, message):
 
 
 def test_a_value_that_json_cannot_hold_is_refused():
-    for value in (dpjax.BernsteinPolynomial(jnp.ones(3)), {1: 2.0}, "text", jax.random.key(0)):
+    for value in (dpjax.BernsteinPolynomial(jnp.ones(3)), {1: 2.0}, b"text", jax.random.key(0)):
         with pytest.raises(TypeError, match="value must"):
             Release(value, SAMPLED).to_dict()
     batch = jax.vmap(lambda key: dpjax.laplace(1.0, 1.0)(key, 0.0))(jax.random.split(KEY, 2))

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import math
+import multiprocessing
+import os
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +174,37 @@ def test_code_on_the_host_fails_in_silence():
     assert int(jnp.argmax(scores)) == 0
 
 
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_keys_whose_bits_come_from_the_first_subset_are_refused(kind, key):
+    """One record of it moved all results, and scores by 3."""
+
+    def drawn(records):
+        seed = records.sum().astype(jnp.int32)
+        return jax.random.uniform(jax.random.key(seed, impl=kind))
+
+    mechanism = dpjax.subset_envelope(
+        drawn, 1.0, lower=0.0, upper=1.0, blocks=4, size=2, groups=1, candidates=8
+    )
+    with pytest.raises(ValueError, match="draw"):
+        mechanism(key, jnp.zeros(8))
+
+
+def test_a_worker_that_dies_changes_no_other_subset():
+    """All subsets of its batch failed, so one record moved every result."""
+
+    def dies(records):
+        if records.max() > 5 and multiprocessing.parent_process():
+            os._exit(1)
+        return float(records.max())
+
+    target = dpjax.targets.host(dies, output=jnp.zeros(()), jobs=2)
+    mechanism = dpjax.subset_envelope(
+        target, 1.0, lower=0.0, upper=8.0, blocks=4, size=1, candidates=8
+    )
+    here, there = jnp.array([1.5, 2.5, 3.5, 4.5]), jnp.array([9.0, 2.5, 3.5, 4.5])
+    assert jnp.abs(mechanism.scores(here) - mechanism.scores(there)).max() <= 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -200,7 +233,7 @@ def test_bad_programs_and_databases_are_refused(key):
     def _(size, mapped, x):
         return jnp.full(size, x.sum()), True
 
-    with pytest.raises(ValueError, match="rule of its own"):
+    with pytest.raises(ValueError, match="rule for vmap of its own"):
         envelope(mixes)(key, jnp.zeros(8))
     with pytest.raises(ValueError, match="at least as many records"):
         envelope(jnp.mean)(key, jnp.zeros(3))

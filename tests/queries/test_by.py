@@ -10,6 +10,7 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
+from dpjax._core._records import record_arrays
 from dpjax.queries._second_moments import second_moments_query
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -259,6 +260,34 @@ def test_groups_of_pandas_are_their_column_and_their_numbers(sort):
     for groups in (frame.groupby("cut"), frame.groupby(["cut", "code"])["price"]):
         with pytest.raises(TypeError, match="pass the frame itself"):
             grouped(groups)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 2, 3], ["a", None, 3]),
+        (["a", "b", "c"], [2.5, None, 3]),
+        (["a", "b", "c"], [None, None, None]),
+        (np.array([1, 2, 3], "uint64"), np.array([2**63, 2**64 - 1, 3], "uint64")),
+        (np.array([1, 2, 3], "M8[ns]"), np.array(["NaT"] * 3, "M8[ns]")),
+    ],
+    ids=["numbers", "texts", "nothing", "huge", "dates"],
+)
+def test_values_do_not_decide_how_groups_are_read(one, other):
+    """pandas takes the dtype of groups from values. Only dates are refused, and always."""
+
+    def read(values):
+        dtype = getattr(values, "dtype", object)
+        keys = pd.Series(values, dtype=dtype)
+        groups = pd.DataFrame({"k": keys, "v": [1.0, 2, 3]}).groupby("k")["v"]
+        try:
+            records, _ = record_arrays("database", groups)
+        except TypeError as error:
+            return str(error)
+        return jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), records)
+
+    assert repr(read(one)) == repr(read(other))
+    assert ("dtype datetime64" in repr(read(one))) == (getattr(one, "dtype", None) == "M8[ns]")
 
 
 def test_what_is_no_group_is_refused():

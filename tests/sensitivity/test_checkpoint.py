@@ -257,6 +257,23 @@ _durable.replace(_durable.pathlib.Path(sys.argv[1]), parts())
 """
 
 
+def test_two_threads_that_write_one_file_do_not_mix_it(tmp_path):
+    """They shared a partial file, and the second emptied what the first was writing."""
+    path, parts = tmp_path / "run", [bytes([i]) * 1000 for i in range(2)]
+
+    def slowly():
+        yield parts[0]
+        _durable.replace(path, [parts[1]])
+        assert path.read_bytes() == parts[1]
+        yield parts[0]
+
+    _durable.replace(path, slowly())
+    assert path.read_bytes() == 2 * parts[0]
+    with pytest.raises(ZeroDivisionError):
+        _durable.replace(path, (bytes(1 // i) for i in range(2)))
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
 def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environment, tmp_path):
     """Not what a living process writes, what other hosts do, or files of another checkpoint."""
     host = _durable._host()
@@ -273,7 +290,7 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environm
     )
     try:
         assert process.stdout.readline() == "writing\n"
-        written = f"run.{host}.{process.pid}.partial"
+        (written,) = {file.name for file in tmp_path.iterdir()} - {*kept, *left}
         sample()
         assert {file.name for file in tmp_path.iterdir()} == {"run", written, *kept}
     finally:
