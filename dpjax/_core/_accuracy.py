@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import NeighboringRelation
@@ -88,7 +89,13 @@ def is_kind(kind: str) -> bool:
     return kind == "" or kind in _INTERVALS
 
 
-def interval(value: Value, accuracy: Accuracy, confidence: float, simultaneous: bool) -> Ends:
+def interval(
+    value: Value,
+    accuracy: Accuracy,
+    confidence: float,
+    simultaneous: bool,
+    at_least: ArrayLike | None = None,
+) -> Ends:
     """The interval of each number of a release."""
     confidence = _checks.fraction("confidence", confidence)
     for leaf in jax.tree.leaves((value, accuracy.measured)):
@@ -104,6 +111,17 @@ def interval(value: Value, accuracy: Accuracy, confidence: float, simultaneous: 
             " its error"
         )
     value, measured = jax.tree.map(np.asarray, (value, accuracy.measured))
+    if at_least is not None:
+        if accuracy.kind != "quantiles" or measured["n"] is not None:
+            raise ValueError("at_least is for quantiles of a private number of records, no others")
+        groups = measured["numbers"].shape[:-1]
+        known = _checks.host_numbers("at_least", at_least).astype(np.float64)
+        if known.shape not in ((), groups) or np.isnan(known).any():
+            raise ValueError(
+                f"at_least must be one number, or one for each of the groups {groups}, got"
+                f" {_checks.shown(at_least)}"
+            )
+        measured = {**measured, "n": np.broadcast_to(known, groups)}
     ends = _INTERVALS[accuracy.kind](value, measured, facts, confidence, simultaneous)
     return jax.tree.map(np.float64, ends[0]), jax.tree.map(np.float64, ends[1])
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from jax.typing import ArrayLike
+
 from dpjax._core._accuracy import UNKNOWN, Accuracy, Ends, interval
 from dpjax._core._guarantee import Guarantee
 from dpjax._core._pytree import frozen_pytree
@@ -28,7 +30,13 @@ class Release:
     guarantee: Guarantee
     accuracy: Accuracy = UNKNOWN
 
-    def interval(self, confidence: float = 0.95, *, simultaneous: bool = False) -> Ends:
+    def interval(
+        self,
+        confidence: float = 0.95,
+        *,
+        simultaneous: bool = False,
+        at_least: ArrayLike | None = None,
+    ) -> Ends:
         """An interval around each number of the release that contains the truth.
 
         The truth is the number without noise: of the database at hand, with its records clamped to
@@ -37,6 +45,9 @@ class Release:
         Args:
             confidence: the probability that an interval contains the truth, in (0, 1).
             simultaneous: whether the confidence is for all intervals at once, instead of for each.
+            at_least: for quantiles of a private number of records: at least so many there are, one
+                number or one for each group, from public knowledge or from a release of counts. If
+                that has a confidence of its own, both must hold.
 
         Returns:
             The low ends and the high ends, in float64 and of the structure of the value. Those of a
@@ -53,8 +64,8 @@ class Release:
             their intervals follow from intervals of these, which hold at once. The intervals of
             `private_linear_regression` and `private_pca` are simulated: a parametric bootstrap of
             the release, which is right only where the noise is small against the data.
-            `quantile_scores` needs several quantiles, n must be public, and every record a number
-            of the grid.
+            `quantile_scores` needs several quantiles, n or `at_least`, and every record a number of
+            the grid.
 
         Source:
             Efron and Tibshirani, "An introduction to the bootstrap" (1993), for simulated ones.
@@ -66,7 +77,7 @@ class Release:
             >>> float(high - low)
             6.0
         """
-        return interval(self.value, self.accuracy, confidence, simultaneous)
+        return interval(self.value, self.accuracy, confidence, simultaneous, at_least)
 
     def to_dict(self) -> dict[str, Any]:
         """The release as a dict that JSON holds: `json.dumps(release.to_dict())`.

@@ -11,7 +11,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Database
+from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
@@ -46,7 +47,7 @@ class GroupedQuery(Query):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedScores(KnownSensitivity):
+class GroupedScores(KnownSensitivity, KnowsAccuracy):
     """Scores of quantiles for every group at once; made by `by`.
 
     Attributes:
@@ -80,6 +81,12 @@ class GroupedScores(KnownSensitivity):
             return self.scores._bound(norm, relation, n, dtype)  # pyright: ignore
 
         return _reach_by_group(reach, norm, relation)
+
+    def _accuracy_of(
+        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
+    ) -> Accuracy:
+        del relation, database  # The sizes of groups are private.
+        return self.scores.accuracy_for(noise, value, None)
 
     def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
         """The numbers of the grid that were released.

@@ -32,11 +32,11 @@ def _between_quantiles(
     del value
     if measured["n"] is None:
         raise ValueError(
-            "no interval is known for quantiles of a private number of records: under replace-one"
-            " it is public"
+            "no interval is known for quantiles of a private number of records: pass at_least=,"
+            " such as the low ends of an interval of a count"
         )
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
-    rows = facts["rows"] if simultaneous else min(2, facts["rows"])
+    rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         # Three quantiles share epsilon, and two of them must be right.
         away = 3 * _gap(facts, confidence, 2) / facts["denominator"] / float(np.min(n))

@@ -90,11 +90,15 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        if noise.kind != "selections":
-            return noise
         n = None
         if relation is NeighboringRelation.REPLACE_ONE:
             n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
+        return self.accuracy_for(noise, value, n)
+
+    def accuracy_for(self, noise: Accuracy, value: Value, n: jax.Array | None) -> Accuracy:
+        """How far released quantiles may be off, of n records, or of a private number of them."""
+        if noise.kind != "selections":
+            return noise
         if _checks.is_traced(value):
             found = jnp.where(value < 0, jnp.nan, jnp.asarray(self.grid)[value])
         else:

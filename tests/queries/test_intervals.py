@@ -201,6 +201,38 @@ def test_a_quantile_alone_and_a_private_n_have_no_interval():
         dpjax.privatize(SCORES, mechanism)(KEYS[0], hidden).interval()
 
 
+def test_quantiles_by_group_need_a_lower_bound_on_the_size_of_each():
+    """Group 0 has 1,500 records and group 1 has 100: 20% of those are within the error."""
+    which = np.arange(1600) >= 1500
+    table = {"which": which.astype(int), "age": AGES[:1600]}
+    scores = queries.by(SCORES, column="which", keys=[0, 1], of="age")
+    mechanism = queries.select_each(scores.sensitivity(), 5.0, count=5)
+    release = dpjax.privatize(scores, mechanism)(KEYS[0], table)
+    with pytest.raises(ValueError, match="pass at_least="):
+        release.interval()
+    numbers = scores.numbers(release.value)
+    low, high = release.interval(CONFIDENCE, at_least=[1400, 90])
+    assert np.all(low <= numbers)
+    assert np.all(numbers <= high)
+    truth = [
+        np.quantile(AGES[:1600][which == k], PROBABILITIES, method="inverted_cdf") for k in (0, 1)
+    ]
+    assert np.all((low <= truth) & (truth <= high))
+    assert np.mean(high[0] - low[0]) < 0.5 * np.mean(high[1] - low[1])
+    low, high = release.interval(CONFIDENCE, at_least=0)
+    assert np.all(low == 0)
+    assert np.all(high == 120)
+    alone = release.interval(0.999999, at_least=247)
+    together = release.interval(0.999999, at_least=247, simultaneous=True)
+    assert np.all(together[0] <= alone[0])
+    assert np.any(together[0] < alone[0])
+    for bad in (np.nan, [1, 2, 3]):
+        with pytest.raises(ValueError, match="at_least must be one number"):
+            release.interval(at_least=bad)
+    with pytest.raises(ValueError, match="no others"):
+        dpjax.laplace(1.0, 1.0)(KEYS[0], 0.0).interval(at_least=3)
+
+
 XS = np.linspace(-1, 1, 5000)
 LINE = {"x": jnp.asarray(XS[:, None]), "y": jnp.asarray(0.5 * XS + 0.2)}
 WIDE = jax.random.uniform(jax.random.key(4), (5000, 2), minval=-0.5, maxval=0.5) * jnp.array(
