@@ -17,7 +17,7 @@ from dpjax.queries._bootstrap import STATISTICS
 from dpjax.queries._groups import By, inside_groups
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import Terms, released
-from dpjax.queries._query import Query
+from dpjax.queries._query import Query, compiled
 from dpjax.queries._second_moments import (
     Moments,
     in_ball,
@@ -148,21 +148,26 @@ def private_linear_regression(
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
-    """Solves the normal equations of noisy averages."""
-    size = len(moments.mean)
-    with_one = jnp.concatenate([jnp.ones(1), moments.mean])
-    products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
-    products = jnp.concatenate([with_one[None], products])
-    penalty = jnp.full(size, facts["regularization"]).at[0].set(0)
-    eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
-    least = moments.noise * math.sqrt(size)
-    # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
-    rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
-    found = eigenvectors @ rotated
+    found = _normal_equations(moments, facts["regularization"])
     return {
         "weights": found[1:] * (facts["y_radius"] / facts["x_radius"]),
         "intercept": found[0] * facts["y_radius"],
     }
+
+
+@compiled
+def _normal_equations(moments: Moments, regularization: float) -> jax.Array:
+    """Intercept and weights of the unit ball, from noisy averages."""
+    size = len(moments.mean)
+    with_one = jnp.concatenate([jnp.ones(1), moments.mean])
+    products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
+    products = jnp.concatenate([with_one[None], products])
+    penalty = jnp.full(size, regularization).at[0].set(0)
+    eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
+    least = moments.noise * math.sqrt(size)
+    # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
+    rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
+    return eigenvectors @ rotated
 
 
 STATISTICS["linear regression"] = _solution

@@ -111,6 +111,9 @@ class Calibration:
             # coordinates fits; `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
             return _compiled_fit(known, lattice, np.dtype(dtype), exponent)
+        return self._fit(lattice, np.dtype(dtype), exponent)
+
+    def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # float32 for integers, never the default float: they get the same noise under x64.
         compute = compute_dtype(dtype if floating else jnp.float32)
@@ -205,7 +208,7 @@ class Calibration:
 def _compiled_fit(
     known: Calibration, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None
 ) -> GridFit:
-    return known.fit(lattice, dtype, exponent)
+    return known._fit(lattice, dtype, exponent)
 
 
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
