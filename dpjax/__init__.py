@@ -29,6 +29,8 @@ from dpjax.auditing._gamma_by_record import RecordGammas as RecordGammas
 from dpjax.auditing._gamma_by_record import gamma_by_record as gamma_by_record
 from dpjax.auditing._privacy_profile import PrivacyProfile as PrivacyProfile
 from dpjax.auditing._privacy_profile import privacy_profile as privacy_profile
+from dpjax.auditing._sensitivity_report import SensitivityReport as SensitivityReport
+from dpjax.auditing._sensitivity_report import sensitivity_report as sensitivity_report
 from dpjax.mechanisms._above_threshold import above_threshold as above_threshold
 from dpjax.mechanisms._bernstein import bernstein as bernstein
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial as BernsteinPolynomial

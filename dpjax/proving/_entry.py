@@ -109,6 +109,12 @@ def global_sensitivity(
     )
 
 
+def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBounds]:
+    """Shapes and dtypes of a database, and its bounds as numbers that the dtypes hold."""
+    specs = _specs(records, None)
+    return specs, _bounds(bounds, specs)
+
+
 def _walked(
     target: Target, specs: Database, public: RecordBounds
 ) -> tuple[Program, Walk, list[Abstract]]:
