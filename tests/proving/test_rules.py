@@ -72,6 +72,7 @@ RULES = {
     "reduce_or": lambda x: jnp.any(x > 0.5),
     "reduce_and": lambda x: jnp.all(x > 0),
     "sort": jnp.sort,
+    "sort, then a wave": lambda x: jnp.cos(4 * np.pi * (jnp.sort(x) - 0.25)),
     "sort of all": lambda x: jnp.sort(x - x.mean()),
     "broadcast": lambda x: x[:, None] * TABLE[None],
     "reshape": lambda x: (x[:, None] * TABLE[None]).reshape(3, 3, 1),
