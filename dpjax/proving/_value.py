@@ -19,7 +19,8 @@ place. So an entry whose inputs do not differ does not differ.
 
 Theorem. If every input is in its concretization, and every rule takes values in concretizations to
 a value in the concretization of its output, the output differs by at most `norm_of` of it on every
-pair. Proof: induction over the equations. Each rule states its own step.
+pair. Proof: induction over the equations, docs/proofs/global-sensitivity.md. Each rule states its
+own step.
 
 Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for all of its places.
 """

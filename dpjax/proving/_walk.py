@@ -1,4 +1,7 @@
-"""The walk over a traced program, with one rule for each operation."""
+"""The walk over a traced program, with one rule for each operation.
+
+docs/proofs/global-sensitivity.md has the proof.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
