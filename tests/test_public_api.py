@@ -26,6 +26,7 @@ NAMESPACES = (
     dpjax.mechanisms,
     dpjax.oracles,
     dpjax.plotting,
+    dpjax.proving,
     dpjax.queries,
     dpjax.random,
     dpjax.targets,

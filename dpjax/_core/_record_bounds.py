@@ -32,7 +32,15 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Ball:
-    """The l2 norm of a record, over all its coordinates in this array, is at most a radius."""
+    """The l2 norm of a record, over all its coordinates in this array, is at most a radius.
+
+    Attributes:
+        radius: public, from 2^-40 to 2^40.
+
+    Formal guarantees:
+        A release of a proved sensitivity scales longer records down to the radius, up to rounding
+        that the proof counts. NaN becomes 0.
+    """
 
     radius: float
 
@@ -48,7 +56,14 @@ class Ball:
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """Every coordinate is one of a few numbers; any other becomes the first of them."""
+    """Every coordinate is one of a few numbers.
+
+    Attributes:
+        values: public numbers that the dtype of the records holds.
+
+    Formal guarantees:
+        A release of a proved sensitivity replaces any other number, NaN too, by the first of them.
+    """
 
     values: tuple[float, ...]
 

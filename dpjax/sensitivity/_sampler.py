@@ -61,6 +61,8 @@ def sample_sensitivity(
 ) -> Sensitivity:
     """Estimates the sensitivity of a target from random pairs of neighboring databases.
 
+    Where `dpjax.global_sensitivity` has a proof, nothing need be sampled: it takes public bounds.
+
     Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
     distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic: a unit in the last
     place of the largest f(D), or twice the largest distance that the value moves when the records
