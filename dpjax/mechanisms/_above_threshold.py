@@ -160,6 +160,7 @@ class AboveThreshold(LatticeMechanism):
                 " only holds for queries that were fixed in advance"
             )
         prepared(self)  # Refuses a batch.
+        self._check_unclamped()
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
         return pay_and_draw(
             lambda: _start(self, key),

@@ -252,6 +252,14 @@ class SensitivityMechanism(abc.ABC):
         with jax.debug_nans(False), jax.debug_infs(False):
             return mechanism.noisy_value(key, arrays)
 
+    def _check_unclamped(self) -> None:
+        """Refuses values that nothing clamped, if the sensitivity was proved for clamped ones."""
+        if self.sensitivity.bounds is not None:
+            raise ValueError(
+                "the sensitivity was proved for a target of clamped records, and this value may"
+                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
+            )
+
     def _ready(self, key: Key, value: Value) -> tuple[Prepared, Value]:
         """The mechanism and the value as programs take them; all that is refused is refused here.
 
@@ -259,11 +267,7 @@ class SensitivityMechanism(abc.ABC):
         once.
         """
         check_key(key)
-        if self.sensitivity.bounds is not None:
-            raise ValueError(
-                "the sensitivity was proved for a target of clamped records, and this value may"
-                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
-            )
+        self._check_unclamped()
         mechanism = prepared(self)
         arrays = _checks.real_arrays("value", value)
         got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs

@@ -118,7 +118,7 @@ def select(which: Abstract, *cases: Abstract) -> Abstract:
         each = np.where(c.each > 0, width, np.where(largest > 0, largest + flush, 0.0))
         if not c.is_zero or flush:
             return each, math.inf, math.inf
-        l2 = math.sqrt(sum(d.l2**2 for d in ds))
+        l2 = rounding.norm2([d.l2 for d in ds])
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 
     changed = moved(choice.changed, [x.changed for x in values])

@@ -154,7 +154,7 @@ def join(parts: Sequence[Abstract], dim: int) -> Abstract:
         return np.concatenate([_full(array, sizes) for array, sizes in pairs], dim)
 
     def moved(ds: Sequence[Difference]) -> Moved:
-        l2 = math.sqrt(sum(d.l2**2 for d in ds))
+        l2 = rounding.norm2([d.l2 for d in ds])
         each = whole_of([d.each for d in ds], record=True)
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 

@@ -61,7 +61,7 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     exact = 0.0 if found.whole else units
     slip = 2 * (exact * sizes.sum(tuple(summed)) * copies + 8 * rounding.tiny(dtype) * count)
     repeats = math.prod(found.shape) / max(1, slip.size)
-    slip = float(np.sqrt((slip**2).sum() * repeats))
+    slip = rounding.norm2(slip, repeats)
 
     def better(d: Difference, l2: float) -> Difference:
         if d.is_zero:

@@ -71,7 +71,7 @@ def sum_over(x: Abstract, axes: Sequence[int], *, extra: float = 0.0) -> Abstrac
         return (
             rounding.up(each + slips),
             float(rounding.up(l1 + slips.sum() * copies)),
-            float(rounding.up(l2 + np.sqrt((slips**2).sum() * copies))),
+            float(rounding.up(l2 + rounding.norm2(slips, copies))),
         )
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)

@@ -10,6 +10,8 @@ subnormal numbers to 0. A compiler may contract a product and a sum into one FMA
 and may multiply by the reciprocal of a constant, which `UNITS` of a quotient counts.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 # In units of u = eps / 2. XLA documents no error bounds. Its CPU and GPU code computes elementary
@@ -47,6 +49,20 @@ def widened(low: np.ndarray, high: np.ndarray, error: np.ndarray) -> tuple[np.nd
 def unit(dtype: np.dtype) -> float:
     """The unit roundoff u; 0 for integers and booleans, which are exact."""
     return float(np.finfo(dtype).eps) / 2 if dtype.kind == "f" else 0.0
+
+
+def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
+    """The l2 norm of bounds, each taken `copies` times; above 0 where one of them is.
+
+    Squares of small numbers would be 0 on the host.
+    """
+    array = np.asarray(numbers, float)
+    largest = float(array.max(initial=0.0))
+    if largest == 0 or not np.isfinite(largest):
+        return largest
+    # A scale that is a power of 2 adds no rounding.
+    scale = 2.0 ** np.frexp(largest)[1]
+    return float(scale * np.sqrt(((array / scale) ** 2).sum() * copies))
 
 
 def tiny(dtype: np.dtype) -> float:

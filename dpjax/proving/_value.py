@@ -69,7 +69,7 @@ def difference(
     if each.size == 0:
         return Difference(each, 0.0, 0.0)
     l1 = min(l1, float(each.sum()) * copies * room)
-    l2 = min(l2, l1, float(np.sqrt((each**2).sum() * copies)) * room + (2.0**-500 if l1 else 0.0))
+    l2 = min(l2, l1, rounding.norm2(each, copies) * room)
     l1 = min(l1, math.sqrt(math.prod(counted)) * l2 * room)
     if whole:
         l1 = math.floor(l1)
@@ -214,7 +214,7 @@ def as_dense(x: Abstract) -> Abstract:
     rest = x.n - 1
     each = np.maximum(x.changed.each, x.others.each if rest else 0.0)
     l1 = float(rounding.up(x.changed.l1 + rest * x.others.l1))
-    l2 = float(rounding.up(math.sqrt(x.changed.l2**2 + rest * x.others.l2**2)))
+    l2 = float(rounding.up(rounding.norm2([x.changed.l2, math.sqrt(rest) * x.others.l2])))
     dense = difference(each, x.shape, None, l1=l1, l2=l2, whole=x.whole)
     return dataclasses.replace(
         x, axis=None, changed=dense, others=dense, l2_of_row=math.inf, source=None
@@ -296,7 +296,7 @@ def norm_of(outputs: Sequence[Abstract], norm: str) -> float:
     if norm == "l1":
         bound = sum(d.l1 for d in found)
     elif norm == "l2":
-        bound = math.sqrt(sum(d.l2**2 for d in found))
+        bound = rounding.norm2([d.l2 for d in found])
     else:
         bound = max(float(d.each.max()) for d in found)
     return float(rounding.up(rounding.up(bound)))

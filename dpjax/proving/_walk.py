@@ -121,14 +121,17 @@ class Walk:
             raise RefusalError("random bits have no rule: draw them outside of the target")
         name, dtype = equation.primitive.name, np.dtype(kind)
         if name in ("mul", "div"):
-            self._count_bits(operands, dtype)
+            self._count_bits(operands, dtype, divides=name == "div")
         rule = RULES.get(name)
         if rule is None:
             raise RefusalError("it has no rule")
         return [rule(equation.params, dtype, *operands)]
 
-    def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype) -> None:
-        """Compilers fold constants of a chain into one, which must neither overflow nor vanish."""
+    def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype, *, divides: bool) -> None:
+        """Compilers fold constants of a chain into one, which must neither overflow nor vanish.
+
+        They also take a / b / c to a / (b * c), and a / (b / c) to a * c / b.
+        """
         if dtype.kind != "f":
             return
         for x in operands:
@@ -137,9 +140,14 @@ class Walk:
                 sizes = sizes[np.isfinite(sizes)]
                 if sizes.size:
                     self.bits += float(np.abs(np.log2(sizes)).max())
+        if divides and not operands[1].is_public:
+            top, bottom = operands[0].magnitude, operands[1]
+            ends = np.append(np.abs(bottom.low), np.abs(bottom.high))
+            sizes = np.append(ends[ends > 0], max(1.0, float(top.max())))
+            self.bits += float(np.abs(np.log2(sizes)).max())
         if self.bits > rounding.CONSTANT_BITS:
             raise RefusalError(
-                "the constants that multiply or divide may overflow where a compiler combines"
+                "the numbers that multiply or divide may overflow where a compiler combines"
                 " them: rescale the records"
             )
 

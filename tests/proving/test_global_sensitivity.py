@@ -141,3 +141,11 @@ def test_a_lemma_is_known_by_its_program_and_not_by_its_name():
         lambda x: jax.jit(_var)(x, jnp.int32(0)), NUMBERS, bounds=(0, 1), norm="l1"
     )
     assert found.value >= 1
+
+
+def test_queries_one_by_one_are_refused_because_nothing_clamps():
+    spec = jax.ShapeDtypeStruct((4,), jnp.float32)
+    proved = dpjax.global_sensitivity(jnp.sum, spec, bounds=(0, 1), norm="linf")
+    mechanism = dpjax.above_threshold(proved, epsilon=1.0, threshold=1.0)
+    with pytest.raises(ValueError, match="clamped records"):
+        mechanism.start(dpjax.random.seeded_key(0))

@@ -188,7 +188,7 @@ def test_integers(dtype):
         (lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(1.0, unique_indices=True), "promise"),
         (lambda x: jnp.where(NAN == NAN, x, NAN), "NaN"),
         (lambda x: x * 1e18 * 1e18, "overflow"),
-        (lambda x: x * 1e-18 * 1e-18 * 1e18 * 1e18, "constants"),
+        (lambda x: x * 1e-18 * 1e-18 * 1e18 * 1e18, "combines"),
         (lambda x: jax.nn.one_hot(x.astype(int), 3) / x.sum(), "may be 0"),
         (lambda x: jnp.cumsum(x), "cumsum"),
     ],
@@ -197,6 +197,46 @@ def test_parameters_without_a_rule_are_refused(target, match):
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
     with pytest.raises(NoProofError, match=match):
         dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
+
+
+def pair_bound(target, low, high, dtype="float64", n=1):
+    return bounds_of(target, jax.ShapeDtypeStruct((n,), dtype), (low, high))["linf"]
+
+
+def test_small_differences_do_not_vanish_on_the_host():
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        jump = lambda x: jnp.where(jnp.exp(x)[0] > 1e-230, 1.0, 0.0)  # noqa: E731
+        assert pair_bound(jump, -600, -500, n=2) >= 1
+        assert pair_bound(lambda x: jnp.exp(x)[0], -600, -500, n=2) >= np.exp(-500) / 2
+
+
+def test_rounding_moves_where_the_slope_is_zero_on_the_host():
+    with np.errstate(all="ignore"):
+        assert pair_bound(lax.erf, 30, 40, "float32") > 2.0**-24
+
+
+def test_a_product_of_exponentials_may_be_that_of_a_sum():
+    low, high = 0.99 * 2.0**-44, 1.01 * 2.0**-44
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        target = lambda x: jnp.exp(x) * jnp.exp(x * 2.0**-40 - 600)  # noqa: E731
+        first, second = (jax.jit(target)(np.array([x]))[0] for x in (low, high))
+        assert 0 < abs(first - second) <= pair_bound(target, low, high)
+        # A chain of k of them rounds k - 1 sums.
+        one = pair_bound(jnp.exp, -600 - 2.0**-43, -600)
+        assert one >= 8 * 600 * 2.0**-53 * np.exp(-600)
+
+
+def test_quotients_of_quotients_are_refused_where_their_denominators_overflow():
+    size = 2.0 ** (128 / 3)
+    with pytest.raises(RefusalError, match="combines"):
+        pair_bound(lambda x: 1 / x / x / x, 0.999 * size, 1.001 * size, "float32")
+    assert pair_bound(lambda x: 1 / x / x, 1, 2, "float32") < 1.6
+
+
+def test_a_median_of_very_many_takes_places_of_floats():
+    few, many = (pair_bound(jnp.median, 0, 1, "float32", n=n) for n in (2**10, 2**24 + 4))
+    assert few < 0.51
+    assert many >= 1
 
 
 def test_the_units_of_elementary_functions_cover_their_errors():
