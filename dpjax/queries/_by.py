@@ -17,7 +17,7 @@ from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
 from dpjax.queries._padded_records import PaddedRecords, present_records
-from dpjax.queries._quantiles import QuantileScores
+from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -86,7 +86,7 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
         del relation, database  # The sizes of groups are private.
-        return self.scores.accuracy_for(noise, value, None)
+        return accuracy_of_quantiles(self.scores, noise, value, None)
 
     def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
         """The numbers of the grid that were released.

@@ -93,19 +93,7 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
         n = None
         if relation is NeighboringRelation.REPLACE_ONE:
             n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
-        return self.accuracy_for(noise, value, n)
-
-    def accuracy_for(self, noise: Accuracy, value: Value, n: jax.Array | None) -> Accuracy:
-        """How far released quantiles may be off, of n records, or of a private number of them."""
-        if noise.kind != "selections":
-            return noise
-        if _checks.is_traced(value):
-            found = jnp.where(value < 0, jnp.nan, jnp.asarray(self.grid)[value])
-        else:
-            found = self.numbers(value)
-        facts = {**noise.facts, "numerators": self.numerators, "denominator": self.denominator}
-        ends = {"lower": float(self.grid[0]), "upper": float(self.grid[-1])}
-        return Accuracy.of("quantiles", {**facts, **ends}, {"numbers": found, "n": n})
+        return accuracy_of_quantiles(self, noise, value, n)
 
     def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
         """The numbers of the grid that were released.
@@ -226,3 +214,19 @@ def _counts_beside(
         return jnp.cumsum(jnp.zeros(grid.size + 1, present.dtype).at[first].add(present))[:-1]
 
     return counts_up_to("right"), jnp.sum(present) - counts_up_to("left")
+
+
+def accuracy_of_quantiles(
+    scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
+) -> Accuracy:
+    """How far released quantiles may be off, of n records, or of a private number of them."""
+    if selections.kind != "selections":
+        return selections
+    if _checks.is_traced(value):
+        found = jnp.where(value < 0, jnp.nan, jnp.asarray(scores.grid)[value])
+    else:
+        found = scores.numbers(value)
+    facts = {"numerators": scores.numerators, "denominator": scores.denominator}
+    ends = {"lower": float(scores.grid[0]), "upper": float(scores.grid[-1])}
+    public = {**selections.facts, **facts, **ends}
+    return Accuracy.of("quantiles", public, {"numbers": found, "n": n})
