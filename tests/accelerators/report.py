@@ -34,7 +34,7 @@ def estimate(facts: Facts, accelerator: Accelerator) -> float:
 def _table(name: str, rows: dict[str, Any]) -> str:
     lines = [
         f"## {name}\n",
-        "| Program | Compiled in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
+        f"| On {name} | Compiled in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for program, values in rows.items():
