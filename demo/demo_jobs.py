@@ -66,6 +66,7 @@ class Result:
     job: Job
     mechanism: dpjax.Mechanism
     release: dpjax.Release
+    profile: dpjax.PrivacyProfile
     true_value: jax.Array
     seconds: float
 
@@ -79,13 +80,13 @@ class Result:
 
 def run(key: jax.Array, job: Job) -> Result:
     """Samples the sensitivity of the target, calibrates the mechanism, and releases."""
-    key_sample, key_release = jax.random.split(key)
-    start = time.perf_counter()
+    key_sample, key_release, key_profile = jax.random.split(key, 3)
+    start, n = time.perf_counter(), len(jax.tree.leaves(job.database)[0])
     sensitivity = dpjax.sample_sensitivity(
         key_sample,
         job.target,
         job.oracle,
-        n=len(jax.tree.leaves(job.database)[0]),
+        n=n,
         norm=job.norm,
         m=PAIRS,
         gamma=GAMMA,
@@ -95,7 +96,8 @@ def run(key: jax.Array, job: Job) -> Result:
     release = dpjax.privatize(job.target, mechanism)(key_release, job.database)
     jax.block_until_ready(release)
     seconds = time.perf_counter() - start
-    return Result(job, mechanism, release, job.target(job.database), seconds)
+    profile = dpjax.privacy_profile(key_profile, (job.target, mechanism), job.oracle, n=n, m=PAIRS)
+    return Result(job, mechanism, release, profile, job.target(job.database), seconds)
 
 
 def mean_job(public: Patients, private: Patients) -> Job:

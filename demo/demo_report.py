@@ -41,7 +41,17 @@ def print_table(results: Sequence[Result]) -> None:
 
     print("", line(above), line(names), "-" * len(line(names)), sep="\n")
     for row, result in zip(rows, results, strict=True):
-        print(line(row), f"    {result.release.guarantee}", sep="\n")
+        print(line(row), f"    {result.release.guarantee}", f"    {_worth(result)}", sep="\n")
+
+
+def _worth(result: Result) -> str:
+    """What the release is worth on all pairs, from its profile: pairs of its own."""
+    profile, epsilon = result.profile, result.profile.epsilon
+    return (
+        f"profile: at epsilon {epsilon:g} gamma {profile.gamma(epsilon):.2g} and delta"
+        f" {profile.delta(epsilon):.2g} on average over pairs; at {2 * epsilon:g} gamma"
+        f" {profile.gamma(2 * epsilon):.2g} and delta {profile.delta(2 * epsilon):.2g}"
+    )
 
 
 def _row(result: Result) -> tuple[str, ...]:
@@ -82,6 +92,8 @@ def print_meaning(mean: Result, weights: Result, curve: Result) -> None:
     n = mean.mechanism.sensitivity.n
     together = dpjax.accounting.compose(*(r.release.guarantee for r in (mean, weights, curve)))
     _print_notes(
+        "A profile draws pairs of its own. It says what gamma leaves open: how far the pairs beyond"
+        " the sampled sensitivity are protected still.",
         "gamma is a probability over random pairs of databases: the oracle draws at most"
         f" {GAMMA:.0%} of them further apart than the sampled sensitivity. Of {n} patients, on"
         f" average over databases, up to {math.ceil(GAMMA * n)}, typically the outliers, may be"

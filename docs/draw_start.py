@@ -21,7 +21,9 @@ TEXT = {"light": "#1f2330", "dark": "#e8eaf2"}
 def statistics_of_a_table(ax):
     """What the README's example of a table publishes, beside the truth."""
     namespace = {}
+    own = plt.figure()  # The example draws, too.
     exec(_example("plotnine"), namespace)
+    plt.close(own)
     mean, diamonds = namespace["mean"], namespace["diamonds"]
     low, high = mean.interval(0.95)
     places = np.arange(len(namespace["cuts"]))
@@ -71,21 +73,28 @@ def _example(word):
 
 
 def main():
-    """Draws each picture on a light and on a dark page."""
-    plt.rcParams["svg.fonttype"] = "none"  # Texts stay texts: small files, in the font of the page.
-    plt.rcParams["svg.hashsalt"] = "dpjax"
+    """Draws each picture."""
     for name, draw, size in (
         ("start", statistics_of_a_table, (6.4, 3.4)),
         ("training", training, (5.2, 3.2)),
         ("sampling", sampling, (5.2, 3.2)),
     ):
-        figure, ax = plt.subplots(figsize=size, layout="constrained")
-        draw(ax)
+        draw_light_and_dark(name, draw, size)
+
+
+def draw_light_and_dark(name, draw, size, columns=1):
+    """Draws a picture on a light and on a dark page: docs/images/NAME-light.svg and -dark.svg."""
+    plt.rcParams["svg.fonttype"] = "none"  # Texts stay texts: small files, in the font of the page.
+    plt.rcParams["svg.hashsalt"] = "dpjax"
+    figure, axes = plt.subplots(1, columns, figsize=size, layout="constrained")
+    draw(axes)
+    for ax in figure.axes:
         ax.spines[["top", "right"]].set_visible(False)
-        for page, color in TEXT.items():
+    for page, color in TEXT.items():
+        for ax in figure.axes:
             _paint(figure, ax, color)
-            path = ROOT / "docs" / "images" / f"{name}-{page}.svg"
-            figure.savefig(path, transparent=True, metadata={"Date": None})
+        path = ROOT / "docs" / "images" / f"{name}-{page}.svg"
+        figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def _paint(figure, ax, color):
