@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from draw_start import BLUE, VERMILION, draw_light_and_dark
 
 import dpjax
-from draw_start import BLUE, VERMILION, draw_light_and_dark
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "demo"))
