@@ -28,7 +28,11 @@ import numpy as np
 from dpjax._core._types import PyTree
 from dpjax._tracing._by_value import PROTOCOL, Imports, UnknownCodeError, is_installed, pickler
 
-_distributions = functools.cache(metadata.packages_distributions)
+
+@functools.cache
+def _distributions(package: str) -> list[str]:
+    """The installed distributions that brought a package."""
+    return sorted(set(metadata.packages_distributions().get(package, ())))
 
 
 class HostCode:
@@ -116,8 +120,7 @@ def _version_of(package: str) -> str:
     version = getattr(importlib.import_module(package), "__version__", None)
     if version is not None:
         return str(version)
-    names = sorted(set(_distributions().get(package, ())))
-    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    return ", ".join(f"{name} {metadata.version(name)}" for name in _distributions(package))
 
 
 @dataclasses.dataclass(eq=False)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from dpjax._core._pair_loss import LossFamily
 
@@ -85,8 +85,8 @@ def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """Normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
-    high = log_ndtr(safe / 2 - epsilon / safe)
-    low = epsilon + log_ndtr(-safe / 2 - epsilon / safe)
+    high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
+    low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
     # The difference of two numbers near each other: what cancels is charged.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):

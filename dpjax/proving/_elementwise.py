@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import scipy.special
+import scipy
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._refusal import RefusalError
@@ -374,7 +374,7 @@ ELEMENTARY: dict[str, Rule] = {
         (-(2.0**60), 2.0**60), reach=(0.0, math.inf),
     ),
     "erf": _elementary(
-        scipy.special.erf,
+        lambda x: scipy.special.erf(x),
         lambda low, high: 2 / math.sqrt(math.pi) * np.exp(-(at_least_zero(low, high) ** 2)),
         (-(2.0**60), 2.0**60),
     ),

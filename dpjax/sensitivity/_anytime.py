@@ -6,7 +6,7 @@ docs/proofs/sampled-sensitivity.md, "At any time", has the proof.
 import math
 from collections.abc import Callable
 
-from scipy.special import betainc, betaincc, betaln
+import scipy
 
 # Bounds the relative error of SciPy's functions and of the sums below, with room to spare.
 _ERROR = 1e-12
@@ -14,13 +14,15 @@ _ERROR = 1e-12
 
 def least_k(m: int, gamma: float, confidence: float) -> int | None:
     """The least rank whose order statistic covers 1 - gamma; None if even the largest does not."""
-    return _least(m, lambda k: _excess(k, m, gamma, betainc) >= _needed(confidence))
+    return _least(m, lambda k: _excess(k, m, gamma, scipy.special.betainc) >= _needed(confidence))
 
 
 def lower_k(m: int, gamma: float, confidence: float) -> int:
     """The largest rank whose order statistic is below the quantile of 1 - gamma; 0 for none."""
     # Grows as the rank falls, so the ranks are counted from above.
-    found = _least(m, lambda j: _excess(m - j, m, gamma, betaincc) >= _needed(confidence))
+    found = _least(
+        m, lambda j: _excess(m - j, m, gamma, scipy.special.betaincc) >= _needed(confidence)
+    )
     return 0 if found is None else m - found
 
 
@@ -43,7 +45,7 @@ def least_gamma(m: int, confidence: float) -> float:
 
 def least_k_exists(m: int, gamma: float, confidence: float) -> bool:
     """Whether some rank of m covers 1 - gamma."""
-    return _excess(m, m, gamma, betainc) >= _needed(confidence)
+    return _excess(m, m, gamma, scipy.special.betainc) >= _needed(confidence)
 
 
 def _needed(confidence: float) -> float:
@@ -71,6 +73,12 @@ def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], 
     if not 0 < gamma < 1 or mass <= 0:
         return -math.inf
     covered, left = math.log1p(-gamma), math.log(gamma)
-    side = left if tail is betainc else covered
-    terms = (betaln(k + 1, m - k + 1), math.log(mass), -side, -k * covered, (k - m) * left)
+    side = left if tail is scipy.special.betainc else covered
+    terms = (
+        scipy.special.betaln(k + 1, m - k + 1),
+        math.log(mass),
+        -side,
+        -k * covered,
+        (k - m) * left,
+    )
     return math.fsum(terms) - _ERROR * (1 + math.fsum(map(abs, terms)))

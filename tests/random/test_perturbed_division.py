@@ -125,7 +125,7 @@ def test_the_grid_has_enough_noise(approximate, numbers):
     """Around four roundings follow each other, see `_OUTWARD`: 2^-19 is 16 units."""
     scale, *others = (np.float32(x) for x in numbers)
     made = Calibration(scales(scale), *others, 1)
-    fit = approximate(lambda: made.fit(LAPLACE_LATTICE, "float32"))()
+    fit = approximate(lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None))()
     assert shortage(fit, made) <= 0
 
 
@@ -133,9 +133,11 @@ def test_without_the_margin_the_grid_has_too_little(monkeypatch):
     """The check has power: it sees two units in the last place."""
     monkeypatch.setattr(_grid_fit, "_OUTWARD", 1.0)
     made = Calibration(scales(0.37), np.float32(0.37), np.float32(1), np.float32(1), 1)
-    fit = perturbed(lambda: made.fit(LAPLACE_LATTICE, "float32"), ways()["up, down"])
+    fit = perturbed(
+        lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None), ways()["up, down"]
+    )
     found = [shortage(fit(), made)]
-    fit = perturbed(lambda: made.fit(LAPLACE_LATTICE, "float32"), ways()["up"])
+    fit = perturbed(lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None), ways()["up"])
     assert max(*found, shortage(fit(), made)) > 0
 
 
