@@ -44,10 +44,10 @@ test-long: .venv/test
 	$(BIN)/python -m pytest -m long -n auto --dist worksteal
 	$(BIN)/python -m pytest -m "slow and not long" -n auto --dist worksteal tests/mechanisms/test_conformance.py tests/test_public_api.py
 
-# Which of the fast tests take long; they become slow ones.
+# Which of the fast tests take long, with nothing compiled before; they become slow ones.
 test-times: export XLA_FLAGS ?= $(QUICKLY)
 test-times: .venv/test
-	rm -f build/cpu_times.jsonl tests/long_tests.txt && touch tests/long_tests.txt
+	rm -rf build/cpu_times.jsonl .pytest_cache/xla tests/long_tests.txt && touch tests/long_tests.txt
 	$(BIN)/python -m pytest -p cpu_time -n auto --dist worksteal
 	$(BIN)/python tests/cpu_time.py
 
