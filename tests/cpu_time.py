@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LIST, MEASURED = HERE / "long_tests.txt", HERE.parent / "build" / "cpu_times.jsonl"
-LIMIT = 0.4  # Seconds of CPU, on the machine where it is measured.
+LIMIT = 0.3  # Seconds of CPU, on the machine where it is measured.
 
 
 def long_tests():
