@@ -85,17 +85,35 @@ class Joint:
         return largest([*found, l2(normal) / self.deviations] if normal else found)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stretches:
+    """The stretch of every pair.
+
+    Attributes:
+        values: with all that rounding may hide.
+        absolute: so much did grids and the rounding of the target add to each.
+        relative: this share of each did the rounding of the norm add.
+        plan: what was sampled.
+    """
+
+    values: np.ndarray
+    absolute: float
+    relative: float
+    plan: Plan
+
+
 def sampled_stretches(
     key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
-) -> tuple[np.ndarray, Plan]:
-    """The stretch of every pair, with all that rounding may hide, and what was sampled."""
+) -> Stretches:
+    """The stretch of every pair."""
     sampled, hidden, plan = sampled_distances(
         key, joint.target, oracle, n=n, norm=joint.stretch, positions=joint.positions, point=point
     )
     # The norm rounds once for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     error = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
-    return (sampled + hidden + joint.rounding) * (1 + error), plan
+    absolute = hidden + joint.rounding
+    return Stretches((sampled + absolute) * (1 + error), absolute, error, plan)
 
 
 @outside_any_mesh
