@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from dpjax._exact._tail_band import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
-from dpjax.auditing._sampled_losses import independent_parts, sampled_losses
+from dpjax.auditing._sampled_losses import losses_of, with_releases
 from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
@@ -247,11 +248,13 @@ def privacy_profile(
     joint = _joint(pairs, oracle, n)
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
-    stretches = sampled_stretches(key, joint, oracle, n=n, point=point)
+    stretches = sampled_stretches(
+        key, joint, oracle, n=n, point=point, released=partial(with_releases, joint)
+    )
     error, losses = 1 - Fraction(confidence), None
-    if independent_parts(joint, stretches.plan) > 1:
+    if stretches.losses is not None:
         error /= 2
-        losses = TailBand.of(sampled_losses(joint, stretches), error)
+        losses = TailBand.of(losses_of(stretches, joint), error)
     return PrivacyProfile(
         epsilon=sum(float(x.guarantee.epsilon) for _, x in pairs),
         default_delta=min(1.0, sum(float(x.guarantee.delta) for _, x in pairs)),
@@ -260,7 +263,7 @@ def privacy_profile(
         confidence=confidence,
         band=TailBand.of(stretches.values, error),
         curve=_curve(joint),
-        identity=digest(stretches.plan.identity, joint.pure, joint.deviations, "profile"),
+        identity=digest(stretches.identity, joint.pure, joint.deviations, "profile"),
         notes=() if joint.positions == "last" else ("averaged over positions",),
         losses=losses,
     )

@@ -12,15 +12,9 @@ import numpy as np
 from jax.scipy.special import ndtri
 
 from dpjax._core._types import Key, PyTree
-from dpjax._running._layout import outside_any_mesh
-from dpjax._running._processes import together
 from dpjax._tracing._programs import Program
 from dpjax.auditing._profile_pairs import Joint, Stretches
-from dpjax.sensitivity._blocks import all_distances
-from dpjax.sensitivity._chunks import layout_of
-from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import RandomPair, position_key
-from dpjax.sensitivity._plan import Plan
 
 # The noise of a pair has a key of its own, beside those of its position and its rotation.
 _NOISE = 2
@@ -37,34 +31,51 @@ _SHIFT_ERROR = 2.0**-10
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPair(RandomPair):
-    """A random pair, whose distance is the loss of one release.
+    """A random pair, and one release about it.
 
     Attributes:
-        loss: takes the difference of two values, and a key.
+        loss: takes the difference of two values and a key to the loss of a release.
     """
 
     loss: Program | None = None
 
-    @classmethod
-    def of(cls, pair: RandomPair, joint: Joint, key: Key) -> "ReleasedPair":
-        """The pair with the same bits."""
-        moved = pair.norm.inputs.argument(0).tree()
-        loss = Program.trace("loss", functools.partial(joint_loss, joint), moved, key)
-        fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
-        return cls(**fields, loss=loss)
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Its stretch and its loss."""
+        return (2,)
 
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The loss on pair `index`; the second number means nothing."""
-        assert self.loss is not None
+        """The stretch and the loss of pair `index`, and the resolution of the target's value."""
         noise = jax.random.fold_in(position_key(key, index), _NOISE)
-        with_noise = functools.partial(_swapped, self.loss, noise)
-        return RandomPair.distance(dataclasses.replace(self, norm=with_noise), key, index, position)
+
+        def both(moved: PyTree) -> jax.Array:
+            assert self.loss is not None
+            return jnp.stack([self.norm(moved), self.loss(moved, noise)])
+
+        released = dataclasses.replace(self, norm=both)
+        found, resolution = RandomPair.distance(released, key, index, position)
+        return found, resolution[0]
 
 
-def _swapped(loss: Program, key: Key, moved: PyTree) -> jax.Array:
-    return loss(moved, key)
+def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
+    """The pair with a release, unless the curve of its stretch is exact."""
+    if _independent_parts(joint, pair) < 2:
+        return pair
+    moved, key = pair.norm.inputs.argument(0).tree(), pair.oracle.inputs.argument(0).tree()
+    loss = Program.trace("loss", functools.partial(joint_loss, joint), moved, key)
+    fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
+    return ReleasedPair(**fields, loss=loss)
+
+
+def _independent_parts(joint: Joint, pair: RandomPair) -> int:
+    """How many losses add up."""
+    parts = 0
+    for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
+        if loss.family != "gaussian":
+            parts += sum(x.size for x in jax.tree.leaves(arrays)) if loss.shifts else 1
+    return parts + (joint.deviations > 0)
 
 
 def joint_loss(joint: Joint, moved: PyTree, key: Key) -> jax.Array:
@@ -109,25 +120,9 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
     return mu * (z + QUANTILE_ERROR * (1 + jnp.abs(z))) + mu * mu / 2
 
 
-def independent_parts(joint: Joint, plan: Plan) -> int:
-    """How many independent losses add up; the curve of a pair is exact for one."""
-    outputs = plan.pair.target.outputs.tree()
-    parts = 0
-    for loss, arrays in zip(joint.losses, outputs, strict=True):
-        if loss.family != "gaussian":
-            parts += sum(x.size for x in jax.tree.leaves(arrays)) if loss.shifts else 1
-    return parts + (joint.deviations > 0)
-
-
-@outside_any_mesh
-def sampled_losses(joint: Joint, stretches: Stretches) -> np.ndarray:
-    """An upper bound on the loss of one release about each pair, in the order of the pairs."""
-    plan = stretches.plan
-    with together(None) as team:
-        pair = ReleasedPair.of(plan.pair, joint, plan.key)
-        layout = layout_of(pair, plan.point.m, None, None)
-        sampling = Plan.of(plan.key, pair, layout, team, plan.point, plan.confidence)
-        losses = np.asarray(all_distances(sample_block(sampling), layout=layout), np.float64)
+def losses_of(stretches: Stretches, joint: Joint) -> np.ndarray:
+    """An upper bound on the loss of the release about each pair, in the order of the pairs."""
+    losses = np.asarray(stretches.losses)
     if max(stretches.relative, stretches.absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)
     with np.errstate(invalid="ignore", over="ignore"):

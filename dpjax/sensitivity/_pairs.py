@@ -180,6 +180,11 @@ class RandomPair:
         return self.n if self.positions == "each" else 1
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The shape of what `distance` returns for a pair."""
+        return ()
+
+    @property
     def distance_dtype(self) -> np.dtype:
         """The float dtype of a distance."""
         return compute_dtype(self.norm.outputs.leaves[0].dtype)
