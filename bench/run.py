@@ -9,6 +9,7 @@ JOBS = (
     "mean",
     "guarantee",
     "privacy_profile",
+    "envelope",
     "shaped_noise",
     "priestley_chao",
     "svm",

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
 START, END = "<!-- bench -->", "<!-- /bench -->"
@@ -23,11 +24,11 @@ FIRST_PAGE = (
 def main() -> None:
     """Rewrites what stands between the markers of both pages."""
     files = sorted((ROOT / "bench" / "results").glob("*.jsonl"))
-    measured = [_measured(file) for file in files]
-    tables = "\n\n".join(_table(*found) for found in measured)
+    measured = {file.stem: _measured(file) for file in files}
+    tables = "\n\n".join(_table(*found) for each in measured.values() for found in each)
     _replace(ROOT / "docs" / "benchmarks.md", tables)
     # The README has one machine: the CPU where most people start.
-    machine, rows = measured[[file.stem for file in files].index("cpu")]
+    machine, rows = measured["cpu"][0]
     shown = [row for one in FIRST_PAGE for row in rows if _is(row, *one)]
     header = "| Job | Peer | dpjax | Peer's time | Ratio |\n|---|---|---|---|---|"
     short = ["|".join(row.split("|")[:6]) + "|" for row in shown]
@@ -50,10 +51,25 @@ def _table(machine: str, rows: list[str]) -> str:
     return "\n".join([f"{machine}:\n", header, *rows])
 
 
-def _measured(file: pathlib.Path) -> tuple[str, list[str]]:
-    """The machine and the day, and the rows of a table."""
+def _measured(file: pathlib.Path) -> list[tuple[str, list[str]]]:
+    """The machine with most jobs, the day and its rows; then others, with jobs that it lacks."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    lines = [line for line in lines if line["machine"] == lines[-1]["machine"]]
+    jobs: dict[str, set[str]] = {}
+    for line in lines:
+        jobs.setdefault(line["machine"], set()).add(line["job"])
+    shown: set[str] = set()
+    found = []
+    for machine in sorted(jobs, key=lambda machine: -len(jobs[machine])):
+        new = jobs[machine] - shown
+        if new:
+            of_machine = [x for x in lines if x["machine"] == machine and x["job"] in new]
+            found.append(_rows(of_machine))
+        shown |= new
+    return found
+
+
+def _rows(lines: list[dict[str, Any]]) -> tuple[str, list[str]]:
+    """The machine and the day, and the rows of a table, by the newest result of every job."""
     newest = {(line["job"], json.dumps(line["sizes"])): line for line in lines}.values()
     ceilings = next((line["results"] for line in newest if line["job"] == "ceilings"), None)
     last = max(line["date"] for line in newest)

@@ -25,6 +25,8 @@ class PairLoss:
         rounding: at most so much does rounding to the grid add to a shift.
         loss: of the tables of the noise, for the whole release.
         missed: the mass that these tables miss, for the whole release.
+        shifts: for Laplace noise, takes that difference to the shift of every coordinate in scales;
+            None for other families.
         arrays: takes the target's value to the arrays; None where they are the value.
 
     Formal guarantees:
@@ -39,3 +41,4 @@ class PairLoss:
     loss: float
     missed: float
     arrays: Callable[[Value], PyTree] | None = None
+    shifts: Callable[[PyTree], list[jax.Array]] | None = None

@@ -44,11 +44,19 @@ class PairCurve:
         """The divergence at epsilon, rounded up; it grows with the stretch. Arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
-        ideal = self._ideal(finite, epsilon - 2 * self.slack)
+        drawn = self._drawn(self._ideal(finite, epsilon - 2 * self.slack), epsilon)
+        return np.where(np.isfinite(stretch), drawn, 1.0)
+
+    def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+        """What a release of this loss adds to the divergence; it grows with the loss."""
+        ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
+        return self._drawn(ideal, epsilon)
+
+    def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+        """From ideal noise to that of the tables."""
         with np.errstate(over="ignore"):
             missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
-        drawn = (math.exp(self.slack) * ideal + missed) * (1 + _ERROR)
-        return np.where(np.isfinite(stretch), np.minimum(drawn, 1.0), 1.0)
+        return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
     def _ideal(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         pure, deviations = self.loss * stretch, self.deviations * stretch

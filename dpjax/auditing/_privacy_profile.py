@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from dpjax._exact._tail_band import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
+from dpjax.auditing._sampled_losses import losses_of, with_releases
 from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
@@ -54,6 +56,7 @@ class PrivacyProfile:
         curve: the divergence of a pair by its stretch.
         identity: names the sampling.
         notes: other facts that a reader must know.
+        losses: limits of the loss of one release; None where `curve` is exact without.
 
     Formal guarantees:
         Those of `dpjax.privacy_profile`, for all epsilons at once.
@@ -68,6 +71,7 @@ class PrivacyProfile:
     curve: PairCurve
     identity: str
     notes: tuple[str, ...] = ()
+    losses: TailBand | None = None
 
     def gamma(self, epsilon: float, delta: float | None = None) -> float:
         """At most this share of pairs is less than (epsilon, delta)-indistinguishable.
@@ -107,7 +111,11 @@ class PrivacyProfile:
         known = _checks.host_numbers("epsilon", epsilon).astype(np.float64)
         if not np.all((known >= 0) & (known < math.inf)):
             raise ValueError(f"epsilon must be finite and 0 or above, got {_checks.shown(epsilon)}")
-        found = self.band.mean(lambda x: self.curve.delta(x[:, None], known.reshape(1, -1)))
+        asked = known.reshape(1, -1)
+        found = self.band.mean(lambda x: self.curve.delta(x[:, None], asked))
+        if self.losses is not None:
+            sampled = self.losses.mean(lambda x: self.curve.of_losses(x[:, None], asked))
+            found = np.minimum(found, sampled)
         return found.reshape(known.shape) if known.ndim else float(found[0])
 
     @property
@@ -174,6 +182,11 @@ def privacy_profile(
     or 0 where that is negative, with u = G / sigma. For selections G is half the range of the
     difference of scores. Losses of several releases add up, and the squares of u.
 
+    These are the worst releases at their distance. Where several coordinates of Laplace noise, or
+    several releases, add up, one release about each pair gives a second estimate: the average of
+    1 - exp(e - L), or 0 where that is negative, over its loss L. Here a selection counts as
+    randomized response.
+
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that
             it draws under the same key.
@@ -201,7 +214,8 @@ def privacy_profile(
         once: the joint release is (epsilon, delta, gamma(epsilon, delta))-random DP; and no event
         of a random pair and its release gains more than delta(epsilon) when the databases of the
         pair are swapped: P(D, D', Y in S) <= e^epsilon P(D', D, Y in S) + delta(epsilon). The
-        mass beyond the largest sample counts 1. Distances are raised by rounding, as
+        mass beyond the largest sample counts 1. With a second estimate, each gets half of
+        1 - confidence, and `delta` is the smaller one. Distances are raised by rounding, as
         `dpjax.sample_sensitivity` does, and by grids and tables of the noise. The guarantee covers
         all releases together: do not compose it with theirs. Where a sensitivity was sampled for
         all positions, so is the profile, and it is averaged over positions.
@@ -234,17 +248,24 @@ def privacy_profile(
     joint = _joint(pairs, oracle, n)
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
-    stretches, plan = sampled_stretches(key, joint, oracle, n=n, point=point)
+    stretches = sampled_stretches(
+        key, joint, oracle, n=n, point=point, released=partial(with_releases, joint)
+    )
+    error, losses = 1 - Fraction(confidence), None
+    if stretches.losses is not None:
+        error /= 2
+        losses = TailBand.of(losses_of(stretches, joint), error)
     return PrivacyProfile(
         epsilon=sum(float(x.guarantee.epsilon) for _, x in pairs),
         default_delta=min(1.0, sum(float(x.guarantee.delta) for _, x in pairs)),
         n=n,
         m=m,
         confidence=confidence,
-        band=TailBand.of(stretches, 1 - Fraction(confidence)),
+        band=TailBand.of(stretches.values, error),
         curve=_curve(joint),
-        identity=digest(plan.identity, joint.pure, joint.deviations, "profile"),
+        identity=digest(stretches.identity, joint.pure, joint.deviations, "profile"),
         notes=() if joint.positions == "last" else ("averaged over positions",),
+        losses=losses,
     )
 
 

@@ -85,17 +85,52 @@ class Joint:
         return largest([*found, l2(normal) / self.deviations] if normal else found)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stretches:
+    """The stretch of every pair.
+
+    Attributes:
+        values: with all that rounding may hide.
+        absolute: so much did grids and the rounding of the target add to each.
+        relative: this share of each did the rounding of the norm add.
+        losses: of one release about each pair, without these; None where it says nothing more.
+        identity: names the sampling.
+    """
+
+    values: np.ndarray
+    absolute: float
+    relative: float
+    losses: np.ndarray | None
+    identity: str
+
+
 def sampled_stretches(
-    key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
-) -> tuple[np.ndarray, Plan]:
-    """The stretch of every pair, with all that rounding may hide, and what was sampled."""
+    key: Key,
+    joint: Joint,
+    oracle: Oracle,
+    *,
+    n: int,
+    point: OperatingPoint,
+    released: Callable[[RandomPair], RandomPair],
+) -> Stretches:
+    """The stretch of every pair, and what `released` adds to a pair."""
     sampled, hidden, plan = sampled_distances(
-        key, joint.target, oracle, n=n, norm=joint.stretch, positions=joint.positions, point=point
+        key,
+        joint.target,
+        oracle,
+        n=n,
+        norm=joint.stretch,
+        positions=joint.positions,
+        point=point,
+        released=released,
     )
+    sampled, losses = sampled.T if sampled.ndim > 1 else (sampled, None)
     # The norm rounds once for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     error = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
-    return (sampled + hidden + joint.rounding) * (1 + error), plan
+    absolute = hidden + joint.rounding
+    values = (sampled + absolute) * (1 + error)
+    return Stretches(values, absolute, error, losses, plan.identity)
 
 
 @outside_any_mesh
@@ -108,6 +143,7 @@ def sampled_distances(
     norm: Norm,
     positions: Positions,
     point: OperatingPoint,
+    released: Callable[[RandomPair], RandomPair] | None = None,
 ) -> tuple[np.ndarray, float, Plan]:
     """Distances of pairs that no sensitivity was sampled from, and what rounding may add to one."""
     key = other_pairs(key)
@@ -116,7 +152,8 @@ def sampled_distances(
         layout = layout_of(pair, point.m, None, None)
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
         rounding = rounding_of_releases(plan)
-        block = sample_block(plan)
+        drawn = plan if released is None else dataclasses.replace(plan, pair=released(pair))
+        block = sample_block(drawn)
         sampled = np.asarray(all_distances(block, layout=layout), np.float64)
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 

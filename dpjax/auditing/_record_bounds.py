@@ -12,8 +12,6 @@ from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._exact._numerics import compute_dtype
 
-# Of the floats that a record may hold, that of bfloat16.
-_LARGEST_EPS = 2.0**-7
 # Integers are drawn by products of floats and int32, so their bounds stay below.
 _LARGEST_INTEGER = 2**30
 
@@ -65,14 +63,15 @@ class Ball:
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
         """At the full length, often nearly along an axis."""
         direction = (2 * uniform - 1) ** 3
-        return self.projected(direction * (self.radius / _norms(direction))).astype(dtype)
+        return self.projected((direction * (self.radius / _norms(direction))).astype(dtype))
 
     def projected(self, records: jax.Array) -> jax.Array:
         """Records outside are scaled down, to a hair inside the ball."""
         wide = records.astype(compute_dtype(records.dtype))
-        norms = _norms(wide)
-        # Narrow dtypes round once more.
-        inward = self.radius * (1 - 4 * _LARGEST_EPS)
+        # In radii, squares neither overflow nor underflow.
+        norms = _norms(wide / self.radius)
+        # A narrow dtype rounds the result. The sum of squares and the products round before.
+        inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
         return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
     def opposite(self, records: jax.Array) -> jax.Array:
@@ -119,6 +118,15 @@ class Interval:
         return self.high - self.low
 
 
+def _eps(array: jax.Array) -> float:
+    return float(jnp.finfo(array.dtype).eps)
+
+
+def _size(records: jax.Array | jax.ShapeDtypeStruct) -> int:
+    """Coordinates of a record."""
+    return math.prod(records.shape[1:])
+
+
 def _norms(records: jax.Array) -> jax.Array:
     """The l2 norm of each record, above 0."""
     axes = tuple(range(1, records.ndim))
@@ -155,8 +163,10 @@ def _bound(leaf: jax.ShapeDtypeStruct, bound: object) -> RecordBound:
     if isinstance(bound, Ball):
         if not floats:
             raise ValueError(f"bounds: a Ball is for floats, got {leaf.dtype}")
-        if bound.radius > float(jnp.finfo(leaf.dtype).max):
-            raise ValueError(f"bounds must be finite in {leaf.dtype}, got {bound}")
+        info = jnp.finfo(leaf.dtype)
+        # Subnormal numbers would round out of a smaller ball.
+        if not _size(leaf) * float(info.tiny) <= bound.radius <= float(info.max):
+            raise ValueError(f"bounds must be finite in {leaf.dtype}, and normal, got {bound}")
         return bound
     if not isinstance(bound, tuple) or len(bound) != 2:
         raise ValueError(f"bounds must be pairs (low, high) or balls, got {_checks.shown(bound)}")

@@ -199,16 +199,19 @@ class CoordinatewiseMechanism(LatticeMechanism):
         order = 1 if family == "laplace" else 2
         certificate, coordinates = self._lattice.certificate, sum(leaf.size for leaf in arrays)
         moves = type(self)._before_noise is not LatticeMechanism._before_noise
+
+        def shifts(difference: PyTree) -> list[jax.Array]:
+            return [x / b for x, b in zip(jax.tree.leaves(difference), scales, strict=True)]
+
         return PairLoss(
             family,
-            lambda difference: norm(
-                [x / scale for x, scale in zip(jax.tree.leaves(difference), scales, strict=True)]
-            ),
+            lambda difference: norm(shifts(difference)),
             float(self.epsilon if order == 1 else self.sensitivity.value / scales[0]),
             float(np.linalg.norm(np.concatenate(moved), order)),
             coordinates * certificate.loss,
             coordinates * certificate.delta,
             self._before_noise if moves else None,
+            shifts if family == "laplace" else None,
         )
 
     def _accuracy(self, value: Value) -> Accuracy:

@@ -36,7 +36,8 @@ class Block:
     Attributes:
         distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
             block, and one to spare, for devices that have nothing to do. Infinite where there is
-            no pair, so that selection takes them as they are.
+            no pair, so that selection takes them as they are. A third axis where a pair has several
+            numbers.
         resolution: shape (devices,), the coarsest so far.
     """
 
@@ -45,12 +46,16 @@ class Block:
 
 
 def empty_block(
-    layout: Layout, found: dict[int, tuple[np.ndarray, float]], dtype: np.dtype
+    layout: Layout,
+    found: dict[int, tuple[np.ndarray, float]],
+    dtype: np.dtype,
+    numbers: tuple[int, ...] = (),
 ) -> Block:
     """A block that holds the known distances and resolutions, given by chunk."""
     distances, resolutions = [], []
     for d, device in layout.local.items():
-        rows = jnp.full((layout.block + 1, layout.size), jnp.inf, dtype, device=device)
+        shape = layout.block + 1, layout.size, *numbers
+        rows = jnp.full(shape, jnp.inf, dtype, device=device)
         known = [chunk for chunk in layout.chunks_of(d) if chunk in found]
         if known:
             places = np.array(known) - d * layout.block
@@ -111,7 +116,7 @@ def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomP
     else:
         sharding = None if device is None else SingleDeviceSharding(device)
     spec = functools.partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
-    rows: Any = spec((count * (layout.block + 1), layout.size))
+    rows: Any = spec((count * (layout.block + 1), layout.size, *pair.numbers))
     resolutions: Any = spec((count,))
     block = Block(rows, resolutions)
     work = np.zeros((count, 3), np.uint32)
@@ -144,7 +149,8 @@ def _compiled_step(
         distances, resolutions = chunk_distances(key, start, position, pair=pair, size=size)
         # Every chunk runs whole, the last one too: another size is another program, with other
         # roundings.
-        new = jnp.where(jnp.arange(size, dtype=jnp.uint32) < count, distances, jnp.inf)[None]
+        places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
+        new = jnp.where(places < count, distances, jnp.inf)[None]
         coarsest = jnp.max(resolutions)[None]
         rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
         return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
@@ -183,12 +189,13 @@ def _compiled_selection(
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
-    """The distances in the order of the pairs, shape (m,)."""
+    """The distances in the order of the pairs, shape (m,), or with a second axis."""
     mesh = row_of(layout.devices)
     everywhere = _joined([shard.data for shard in block.distances.addressable_shards], mesh)
     with within(mesh):
-        rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size)
-        return rows[:, : layout.block].reshape(-1)[: layout.m]
+        numbers = everywhere.shape[2:]
+        rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size, *numbers)
+        return rows[:, : layout.block].reshape(-1, *numbers)[: layout.m]
 
 
 def spread_chunks(

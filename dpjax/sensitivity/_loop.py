@@ -34,7 +34,7 @@ def sample_block(
     steps = layout.steps(found)
     total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
     missing = sum(layout.pairs_in(chunk) for chunks in steps for chunk in chunks)
-    block = empty_block(layout, found, pair.distance_dtype)
+    block = empty_block(layout, found, pair.distance_dtype, pair.numbers)
 
     def start(chunks: list[int | None]) -> _Step:
         nonlocal block

@@ -180,6 +180,11 @@ class RandomPair:
         return self.n if self.positions == "each" else 1
 
     @property
+    def numbers(self) -> tuple[int, ...]:
+        """The shape of what `distance` returns for a pair."""
+        return ()
+
+    @property
     def distance_dtype(self) -> np.dtype:
         """The float dtype of a distance."""
         return compute_dtype(self.norm.outputs.leaves[0].dtype)
@@ -231,15 +236,16 @@ class RandomPair:
 
     def random_position(self, key: Key, index: jax.Array) -> jax.Array:
         """A position for pair `index`, drawn uniformly."""
-        return jax.random.randint(_position_key(key, index), (), 0, self.n)
+        return jax.random.randint(position_key(key, index), (), 0, self.n)
 
     def random_rotation(self, key: Key, index: jax.Array) -> jax.Array:
         """By how many places to move the records of pair `index`: uniform, and never by none."""
-        rotation_key = jax.random.fold_in(_position_key(key, index), _ROTATION)
+        rotation_key = jax.random.fold_in(position_key(key, index), _ROTATION)
         return jax.random.randint(rotation_key, (), 1, max(self.n, 2))
 
 
-def _position_key(key: Key, index: jax.Array) -> Key:
+def position_key(key: Key, index: jax.Array) -> Key:
+    """For draws about a pair that are none of its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 
