@@ -9,6 +9,7 @@ from jax import lax
 import dpjax
 from all_pairs import VALUES, N, all_pairs, bounds_of
 from dpjax.proving import Ball, NoProofError
+from dpjax.proving._slices import Program
 from random_programs import distance
 
 TABLE = jnp.array([[1.0, 0.0], [0.5, -3.0], [2.0, 2.0]])
@@ -46,6 +47,9 @@ PROGRAMS = {
     "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
     "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
     "clip by another's norm": lambda x: x / jnp.maximum(1, length(x)[::-1]),
+    "clip by the norm of a column": lambda x: x / jnp.maximum(
+        0.5, jnp.sqrt(jnp.sum(x**2, axis=0, keepdims=True))
+    ),
     "searchsorted": lambda x: jnp.searchsorted(jnp.array([-0.5, 0.3]), x),
     "histogram": lambda x: jnp.histogram(x[:, 0], bins=2, range=(-1, 1))[0],
     "cumsum": lambda x: jnp.cumsum(x, axis=0),
@@ -55,6 +59,7 @@ PROGRAMS = {
     "rev": lambda x: x[::-1],
     "rev, then outer": lambda x: x.T @ x[::-1],
     "pad": lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3),
+    "pad, maximum of neighbors": lambda x: jnp.maximum(jnp.pad(x, ((1, 0), (0, 0)))[:3], x),
     "pad between": lambda x: lax.pad(x, 0.0, ((0, 0, 2), (0, 0, 1))),
     "stack": lambda x: jnp.stack([x, 2 * x], axis=1),
     "split": lambda x: jnp.split(x, 2, axis=1)[1],
@@ -63,8 +68,12 @@ PROGRAMS = {
     "table": lambda x: TABLE[places(x)],
     "table of all": lambda x: TABLE[code(x)],
     "rows of groups": lambda x: jnp.zeros((3, 2)).at[places(x)].add(x),
+    "rows of groups of ones": lambda x: jnp.zeros((3, 2)).at[places(x)].add(jnp.ones((3, 2))),
     "rows of public groups": lambda x: jnp.zeros((3, 2)).at[jnp.array([0, 2, 0])].add(x),
     "scan": lambda x: lax.scan(lambda c, t: (c * t + x.mean(0), c), jnp.ones(2), TABLE[0])[1],
+    "scan of steps": lambda x: lax.scan(
+        lambda c, t: (c + t * x[0], None), jnp.zeros(2), jnp.arange(3.0)
+    )[0],
     "scan of records": lambda x: lax.scan(lambda c, r: (c + r, c.sum()), jnp.zeros(2), x),
     "scan backwards": lambda x: lax.scan(
         lambda c, t: (c / 2 + t * x.max(0), c), jnp.zeros(2), jnp.arange(3.0), reverse=True
@@ -152,6 +161,29 @@ def test_what_looks_like_softmax_is_not(softmax):
     except NoProofError:
         return
     assert ": lemma" not in found.explain()
+
+
+def test_a_slice_that_reads_something_else_is_none():
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.exp(x + y))(1.0, 2.0).jaxpr
+    program = Program(jaxpr)
+    assert program.between(jaxpr.invars[0], jaxpr.outvars[0]) is None
+    assert len(program.between(jaxpr.eqns[0].outvars[0], jaxpr.outvars[0]).eqns) == 1
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.max(x**2, axis=1, keepdims=True))),
+        lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.sum(jnp.abs(x), axis=1, keepdims=True))),
+        lambda x: x / jnp.maximum(1, length(x) - 0.5),
+        lambda x: x / jnp.minimum(length(x) + 1, 2),
+        lambda x: 2 * x / jnp.maximum(1, length(x)),
+    ],
+)
+def test_what_looks_like_a_clip_is_not(clip):
+    """Rows of length 20 become longer than 1."""
+    found = dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2")
+    assert found.value > 2.1
 
 
 @pytest.mark.parametrize(
