@@ -42,7 +42,7 @@ STEPS = {
     "scaled": lambda v: v * v.mean(),
     "divided": lambda v: v / (1 + jnp.square(v).sum()),
     "plus max": lambda v: v + jnp.max(v, axis=0),
-    "matrix": lambda v: v @ MATRIX,
+    "matrix": lambda v: v @ MATRIX.astype(v.dtype),
     "weighted": lambda v: v * PLACES,
     "minimum": lambda v: jnp.minimum(v, v.mean(0)),
     "own square": lambda v: v * v,

@@ -212,9 +212,7 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
-    return all(norm.places[k] == k and shape[k] == x.shape[k] for k in groups) and all(
-        norm.places[k] is None or norm.places[k] == k for k in range(len(shape))
-    )
+    return all(norm.places[k] == k and shape[k] == x.shape[k] for k in groups)
 
 
 def _in_ball(x: Abstract, by: Abstract, norm: _Norm, *, divides: bool) -> Abstract | None:

@@ -19,6 +19,12 @@ def length(x):
     return jnp.sqrt(jnp.sum(x**2, axis=1, keepdims=True))
 
 
+def clipped_by_others(x):
+    """Of three records, an axis of coordinates looks like that of the records."""
+    x = jnp.concatenate([x, x[:, :1]], axis=1)
+    return x / jnp.maximum(0.1, jnp.sqrt(jnp.sum(x**2, axis=1)))[None]
+
+
 def code(x):
     return (x + 1.0).astype(jnp.int32)
 
@@ -37,6 +43,7 @@ PROGRAMS = {
     "softmax": jax.nn.softmax,
     "softmax of sums": lambda x: jax.nn.softmax(x.sum(0)),
     "log_softmax": jax.nn.log_softmax,
+    "log_softmax of sums": lambda x: jax.nn.log_softmax(x.sum(0)),
     "logsumexp of rows": lambda x: jax.nn.logsumexp(x, axis=1),
     "logsumexp of records": lambda x: jax.nn.logsumexp(x, axis=0),
     "logsumexp of all": jax.nn.logsumexp,
@@ -47,6 +54,7 @@ PROGRAMS = {
     "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
     "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
     "clip by another's norm": lambda x: x / jnp.maximum(1, length(x)[::-1]),
+    "clip by the norm of another row": clipped_by_others,
     "clip by the norm of a column": lambda x: x / jnp.maximum(
         0.5, jnp.sqrt(jnp.sum(x**2, axis=0, keepdims=True))
     ),
