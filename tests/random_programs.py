@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 N, DIMS = 6, 2
-MATRIX = np.array([[1.0, -2.0], [0.5, 1.0]], np.float32)
+MATRIX = jnp.array([[1.0, -2.0], [0.5, 1.0]])
 PLACES = np.arange(N, dtype=np.float32)[:, None]
 
 # Keep the shape (N, DIMS), in floats.
@@ -42,7 +42,7 @@ STEPS = {
     "scaled": lambda v: v * v.mean(),
     "divided": lambda v: v / (1 + jnp.square(v).sum()),
     "plus max": lambda v: v + jnp.max(v, axis=0),
-    "matrix": lambda v: v @ MATRIX,
+    "matrix": lambda v: v @ MATRIX.astype(v.dtype),
     "weighted": lambda v: v * PLACES,
     "minimum": lambda v: jnp.minimum(v, v.mean(0)),
     "own square": lambda v: v * v,
@@ -53,9 +53,36 @@ STEPS = {
     "sorted rows": lambda v: jnp.sort(v, axis=1),
     "second": lambda v: v + v[1:2],
     "softmax": lambda v: jax.nn.softmax(jnp.clip(v, -3, 3), axis=1),
+    "softmax of sums": lambda v: v * jax.nn.softmax(jnp.clip(v.sum(0), -5, 5))[None],
+    "log softmax": lambda v: jax.nn.log_softmax(v, axis=1),
+    "clipped by norm": lambda v: v / jnp.maximum(0.5, jnp.linalg.norm(v, axis=1, keepdims=True)),
+    "scaled by norm": lambda v: (
+        v * jnp.minimum(1, 0.3 / (jnp.sqrt((v * v).sum(1, keepdims=True)) + 1e-3))
+    ),
+    "cumulative": lambda v: jnp.cumsum(v, axis=0),
+    "cumulative rows": lambda v: jnp.cumsum(v, axis=1),
+    "turned": lambda v: v * v[::-1],
+    "neighbors": lambda v: jnp.maximum(v, jnp.pad(v, ((1, 0), (0, 0)))[:-1]),
+    "order of neighbors": lambda v: jnp.concatenate([v[1:] > v[:-1], v[:1] > 0]),
+    "looked up": lambda v: MATRIX[jnp.clip((v[:, 0] * 2).astype(int), 0, 1)] * v,
+    "descended": lambda v: (
+        jax.lax.fori_loop(
+            0, 3, lambda i, w: w - 0.1 * jnp.tanh(w + v.mean(0)), jnp.ones(DIMS, v.dtype)
+        )[None]
+        + v
+    ),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {
+    "logsumexp": lambda v: jax.nn.logsumexp(jnp.clip(v, -4, 4), axis=0),
+    "logsumexp of rows": lambda v: jax.nn.logsumexp(v, axis=1).mean(),
+    "covariance": lambda v: jnp.cov(v, rowvar=False),
+    "sample variance": lambda v: jnp.var(v, axis=0, ddof=1),
+    "bins": lambda v: jnp.histogram(v[:, 0], bins=4, range=(-1, 1))[0],
+    "sums by group": lambda v: jax.ops.segment_sum(
+        v, jnp.clip((v[:, 1] * 3).astype(int), 0, 2), num_segments=3
+    ),
+    "stacked": lambda v: jnp.stack([v.mean(0), v.min(0)]),
     "mean": lambda v: v.mean(0),
     "sum": lambda v: v.sum(),
     "max": lambda v: v.max(0),

@@ -1,5 +1,6 @@
 """The interfaces of dpjax and the values that travel between its parts."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -21,6 +22,7 @@ from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 
 __all__ = [
     "Guarantee",
+    "KnowsSensitivity",
     "Mechanism",
     "Method",
     "NeighboringRelation",
@@ -246,3 +248,19 @@ def norm_name(norm: Norm) -> str:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class KnowsSensitivity(abc.ABC):
+    """A target whose own docstring proves a bound on how far one record moves it.
+
+    Attributes:
+        norms: the norms in which a bound is known.
+        relations: the neighboring relations under which a bound is known.
+    """
+
+    norms: tuple[Any, ...]
+    relations: tuple[NeighboringRelation, ...]
+
+    @abc.abstractmethod
+    def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
+        """The bound, rounded up; 0 where no record moves the value."""

@@ -17,6 +17,8 @@ _SURE = {  # Two intervals to whether the answer is sure to be true, and sure to
     "gt": lambda a, b, gap: (a.low > b.high + gap, a.high + gap <= b.low),
     "le": lambda a, b, gap: (a.high + gap <= b.low, a.low > b.high + gap),
     "ge": lambda a, b, gap: (a.low >= b.high + gap, a.high + gap < b.low),
+    # The order of all floats, in which -0 lies below 0: `gap` leaves both answers open there.
+    "lt_to": lambda a, b, gap: (a.high + gap < b.low, a.low >= b.high + gap),
     "eq": lambda a, b, gap: (
         (a.low == a.high) & (b.low == b.high) & (a.low == b.low),
         (a.high + gap < b.low) | (a.low > b.high + gap),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from dpjax.proving import _moduli as moduli
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
@@ -36,7 +37,7 @@ def lipschitz(
 ) -> Abstract:
     """The value of an operation with these gains.
 
-    A relative error never changes a sign, nor does a flush to 0.
+    A relative error never changes a sign, nor does a flush to 0. None here exceeds 2^-10.
     """
     rank = len(shape)
     per_row = [over(_ranked(g, rank), axis) for g in gains]
@@ -63,8 +64,10 @@ def lipschitz(
     others = moved([x.others for x in inputs])
     low, high = rounding.widened(*interval, rounding.up(np.asarray(error, float) + flush))
     if keeps_sign:
-        low = np.where(interval[0] >= 0, np.maximum(low, 0.0), low)
-        high = np.where(interval[1] <= 0, np.minimum(high, 0.0), high)
+        positive = interval[0], -interval[1]
+        least = [np.maximum(end * (1 - 2.0**-10) - rounding.up(flush), 0.0) for end in positive]
+        low = np.where(interval[0] >= 0, np.maximum(low, least[0]), low)
+        high = np.where(interval[1] <= 0, np.minimum(high, -least[1]), high)
     return make(shape, dtype, low, high, axis, changed, others, whole=whole)
 
 
@@ -260,6 +263,7 @@ def _elementary(
     slope: Callable[[np.ndarray, np.ndarray], np.ndarray],
     domain: tuple[float, float],
     *,
+    modulus: moduli.Modulus,
     reach: tuple[float, float] = (-math.inf, math.inf),
     absolute_error: bool = True,
     units: float = rounding.ELEMENTARY,
@@ -290,18 +294,21 @@ def _elementary(
         found = lipschitz(
             (x,), x.shape, x.axis, dtype, (low, high), (gain,), error, keeps_sign=False
         )
-        if reach == (-math.inf, math.inf):
-            return found
+        flush = 2 * rounding.tiny(dtype) * (1 + gain)
+        slip = rounding.up(2 * over(error + flush, x.axis))
+        lowest, highest = over(-x.low, x.axis) * -1, over(x.high, x.axis)
+
+        def capped(before: Difference, after: Difference) -> tuple[np.ndarray, float, float]:
+            curved = modulus(lowest, highest, before.each) * (1 + 2.0**-30) + 2.0**-500
+            each = np.where(before.each > 0, curved + slip, 0.0)
+            return np.minimum(after.each, each), after.l1, after.l2
+
         return make(
             found.shape, dtype, np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1]),
-            found.axis, _triple(found.changed), _triple(found.others),
+            found.axis, capped(x.changed, found.changed), capped(x.others, found.others),
         )  # fmt: skip
 
     return rule
-
-
-def _triple(d: Difference) -> tuple[np.ndarray, float, float]:
-    return d.each, d.l1, d.l2
 
 
 def square_root(x: Abstract, *, dtype: np.dtype) -> Abstract:
@@ -359,28 +366,35 @@ def _exp_slope(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 ELEMENTARY: dict[str, Rule] = {
     "exp": _elementary(
-        np.exp, _exp_slope, (-(2.0**60), 40.0), reach=(0.0, math.inf), absolute_error=False,
-        rounded_operand=16.0,
+        np.exp, _exp_slope, (-(2.0**60), 40.0), modulus=moduli.EXP, reach=(0.0, math.inf),
+        absolute_error=False, rounded_operand=16.0,
     ),
-    "log": _elementary(np.log, lambda low, high: 1 / low, (2.0**-60, 2.0**60)),
-    "log1p": _elementary(np.log1p, lambda low, high: 1 / (1 + low), (-1 + 2.0**-10, 2.0**60)),
-    "expm1": _elementary(np.expm1, lambda low, high: np.exp(high), (-(2.0**60), 40.0)),
+    "log": _elementary(
+        np.log, lambda low, high: 1 / low, (2.0**-60, 2.0**60), modulus=moduli.LOG,
+    ),
+    "log1p": _elementary(
+        np.log1p, lambda low, high: 1 / (1 + low), (-1 + 2.0**-10, 2.0**60),
+        modulus=moduli.LOG1P,
+    ),
+    "expm1": _elementary(
+        np.expm1, lambda low, high: np.exp(high), (-(2.0**60), 40.0), modulus=moduli.EXP,
+    ),
     "tanh": _elementary(
         np.tanh, lambda low, high: 1 - np.tanh(at_least_zero(low, high)) ** 2 + 2.0**-40,
-        (-(2.0**60), 2.0**60),
+        (-(2.0**60), 2.0**60), modulus=moduli.TANH,
     ),
     "logistic": _elementary(
-        _logistic, _logistic_slope,
-        (-(2.0**60), 2.0**60), reach=(0.0, math.inf),
+        _logistic, _logistic_slope, (-(2.0**60), 2.0**60),
+        modulus=moduli.LOGISTIC, reach=(0.0, math.inf),
     ),
     "erf": _elementary(
         lambda x: scipy.special.erf(x),
         lambda low, high: 2 / math.sqrt(math.pi) * np.exp(-(at_least_zero(low, high) ** 2)),
-        (-(2.0**60), 2.0**60),
+        (-(2.0**60), 2.0**60), modulus=moduli.ERF,
     ),
     "rsqrt": _elementary(
         lambda x: 1 / np.sqrt(x), lambda low, high: 0.5 * low**-1.5, (2.0**-60, 2.0**60),
-        absolute_error=False,
+        modulus=moduli.UNKNOWN, absolute_error=False,
     ),
     "sqrt": square_root, "sin": sine, "cos": sine,
 }  # fmt: skip

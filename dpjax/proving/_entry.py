@@ -14,7 +14,7 @@ from dpjax._core._proof import Proof
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._record_bounds import Ball, Bound, Categories, Interval, RecordBounds, is_tiny
 from dpjax._core._types import Database, PyTree
-from dpjax._core._values import Sensitivity, Target
+from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
@@ -84,12 +84,18 @@ def global_sensitivity(
     specs = _specs(records, n)
     size = jax.tree.leaves(specs)[0].shape[0]
     public = _bounds(bounds, specs)
+    program = _traced(target, specs, public)
+    bound = _own_bound(target, norm, specs)
+    steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
     try:
-        program, walk, outputs = _walked(target, specs, public)
+        walk, outputs = _walk(program, specs, public)
+        with np.errstate(all="ignore"):
+            walked = norm_of(outputs, norm)
+        if walked <= bound:
+            bound, steps = walked, tuple(map(str, walk.steps))
     except RefusalError as refusal:
-        raise NoProofError(str(refusal.args[0])) from None
-    with np.errstate(all="ignore"):
-        bound = norm_of(outputs, norm)
+        if math.isinf(bound):
+            raise NoProofError(str(refusal.args[0])) from None
     if bound == 0:
         raise ValueError("the value is public: no record moves it")
     if not math.isfinite(bound):
@@ -105,7 +111,7 @@ def global_sensitivity(
         records=TreeSpec.of(specs),
         outputs=program.outputs,
         bounds=public,
-        proof=Proof(tuple(map(str, walk.steps))),
+        proof=Proof(steps),
     )
 
 
@@ -115,13 +121,34 @@ def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBo
     return specs, _bounds(bounds, specs)
 
 
-def _walked(
-    target: Target, specs: Database, public: RecordBounds
-) -> tuple[Program, Walk, list[Abstract]]:
-    """The program that clamps first, and what the walk finds of its outputs."""
+def _own_bound(target: Target, norm: ProvedNorm, specs: Database) -> float:
+    """The bound that a target of dpjax proves itself, under replace-one; infinite without one.
+
+    It holds on all databases, so also on clamped ones.
+    """
+    if not isinstance(target, KnowsSensitivity) or norm not in target.norms:
+        return math.inf
+    relation, leaves = NeighboringRelation.REPLACE_ONE, jax.tree.leaves(specs)
+    floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")
+    if relation not in target.relations:
+        return math.inf
+    try:
+        return float(target._bound(norm, relation, leaves[0].shape[0], coarsest))
+    except ValueError:  # It lacks a number that its factory was not given.
+        return math.inf
+
+
+def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
+    """The program that clamps first."""
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
         raise TypeError("target closes over a traced value: prove it outside jit and vmap")
+    return program
+
+
+def _walk(program: Program, specs: Database, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
+    """What is found of the outputs, from the clamp on."""
     jaxpr, leaves = program.jaxpr.jaxpr, jax.tree.leaves(specs)
     # The clamp is known by its fingerprint and its place, so that no other code can pass for it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
@@ -148,7 +175,7 @@ def _walked(
     with np.errstate(all="ignore"):
         unusable: list[Abstract | None] = [None] * len(jaxpr.invars)
         outputs = walk.run(rest, program.jaxpr.consts, [*unusable, *inputs])
-    return program, walk, outputs
+    return walk, outputs
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:

@@ -114,7 +114,13 @@ def squeeze(x: Abstract, dims: Sequence[int]) -> Abstract:
 
 
 def cut(x: Abstract, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Abstract:
-    """A part of the entries. Of the records, the changed one may or may not be among them."""
+    """A part of the entries. Of the records, the changed one may or may not be among them.
+
+    Where the first record that is left was not the first one, rows get other numbers. Then the
+    changed row is not that of other arrays, and nothing is known by row.
+    """
+    if x.axis is not None and (starts[x.axis] != 0 or steps[x.axis] != 1):
+        x = as_dense(x)
     shape = tuple(len(range(s, e, t)) for s, e, t in zip(starts, ends, steps, strict=True))
 
     def part(array: np.ndarray) -> np.ndarray:

@@ -17,56 +17,118 @@ from dpjax._tracing._walks import Equation, aval, equations
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._value import Abstract, make
 
-Lemma = Callable[[Abstract], Abstract]
+Lemma = Callable[..., Abstract | None]
 _EXACT_PLACES = 2**23
 
 
 def known(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
     """The value of an inner program by a lemma; None where there is none."""
-    name = equation.params.get("name")
-    if name not in _LEMMAS or not operands:
+    if not operands:
         return None
-    function, lemma = _LEMMAS[name]
+    if equation.params.get("name") == "searchsorted":
+        return _places(inner, operands)
     x, *public = operands
     records_only = x.axis == 0 and x.others.is_zero and x.dtype.kind == "f" and x.is_finite
-    no_correction = all(p.is_known and not p.low.any() for p in public)
-    if not records_only or not no_correction or x.n < 2:
+    scalars = all(p.is_known and not p.shape for p in public)
+    if not records_only or not scalars or x.n < 2:
         return None
-    spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    reference = jax.make_jaxpr(lambda records: function(records, axis=0))(spec)
-    calls = [e for e in equations(reference.jaxpr) if e.params.get("name") == name]
-    if len(calls) != 1 or digest(calls[0].params["jaxpr"]) != digest(inner):
-        return None
-    found = lemma(x)
     expected = aval(equation.outvars[0])
-    return found if (expected.shape, expected.dtype) == (found.shape, found.dtype) else None
+    for function, lemma in _LEMMAS.get(str(equation.params.get("name")), ()):
+        if _fingerprint(function, x, str(equation.params["name"])) == digest(inner):
+            found = lemma(x, *(float(p.low) for p in public))
+            if found and (expected.shape, expected.dtype) == (found.shape, found.dtype):
+                return found
+    return None
 
 
-def _variance(x: Abstract) -> Abstract:
+def _fingerprint(function: Callable[..., Any], x: Abstract, name: str) -> str | None:
+    """That of the inner program which a function of JAX calls by this name."""
+    with jax.default_matmul_precision("highest"):
+        reference = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(x.shape, x.dtype))
+    calls = [e for e in equations(reference.jaxpr) if e.params.get("name") == name]
+    return digest(calls[0].params["jaxpr"]) if len(calls) == 1 else None
+
+
+def _places(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
+    """`jnp.searchsorted` of each number in a public array of k levels: an integer from 0 to k."""
+    if len(operands) != 2 or not operands[0].is_public or not operands[1].is_finite:
+        return None
+    levels, x = operands
+    specs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in operands]
+    for side in ("left", "right"):
+        reference = jax.make_jaxpr(lambda a, v, side=side: jnp.searchsorted(a, v, side=side))
+        if digest(reference(*specs).jaxpr.eqns[0].params["jaxpr"]) != digest(inner):
+            continue
+        top = np.full((1,) * len(x.shape), float(levels.shape[0]))
+        moved = [
+            (np.where(d.each > 0, top, 0.0), math.inf, math.inf) for d in (x.changed, x.others)
+        ]
+        return make(x.shape, np.dtype(np.int32), 0 * top, top, x.axis, *moved, whole=True)
+    return None
+
+
+def _variance(x: Abstract, correction: float) -> Abstract | None:
     """One record moves a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
 
     With the mean m and the variance v of the n - 1 other records, the variance of all is
     v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2, and x_i, x_i' and m lie in one interval of length w.
+    A correction c multiplies all of it by n / (n - c).
 
     In floats: the mean is off by at most e = (gamma_n + 16 u) max|x|. The mean of (x_j - m - e)^2
-    exceeds the variance by e^2, and is at most (w + e)^2. Its rounding is relative to that.
+    exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. Its rounding is relative to that.
     """
-    n, u = x.n, rounding.unit(x.dtype)
+    n = x.n
+    if not 0 <= correction <= n - 1:
+        return None
+    scale = n / (n - correction)
     low, high = x.low.min(axis=0), x.high.max(axis=0)
-    width = rounding.up(high - low)
+    width, off, relative = _centered(x, low, high)
+    error = (off**2 + relative * (width / 2 + 2 * off) ** 2) * scale
     sizes = np.maximum(np.abs(low), np.abs(high))
-    gamma = rounding.sum_units(n, x.dtype)
-    off = (gamma + 16 * u) * sizes + 8 * rounding.tiny(x.dtype) * (n + 1)
-    relative = 2 * (gamma + 32 * u)
-    if gamma > 2.0**-6:
-        relative = math.inf
-    error = off**2 + relative * (width + 2 * off) ** 2
-    error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) * (1 + sizes))
-    moves = rounding.up(width**2 * ((n - 1) / n**2))
+    error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) * (1 + sizes) * scale)
+    moves = rounding.up(width**2 * ((n - 1) / n**2) * scale)
     each = np.where(x.changed.each[0] > 0, rounding.up(moves + 2 * error), 0.0)
-    ends = np.zeros_like(each), rounding.up(width**2 / 4 + error)
+    ends = np.zeros_like(each), rounding.up(width**2 / 4 * scale + error)
     moved = each, math.inf, math.inf
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
+
+
+def _covariance(x: Abstract, over: float) -> Abstract | None:
+    """One record moves a scatter by a rank-two matrix: docs/proofs/global-sensitivity.md.
+
+    `over` is what the scatter of n records is divided by, n or n - 1. Entry (p, q) moves by at most
+    w_p w_q (n - 1) / n / over, and the whole by at most |w|^2 or 4 R^2 in l2, R a radius of rows.
+    """
+    if len(x.shape) != 2:
+        return None
+    n = x.n
+    low, high = (np.broadcast_to(end, (end.shape[0], x.shape[1])) for end in (x.low, x.high))
+    width, off, relative = _centered(x, low.min(axis=0), high.max(axis=0))
+    share = (n - 1) / n / over
+    sides = width / 2 + 2 * off
+    tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
+    error = (off[:, None] * off + relative * sides[:, None] * sides) * (n / over)
+    error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
+    products = rounding.up(width[:, None] * width)
+    radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
+    still = np.broadcast_to(x.changed.each[0], width.shape) == 0
+    fixed = still[:, None] & still
+    each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
+    l2 = float(rounding.up(radius * share + 2 * rounding.norm2(np.where(fixed, 0.0, error))))
+    largest = rounding.up(products * (n / over) / 4 + error)
+    moved = each, math.inf, l2
+    return make(each.shape, x.dtype, -largest, largest, None, moved, moved)
+
+
+def _centered(
+    x: Abstract, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Widths; errors of computed means; the relative error of sums of centered squares."""
+    sizes = np.maximum(np.abs(low), np.abs(high))
+    gamma = rounding.sum_units(x.n, x.dtype)
+    off = (gamma + 16 * rounding.unit(x.dtype)) * sizes + 8 * rounding.tiny(x.dtype) * (x.n + 1)
+    relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= 2.0**-6 else math.inf
+    return rounding.up(high - low), off, relative
 
 
 def _median(x: Abstract) -> Abstract:
@@ -86,7 +148,12 @@ def _median(x: Abstract) -> Abstract:
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
 
 
-_LEMMAS: dict[str, tuple[Callable[..., Any], Lemma]] = {
-    "_var": (jnp.var, _variance),
-    "median": (jnp.median, _median),
+# By the name of the inner program: functions that call it, each with its lemma.
+_LEMMAS: dict[str, list[tuple[Callable[..., Any], Lemma]]] = {
+    "_var": [(lambda x: jnp.var(x, axis=0), _variance)],
+    "median": [(lambda x: jnp.median(x, axis=0), _median)],
+    "cov": [
+        (lambda x: jnp.cov(x, rowvar=False), lambda x: _covariance(x, x.n - 1)),
+        (lambda x: jnp.cov(x, rowvar=False, bias=True), lambda x: _covariance(x, x.n)),
+    ],
 }

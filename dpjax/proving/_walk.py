@@ -16,17 +16,22 @@ from jax import lax
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
+from dpjax.proving import _inline as inline
 from dpjax.proving import _layout as layout
 from dpjax.proving import _lemmas as lemmas
+from dpjax.proving import _loops as loops
+from dpjax.proving import _places as places
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
+from dpjax.proving import _sequences as sequences
 from dpjax.proving._refusal import RefusalError
+from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, as_dense, constant
 
 _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
-    "scan": "sample it, or unroll a loop of a fixed number of steps in Python",
+    "scan": "take fewer steps, or sample it",
     "cond": "choose with jnp.where",
     "pure_callback": "write it in JAX, or sample it",
     "argmax": "release the scores, or use dpjax.exponential",
@@ -77,33 +82,44 @@ class Walk:
         values: dict[jex.Var, Abstract | None] = {}
         values.update(zip(jaxpr.constvars, map(constant, consts), strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
+        program = Program(jaxpr)
+        refused: dict[Atom, RefusalError] = {}
 
         def read(atom: Atom) -> Abstract:
             if isinstance(atom, jex.Literal):
                 return constant(np.asarray(atom.val, aval(atom).dtype))
             if (found := values[atom]) is None:
-                raise RefusalError("the program uses records that were not clamped")
+                unclamped = RefusalError("the program uses records that were not clamped")
+                raise refused.get(atom, unclamped)
             return found
 
         for equation in live(jaxpr):
             try:
                 if equation.effects:
                     raise RefusalError(f"it has side effects: {equation.effects}")
-                operands = [read(atom) for atom in equation.invars]
-                outputs = self.outputs(equation, operands)
+                outputs: list[Abstract] | None = self.outputs(equation, read)
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), output)
             except RefusalError as refusal:
-                raise self.located(refusal, equation) from None
-            for variable, output in zip(equation.outvars, outputs, strict=True):
-                values[variable] = output
-                if not called(equation):
-                    name, place = equation.primitive.name, source_line(equation)
-                    self.steps.append(Step(self.depth, name, place, output))
+                # It counts where its value is used; a lemma may know a result without it.
+                outputs = None
+                reason = self.located(refusal, equation)
+                refused.update(dict.fromkeys(equation.outvars, reason))
+                if equation.effects or self.bits > rounding.CONSTANT_BITS:
+                    raise reason from None
+            name, place = equation.primitive.name, source_line(equation)
+            walked = outputs[0] if outputs else None
+            if lemma := inline.improved(program, equation, values, walked):
+                name, outputs = f"{name}: lemma {lemma[0]}", [lemma[1]]
+            for k, variable in enumerate(equation.outvars):
+                values[variable] = outputs[k] if outputs else None
+                if outputs and not called(equation):
+                    self.steps.append(Step(self.depth, name, place, outputs[k]))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def outputs(self, equation: Equation, operands: list[Abstract]) -> list[Abstract]:
+    def outputs(self, equation: Equation, read: Callable[[Atom], Abstract]) -> list[Abstract]:
         """What the rule of an operation says; an inner program is walked."""
+        operands = [read(atom) for atom in equation.invars]
         if inner := called(equation):
             if (found := lemmas.known(equation, inner, operands)) is not None:
                 place = source_line(equation)
@@ -113,13 +129,18 @@ class Walk:
                 return [found]
             self.depth += 1
             jaxpr, consts = parts(inner)
-            outputs = self.run(jaxpr, consts, operands)
-            self.depth -= 1
-            return outputs
+            try:
+                return self.run(jaxpr, consts, operands)
+            finally:
+                self.depth -= 1
         kind = aval(equation.outvars[0]).dtype
         if jnp.issubdtype(kind, jax.dtypes.prng_key):
             raise RefusalError("random bits have no rule: draw them outside of the target")
         name, dtype = equation.primitive.name, np.dtype(kind)
+        if name == "scan":
+            return loops.unrolled(self.run, equation.params, operands)
+        if name == "split":
+            return sequences.split(operands[0], equation.params["sizes"], equation.params["axis"])
         if name in ("mul", "div"):
             self._count_bits(operands, dtype, divides=name == "div")
         rule = RULES.get(name)
@@ -270,11 +291,19 @@ def _mode(parameters: Any) -> str:
 
 
 def _scatter_add(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
-    start, places, updates = xs
+    start, indices, updates = xs
     if parameters["unique_indices"] or parameters["indices_are_sorted"]:
         raise RefusalError("a promise about private indices has no rule: leave it out")
+    if len(updates.shape) > 1:
+        return places.add_rows(start, indices, updates, parameters)
     numbers = parameters["dimension_numbers"]
-    return products.add_at_places(start, places, updates, numbers, _mode(parameters))
+    return products.add_at_places(start, indices, updates, numbers, _mode(parameters))
+
+
+def _gather(parameters: Any, dtype: np.dtype, x: Abstract, index: Abstract) -> Abstract:
+    if index.is_known and not x.is_public:
+        return products.take_one(x, index, parameters)
+    return places.look_up(x, index, parameters)
 
 
 RULES: dict[str, Rule] = {
@@ -320,7 +349,19 @@ RULES: dict[str, Rule] = {
         parameters["shape"], parameters["dimension"], dtype
     ),
     "dot_general": _dot,
-    "gather": lambda parameters, dtype, x, index: products.take_one(x, index, parameters),
+    "gather": _gather,
+    "cumsum": lambda parameters, dtype, x: sequences.cumulative_sum(
+        x, parameters["axis"], reverse=parameters["reverse"]
+    ),
+    "stack": lambda parameters, dtype, *xs: sequences.stack(xs, parameters["axis"]),
+    "tile": lambda parameters, dtype, x: sequences.tile(x, parameters["reps"]),
+    "dynamic_slice": lambda parameters, dtype, x, *starts: sequences.dynamic_slice(
+        x, starts, parameters["slice_sizes"]
+    ),
+    "rev": lambda parameters, dtype, x: sequences.reverse(x, parameters["dimensions"]),
+    "pad": lambda parameters, dtype, x, value: sequences.pad(
+        x, value, parameters["padding_config"]
+    ),
     "scatter-add": _scatter_add,
     "scatter_add": _scatter_add,
 }

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree, Value
-from dpjax._core._values import NeighboringRelation, Sensitivity, Target
+from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax.sensitivity._analytic import analytic_sensitivity
 from dpjax.sensitivity._sum_targets import Summable
 from dpjax.targets._bounds import VectorNorm, running_dtype
@@ -19,7 +19,7 @@ from dpjax.targets._bounds import VectorNorm, running_dtype
 Bound = Callable[[VectorNorm, int | None, np.dtype], float]
 
 
-class KnownSensitivity(abc.ABC):
+class KnownSensitivity(KnowsSensitivity):
     """A target with a known sensitivity: call it on a database, or ask it for the bound.
 
     Attributes:
@@ -36,12 +36,6 @@ class KnownSensitivity(abc.ABC):
     @abc.abstractmethod
     def __call__(self, database: Database) -> Value:
         """The value on a database."""
-
-    @abc.abstractmethod
-    def _bound(
-        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
-    ) -> float:
-        """The bound, rounded up; 0 where no record moves the value."""
 
     def sensitivity(
         self,

@@ -100,7 +100,7 @@ def test_clamps_keep_their_promise(bound):
     ("target", "match"),
     [
         (lambda x: 1 / x.mean(), "div.*test_global_sensitivity.py:.*may be 0"),
-        (lambda x: x[::-1].reshape(50, 2).sum(0), "rev|reshape"),
+        (lambda x: x.reshape(50, 2).sum(0), "reshape"),
         (lambda x: jax.lax.while_loop(lambda y: y.sum() > 1, lambda y: y / 2, x), "while"),
         (jnp.argmax, "argmax.*dpjax.exponential"),
         (lambda x: jnp.linalg.inv(jnp.outer(x, x)).sum(), "no rule"),

@@ -1,0 +1,32 @@
+"""All pairs of neighbors over a few values, and the bounds of a program in every norm."""
+
+import itertools
+
+import numpy as np
+
+from dpjax.proving import _entry
+from dpjax.proving._value import norm_of
+
+VALUES = (-1.0, 0.25, 1.0)
+N = 3
+
+
+def all_pairs(values, dims=()):
+    """Every database over a few values, and every neighbor of it."""
+    rows = list(itertools.product(values, repeat=int(np.prod(dims, dtype=int))))
+    databases = np.array(list(itertools.product(rows, repeat=N)), np.float32)
+    databases = databases.reshape(-1, N, *dims)
+    pairs = [
+        (i, np.where((np.arange(N) == place).reshape(-1, *[1] * len(dims)), new, databases[i]))
+        for i in range(len(databases))
+        for place in range(N)
+        for new in np.array(rows, np.float32).reshape(-1, 1, *dims)
+    ]
+    return databases[[i for i, _ in pairs]], np.array([other for _, other in pairs], np.float32)
+
+
+def bounds_of(target, spec, bounds):
+    """The bounds in all three norms, from one walk."""
+    public = _entry._bounds(bounds, spec)
+    _, outputs = _entry._walk(_entry._traced(target, spec, public), spec, public)
+    return {norm: norm_of(outputs, norm) for norm in ("l1", "l2", "linf")}

@@ -1,0 +1,211 @@
+"""Lemmas, loops and places: no pair over three values lies further apart, and bounds are tight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpjax
+from all_pairs import VALUES, N, all_pairs, bounds_of
+from dpjax.proving import Ball, NoProofError
+from dpjax.proving._slices import Program
+from random_programs import distance
+
+TABLE = jnp.array([[1.0, 0.0], [0.5, -3.0], [2.0, 2.0]])
+
+
+def length(x):
+    return jnp.sqrt(jnp.sum(x**2, axis=1, keepdims=True))
+
+
+def clipped_by_others(x):
+    """Of three records, an axis of coordinates looks like that of the records."""
+    x = jnp.concatenate([x, x[:, :1]], axis=1)
+    return x / jnp.maximum(0.1, jnp.sqrt(jnp.sum(x**2, axis=1)))[None]
+
+
+def code(x):
+    return (x + 1.0).astype(jnp.int32)
+
+
+def places(x):
+    return code(x)[:, 0]
+
+
+def clipped_gradient(row):
+    gradient = jax.grad(lambda w: jnp.square(row @ w - 1))(jnp.ones(4))
+    return gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient))
+
+
+# Programs of records of two coordinates.
+PROGRAMS = {
+    "softmax": jax.nn.softmax,
+    "softmax of sums": lambda x: jax.nn.softmax(x.sum(0)),
+    "log_softmax": jax.nn.log_softmax,
+    "log_softmax of sums": lambda x: jax.nn.log_softmax(x.sum(0)),
+    "logsumexp of rows": lambda x: jax.nn.logsumexp(x, axis=1),
+    "logsumexp of records": lambda x: jax.nn.logsumexp(x, axis=0),
+    "logsumexp of all": jax.nn.logsumexp,
+    "covariance": lambda x: jnp.cov(x, rowvar=False),
+    "biased covariance": lambda x: jnp.cov(x, rowvar=False, bias=True),
+    "sample variance": lambda x: jnp.var(x, axis=0, ddof=1),
+    "clip by a quotient": lambda x: x / jnp.maximum(1, length(x) / 0.7),
+    "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
+    "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
+    "clip by another's norm": lambda x: x / jnp.maximum(1, length(x)[::-1]),
+    "clip by the norm of another row": clipped_by_others,
+    "clip by the norm of a column": lambda x: x / jnp.maximum(
+        0.5, jnp.sqrt(jnp.sum(x**2, axis=0, keepdims=True))
+    ),
+    "searchsorted": lambda x: jnp.searchsorted(jnp.array([-0.5, 0.3]), x),
+    "histogram": lambda x: jnp.histogram(x[:, 0], bins=2, range=(-1, 1))[0],
+    "cumsum": lambda x: jnp.cumsum(x, axis=0),
+    "cumsum backwards": lambda x: lax.cumsum(x, axis=0, reverse=True),
+    "cumsum of rows": lambda x: jnp.cumsum(x, axis=1),
+    "cumsum of all": lambda x: jnp.cumsum(x - x.mean(0)[None], axis=0),
+    "rev": lambda x: x[::-1],
+    "rev, then outer": lambda x: x.T @ x[::-1],
+    "pad": lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3),
+    "pad, maximum of neighbors": lambda x: jnp.maximum(jnp.pad(x, ((1, 0), (0, 0)))[:3], x),
+    "pad between": lambda x: lax.pad(x, 0.0, ((0, 0, 2), (0, 0, 1))),
+    "stack": lambda x: jnp.stack([x, 2 * x], axis=1),
+    "split": lambda x: jnp.split(x, 2, axis=1)[1],
+    "tile": lambda x: jnp.tile(x, (2, 1)),
+    "dynamic_slice": lambda x: lax.dynamic_slice(x, (5, 0), (2, 2)),
+    "table": lambda x: TABLE[places(x)],
+    "table of all": lambda x: TABLE[code(x)],
+    "rows of groups": lambda x: jnp.zeros((3, 2)).at[places(x)].add(x),
+    "rows of groups of ones": lambda x: jnp.zeros((3, 2)).at[places(x)].add(jnp.ones((3, 2))),
+    "rows of public groups": lambda x: jnp.zeros((3, 2)).at[jnp.array([0, 2, 0])].add(x),
+    "scan": lambda x: lax.scan(lambda c, t: (c * t + x.mean(0), c), jnp.ones(2), TABLE[0])[1],
+    "scan of steps": lambda x: lax.scan(
+        lambda c, t: (c + t * x[0], None), jnp.zeros(2), jnp.arange(3.0)
+    )[0],
+    "scan of records": lambda x: lax.scan(lambda c, r: (c + r, c.sum()), jnp.zeros(2), x),
+    "scan backwards": lambda x: lax.scan(
+        lambda c, t: (c / 2 + t * x.max(0), c), jnp.zeros(2), jnp.arange(3.0), reverse=True
+    )[1],
+    "descent": lambda x: lax.fori_loop(0, 3, lambda i, w: w - jnp.tanh(x @ w).mean(), jnp.ones(2)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def moved():
+    """The values of all programs on some pairs, from one compilation."""
+    first, second = all_pairs(VALUES, (2,))
+    choice = np.random.default_rng(0).choice(len(first), 3000, replace=False)
+    run = jax.jit(jax.vmap(lambda x: {name: rule(x) for name, rule in PROGRAMS.items()}))
+    return run(first[choice]), run(second[choice])
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), Ball(2**0.5)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_pair_lies_further_apart(name, bounds, moved):
+    spec = jax.ShapeDtypeStruct((N, 2), jnp.float32)
+    firsts, seconds = (jax.tree.leaves(values[name]) for values in moved)
+    for norm, bound in bounds_of(PROGRAMS[name], spec, bounds).items():
+        apart = [distance(*pair, norm) for pair in zip(firsts, seconds, strict=True)]
+        assert np.max(apart) <= bound * (1 + 1e-6)
+
+
+NUMBERS = jax.ShapeDtypeStruct((100,), jnp.float32)
+VECTORS = jax.ShapeDtypeStruct((100, 4), jnp.float32)
+TIGHT = {
+    "geometric mean": (lambda x: jnp.exp(jnp.log(x).mean()), NUMBERS, (0.1, 1), "l1", 0.0227627),
+    "log of a mean": (lambda x: jnp.log(jnp.exp(x).mean()), NUMBERS, (0, 1), "l1", 0.0170368),
+    "logsumexp": (lambda x: jax.nn.logsumexp(x, axis=0), NUMBERS, (0, 1), "l1", 0.0170368),
+    "sigmoid": (lambda x: jax.nn.sigmoid(x).mean(), NUMBERS, (-2, 2), "l1", 0.00761594),
+    "softmax": (lambda x: jax.nn.softmax(x).mean(0), VECTORS, (-1, 1), "l1", 0.0152319),
+    "clip by norm": (
+        lambda x: (x / jnp.maximum(1, length(x) / 2)).mean(0), VECTORS, (-10, 10), "l2", 0.04,
+    ),
+    "clipped gradients": (
+        lambda x: jax.vmap(clipped_gradient)(x).mean(0),
+        VECTORS, (-10, 10), "l2", 0.02,
+    ),
+    "covariance": (lambda x: jnp.cov(x, rowvar=False), VECTORS, (0, 1), "l1", 0.16),
+    "covariance in a ball": (
+        lambda x: jnp.cov(x, rowvar=False, bias=True), VECTORS, Ball(1.0), "l2", 0.0396,
+    ),
+    "sample deviation": (lambda x: jnp.std(x, ddof=1), NUMBERS, (0, 1), "l1", 0.1),
+    "histogram": (
+        lambda x: jnp.histogram(x, bins=5, range=(0, 1))[0], NUMBERS, (0, 1), "l1", 2,
+    ),
+    "sums by group": (
+        lambda x: jax.ops.segment_sum(x, (x[:, 0] * 3).astype(int), num_segments=4), VECTORS,
+        (0, 1), "l1", 8,
+    ),
+    "sums by group in a ball": (
+        lambda x: jax.ops.segment_sum(x, (x[:, 0] * 3 + 3).astype(int), num_segments=7), VECTORS,
+        Ball(1.0), "l2", 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TIGHT)
+def test_bounds_are_tight_up_to_rounding(case):
+    target, records, bounds, norm, truth = TIGHT[case]
+    found = dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+    assert truth * (1 - 1e-4) <= found.value <= 1.01 * truth
+
+
+def test_explain_names_the_lemma():
+    found = dpjax.global_sensitivity(jax.nn.softmax, VECTORS, bounds=(-1, 1), norm="l1")
+    assert "lemma softmax" in found.explain()
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: jnp.exp(x - x.max(1, keepdims=True)) / jnp.exp(x).sum(1, keepdims=True) * 9,
+        lambda x: jax.nn.softmax(x, axis=1, where=x > 0),
+        lambda x: jnp.exp(2 * (x - x.max(1, keepdims=True))) / jnp.exp(x).sum(1, keepdims=True),
+    ],
+)
+def test_what_looks_like_softmax_is_not(softmax):
+    try:
+        found = dpjax.global_sensitivity(softmax, VECTORS, bounds=(-1, 1), norm="l1")
+    except NoProofError:
+        return
+    assert ": lemma" not in found.explain()
+
+
+def test_a_slice_that_reads_something_else_is_none():
+    jaxpr = jax.make_jaxpr(lambda x, y: jnp.exp(x + y))(1.0, 2.0).jaxpr
+    program = Program(jaxpr)
+    assert program.between(jaxpr.invars[0], jaxpr.outvars[0]) is None
+    assert len(program.between(jaxpr.eqns[0].outvars[0], jaxpr.outvars[0]).eqns) == 1
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.max(x**2, axis=1, keepdims=True))),
+        lambda x: x / jnp.maximum(1, jnp.sqrt(jnp.sum(jnp.abs(x), axis=1, keepdims=True))),
+        lambda x: x / jnp.maximum(1, length(x) - 0.5),
+        lambda x: x / jnp.minimum(length(x) + 1, 2),
+        lambda x: 2 * x / jnp.maximum(1, length(x)),
+    ],
+)
+def test_what_looks_like_a_clip_is_not(clip):
+    """Rows of length 20 become longer than 1."""
+    found = dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2")
+    assert found.value > 2.1
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        (lambda x: lax.scan(lambda c, t: (c + t, None), 0.0, jnp.arange(5e3))[0] + x, "5000 steps"),
+        (lambda x: lax.pad(x, 0.0, ((-1, 0, 0), (0, 0, 0))), "negative padding"),
+        (lambda x: TABLE[(3 * x).astype(int) + 1], "out of bounds"),
+        (lambda x: lax.dynamic_slice(x, (code(x)[0, 0], 0), (1, 1)), "not public"),
+        (lambda x: x[jnp.array([0, 0, 0])].sum(0), "gather"),
+        (lambda x: jnp.tile(x, (100, 1)).sum(0), "copies"),
+    ],
+)
+def test_refusals(target, match):
+    spec = jax.ShapeDtypeStruct((N, 2), jnp.float32)
+    with pytest.raises(NoProofError, match=match):
+        dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
