@@ -15,6 +15,7 @@ from dpjax._core._pair_loss import LossFamily
 # Bounds the relative error of the closed forms below, with room to spare.
 _ERROR = 1e-12
 _LEAST = 1e-300
+_FARTHEST = 1e150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,12 @@ class PairCurve:
         """The divergence at epsilon, rounded up; it grows with the stretch. Arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
+        if (
+            self.missed
+        ):  # A divergence falls with epsilon, but what is charged for the tables grows.
+            epsilon = np.minimum(epsilon, -math.log(self.missed) / 2)
         ideal = self._ideal(finite, epsilon - 2 * self.slack)
-        with np.errstate(over="ignore"):
-            missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
+        missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         drawn = (math.exp(self.slack) * ideal + missed) * (1 + _ERROR)
         return np.where(np.isfinite(stretch), np.minimum(drawn, 1.0), 1.0)
 
@@ -85,6 +89,7 @@ def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """Normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
+    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
     # The difference of two numbers near each other: what cancels is charged.
