@@ -1,6 +1,9 @@
 """How much of a batch fits into memory."""
 
+import contextlib
 import os
+import pathlib
+from collections.abc import Collection
 
 from dpjax._running._layout import Device, actual, platform_of
 
@@ -8,6 +11,7 @@ from dpjax._running._layout import Device, actual, platform_of
 _CHUNK_BYTES = {"cpu": 2 * 2**20}
 _ACCELERATOR_CHUNK_BYTES = 256 * 2**20
 _SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
+_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
 LEAST = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
 
 
@@ -19,8 +23,16 @@ def fitting(each: int, device: Device | None) -> int:
     return 2 ** (most.bit_length() - 1)
 
 
-def share_of_memory(device: Device | None) -> int:
-    """The bytes that one chunk may take on a device: a quarter of its memory."""
-    # What XLA may allocate there. It sets a CPU no limit: then all that the machine has.
-    stated = (actual(device).memory_stats() or {}).get("bytes_limit")
-    return int(_SHARE * (stated or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+def share_of_memory(devices: Collection[Device | None]) -> int:
+    """The bytes that one chunk may take on each of some devices: a quarter of their memory."""
+    # What XLA may allocate there. It sets CPUs no limit, and they share what the machine has.
+    stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
+    return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
+
+
+def _memory_of_the_host() -> int:
+    """What the machine has, or a container allows."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError):  # None is stated, or it is "max".
+        limits.append(int(_CONTAINER.read_text()))
+    return min(limits)

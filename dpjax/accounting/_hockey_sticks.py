@@ -15,6 +15,7 @@ from dpjax._core._pair_loss import LossFamily
 # Bounds the relative error of the closed forms below, with room to spare.
 _ERROR = 1e-12
 _LEAST = 1e-300
+_FARTHEST = 1e150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +45,23 @@ class PairCurve:
         """The divergence at epsilon, rounded up; it grows with the stretch. Arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
+        epsilon = self._charged(epsilon)
         drawn = self._drawn(self._ideal(finite, epsilon - 2 * self.slack), epsilon)
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """What a release of this loss adds to the divergence; it grows with the loss."""
+        epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(ideal, epsilon)
 
+    def _charged(self, epsilon: np.ndarray) -> np.ndarray:
+        """A divergence falls with epsilon, but what is charged for the tables grows."""
+        return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
+
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """From ideal noise to that of the tables."""
-        with np.errstate(over="ignore"):
-            missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
+        missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
     def _ideal(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -93,6 +99,7 @@ def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """Normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
+    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
     # The difference of two numbers near each other: what cancels is charged.

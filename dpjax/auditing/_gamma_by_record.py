@@ -22,6 +22,7 @@ from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper,
 from dpjax.auditing._profile_pairs import other_pairs, sampled_distances
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._facade import sampling_key
+from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._samples import sensitivity_samples
 
 _GAMMA = 0.05
@@ -219,7 +220,7 @@ def gamma_by_record(
     else:
         known = _checks.real_arrays("records", records)
         _check_records(known, oracle)
-    uncovered = _uncovered(key_pairs, target, oracle, sensitivity, known, n, pairs, hidden)
+    uncovered = _uncovered(key_pairs, target, oracle, sensitivity, known, plan, hidden)
     return RecordGammas(known, uncovered, pairs, drawn, confidence)
 
 
@@ -250,8 +251,7 @@ def _uncovered(
     oracle: IndependentRecords,
     sensitivity: Sensitivity,
     known: PyTree,
-    n: int,
-    pairs: int,
+    plan: Plan,
     hidden: float,
 ) -> np.ndarray:
     """For each record, how many pairs lie further apart than the sensitivity covers."""
@@ -264,10 +264,11 @@ def _uncovered(
             distances = sensitivity_samples(
                 jax.random.fold_in(key, number),
                 target,
-                _WithRecord(oracle, record, n - 1),
-                n=n,
+                _WithRecord(oracle, record, plan.pair.n - 1),
+                n=plan.pair.n,
                 norm=sensitivity.norm,
-                m=pairs,
+                m=plan.point.m,
+                chunk_size=plan.layout.size,
             )
             wide = distances.astype(jnp.result_type(float))
             return jnp.sum(~(wide <= limit), dtype=jnp.int32)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._pair_loss import PairLoss
-from dpjax._core._types import Key, PyTree
+from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax.sensitivity._blocks import all_distances
+from dpjax.sensitivity._chunk_memory import layout_that_fits
 from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS
@@ -29,6 +30,25 @@ _DOMAIN = 2**32 - 1, 0x70726F66
 
 
 Sum: TypeAlias = Callable[[list[Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sums(Summable):
+    """Several sums over records as one; each has its own way to add up and to finish."""
+
+    parts: tuple[Summable, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[Summable, ...]) -> "_Sums":
+        return cls(
+            lambda record: [part.statistic(record) for part in parts], list, False, None, parts
+        )
+
+    def __call__(self, database: Database) -> Value:
+        return [part(database) for part in self.parts]
+
+    def finish_sum(self, total: PyTree, n: int) -> Value:
+        return [part.finish_sum(x, n) for part, x in zip(self.parts, total, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +74,8 @@ class Joint:
         """All arrays that are released, as one target; sums over records stay one sum."""
         releases = list(zip(self.targets, self.losses, strict=True))
         sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
-        if len(sums) == len(releases) and len({(t.average, t.largest is None) for t in sums}) == 1:
-            return Summable(
-                lambda record: [t.statistic(record) for t in sums],
-                lambda total: [t.finish(x) for t, x in zip(sums, total, strict=True)],
-                sums[0].average,
-                None if sums[0].largest is None else [t.largest for t in sums],
-            )
+        if len(sums) == len(releases):
+            return _Sums.of(tuple(sums))
         return lambda database: [
             target(database) if loss.arrays is None else loss.arrays(target(database))
             for target, loss in releases
@@ -149,7 +164,7 @@ def sampled_distances(
     key = other_pairs(key)
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-        layout = layout_of(pair, point.m, None, None)
+        layout = layout_that_fits(key, pair, layout_of(pair, point.m, None, None))
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
         rounding = rounding_of_releases(plan)
         drawn = plan if released is None else dataclasses.replace(plan, pair=released(pair))

@@ -10,6 +10,8 @@ import scipy
 
 # Bounds the relative error of SciPy's functions and of the sums below, with room to spare.
 _ERROR = 1e-12
+# The same of the logarithms of gamma functions that SciPy adds up for `betaln`.
+_ERROR_OF_A_LOG = 1e-15
 
 
 def least_k(m: int, gamma: float, confidence: float) -> int | None:
@@ -81,4 +83,5 @@ def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], 
         -k * covered,
         (k - m) * left,
     )
-    return math.fsum(terms) - _ERROR * (1 + math.fsum(map(abs, terms)))
+    error = _ERROR * (1 + math.fsum(map(abs, terms))) + _ERROR_OF_A_LOG * math.lgamma(m + 2)
+    return math.fsum(terms) - error

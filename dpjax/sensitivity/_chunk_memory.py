@@ -7,6 +7,7 @@ import jax
 from dpjax._running._layout import Layout, placed
 from dpjax._running._memory import LEAST, share_of_memory
 from dpjax.sensitivity._blocks import bytes_of_a_chunk
+from dpjax.sensitivity._chunks import size_of_parts
 from dpjax.sensitivity._pairs import RandomPair
 
 # What XLA says where a program cannot fit: for a TPU it compiles no such program.
@@ -17,21 +18,22 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout) -> Layout
     """The layout, with smaller chunks if a chunk takes more than its share of memory.
 
     The size comes from shapes, and XLA may need several times as much. Nearly always it fits. Then
-    the program is the one that will run, and nothing is compiled twice. Otherwise one more is.
-    Chunks never grow: another program would cost more than it gains.
+    the program is the one that will run, and nothing is compiled twice. Otherwise smaller ones are
+    compiled until one fits. Chunks never grow: another program would cost more than it gains.
     """
-    device = next(iter(layout.local.values()))
-    if pair.calls_host or layout.size <= LEAST:
+    if layout.size <= LEAST:
         return layout
     try:
         used = bytes_of_a_chunk(_spec(placed(key, layout)), layout=layout, pair=pair)
     except jax.errors.JaxRuntimeError as error:
         if _TOO_LARGE not in str(error):
             raise
-        return layout_that_fits(key, pair, _smaller(layout, _SMALLER))
-    room = share_of_memory(device)
-    # Half of the room is for what does not shrink with the chunk.
-    return layout if used <= room else _smaller(layout, room / used / 2)
+        return layout_that_fits(key, pair, _smaller(layout, pair, _SMALLER))
+    room = share_of_memory(layout.local.values())
+    if used <= room:
+        return layout
+    # Half of the room is for what does not shrink with the chunk; it may take more.
+    return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2))
 
 
 def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
@@ -40,6 +42,7 @@ def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 
 
-def _smaller(layout: Layout, share: float) -> Layout:
+def _smaller(layout: Layout, pair: RandomPair, share: float) -> Layout:
     size = max(LEAST, int(layout.size * share))
-    return dataclasses.replace(layout, size=2 ** (size.bit_length() - 1))
+    size = size_of_parts(pair, layout.m, 2 ** (size.bit_length() - 1))
+    return dataclasses.replace(layout, size=size)

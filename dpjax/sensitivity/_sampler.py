@@ -160,7 +160,7 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
-    if isinstance(oracle, (list, tuple)):
+    if isinstance(oracle, (list, tuple)) and not callable(oracle):
         settings = {"m": m, "gamma": gamma, "method": method}
         more = {"until": until, "positions": positions, "chunk_size": chunk_size, "mesh": mesh}
         more |= {"progress": progress, "allow_zero": allow_zero}

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -323,3 +324,43 @@ def test_what_is_refused(key):
             profile.delta(bad)
         with pytest.raises(ValueError, match="epsilon"):
             profile.gamma(bad)
+
+
+def test_sums_over_records_stay_one_sum():
+    """Each has its own bound, its own way to add up and to finish; a single one is a list too."""
+    sums = [
+        targets.bounded_mean(lower=0, upper=1),
+        targets.moments(order=2, lower=0, upper=1),
+        targets.summable(lambda x: x),
+    ]
+    database = jnp.linspace(0, 1.5, 7)
+    for some in ([sums[0]], sums):
+        losses = (PairLoss("laplace", jnp.sum, 1.0, 0.0, 0.0, 0.0),) * len(some)
+        joint = Joint(tuple(some), losses, 1.0, 0.0, "last").target
+        assert isinstance(joint, targets.Summable)
+        apart = [target(database) for target in some]
+        jax.tree.map(np.testing.assert_array_equal, joint(database), apart)
+        total = jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(joint.statistic)(database))
+        close = partial(np.testing.assert_allclose, rtol=1e-6)
+        jax.tree.map(close, joint.finish_sum(total, 7), apart)
+
+
+def test_a_bounded_mean_has_a_profile(key):
+    mean = targets.bounded_mean(lower=0, upper=1)
+    release = mean, dpjax.laplace(mean.sensitivity("l1", n=N), 1.0)
+    oracle = oracles.independent(jax.random.uniform)
+    found = dpjax.privacy_profile(key, release, oracle, n=N, m=200)
+    assert 0.9 < found.band.points[0] <= 1.001
+    assert found.gamma(1.001) < 0.05
+
+
+def test_no_epsilon_is_too_large(key):
+    """The divergence falls, though what is charged for tables grows and logarithms overflow."""
+    losses = PairLoss("gaussian", jnp.sum, 1.0, 0.0, 1e-14, 1e-30)
+    found = _curve(Joint((jnp.mean,), (losses,), 0.0, 1.0, "last"))
+    epsilons = np.array([0.0, 1.0, 30.0, 200.0, 1e3, 1e154, 1e308])
+    for stretch in (0.0, 1e-200, 1.0, 50.0):
+        for some in (epsilons[:4], epsilons):
+            deltas = found.delta(np.array(stretch), some)
+            assert np.all(np.diff(deltas) <= 1e-14)
+            assert deltas[-1] < 2e-14 or stretch == 50

@@ -1,5 +1,6 @@
 """Operating points that hold at every number of pairs, and sampling that ends by itself."""
 
+import math
 import re
 from fractions import Fraction
 
@@ -54,6 +55,22 @@ def test_what_it_costs():
         point(gamma=0.05, confidence=None)
     huge = point(gamma=1e-7, m=10**10)
     assert 0 < huge.m - huge.k < 1000
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "gamma"),
+    [(999_999, 10**6, 1e-5), (99_999_118, 10**8, 1e-5), (9_999_901_372, 10**10, 1e-5)],
+)
+def test_the_mixture_is_rounded_down(k, m, gamma):
+    """SciPy adds up logarithms of gamma functions, which are far larger than their sum."""
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(60):
+        log = mpmath.loggamma(k + 1) + mpmath.loggamma(m - k + 1) - mpmath.loggamma(m + 2)
+        exact = log - mpmath.log(gamma) - k * mpmath.log1p(-mpmath.mpf(gamma))
+        exact -= (m - k) * mpmath.log(gamma)
+        exact += mpmath.log(scipy.special.betainc(m - k + 1, k + 1, gamma))
+        found = _anytime._excess(k, m, gamma, scipy.special.betainc)
+        assert exact - 0.01 < found <= exact - 1e-15 * math.lgamma(m + 2) / 2
 
 
 def misses(rank, runs):

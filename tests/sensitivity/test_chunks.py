@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax._running import _memory
 from dpjax._running._layout import Layout, actual
-from dpjax._running._memory import fitting
+from dpjax._running._memory import fitting, share_of_memory
+from dpjax.auditing._profile_pairs import sampled_distances
 from dpjax.sensitivity import _chunk_memory
 from dpjax.sensitivity._blocks import _compiled_step, bytes_of_a_chunk
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
@@ -101,7 +103,7 @@ def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, m
         return dpjax.sample_sensitivity(key, jnp.max, uniform, n=100, norm="l1", m=5000)
 
     whole = sample()
-    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda device: 50_000)
+    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 50_000)
     found = []
     names = compilations(lambda: found.append(sample()))
     assert names.count("jit(_compiled_step)") == 1
@@ -114,6 +116,48 @@ def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, m
     assert compilations(sample) == []
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("fixed", [0, 900, 5000])
+def test_chunks_shrink_until_one_fits(key, uniform, monkeypatch, fixed, on_host):
+    """Also where most of the memory does not shrink with them; the least chunk may be too large."""
+
+    def used(key, *, layout, pair):
+        return fixed + 10 * layout.size
+
+    monkeypatch.setattr(_chunk_memory, "bytes_of_a_chunk", used)
+    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 1000)
+    mean = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
+    target = mean if on_host else jnp.mean
+    pair = RandomPair.trace(key, target, uniform, n=4, norm="l1", positions="last")
+    found = _chunk_memory.layout_that_fits(key, pair, Layout((None,), 5000, 1024))
+    assert used(key, layout=found, pair=pair) <= 1000 or found.size == 2
+    assert found.size > 2 or fixed == 5000
+    assert pairs_in_a_chunk(pair, 5000, found.size, None) == found.size  # A run can be repeated.
+
+
+def test_a_chunk_fits_the_least_of_all_devices(monkeypatch, tmp_path):
+    def device(limit=None):
+        return types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit} if limit else None)
+
+    assert share_of_memory([device(800), device(400), device(1200)]) == 100
+    whole = share_of_memory([device()])
+    assert share_of_memory([device(), device()]) in (whole // 2, whole // 2 + 1)  # They share it.
+    container = tmp_path / "memory.max"
+    monkeypatch.setattr(_memory, "_CONTAINER", container)
+    for text, share in (("max\n", share_of_memory([None])), ("4000\n", 1000)):
+        container.write_text(text)
+        assert share_of_memory([None]) == share
+
+
+def test_profiles_have_chunks_that_fit(key, uniform, monkeypatch):
+    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 50_000)
+    point = dpjax.operating_point(m=5000, gamma=0.05)
+    settings = {"n": 100, "norm": "l1", "positions": "last", "point": point}
+    *_, plan = sampled_distances(key, jnp.max, uniform, **settings)
+    assert plan.layout == _chunk_memory.layout_that_fits(key, plan.pair, plan.layout)
+    assert plan.layout.size < pairs_in_a_chunk(plan.pair, 5000, None, None)
+
+
 def test_a_program_that_fits_is_compiled_once(keys, uniform, compilations):
     def target(database):
         return jnp.min(database) * 0.25
@@ -122,6 +166,11 @@ def test_a_program_that_fits_is_compiled_once(keys, uniform, compilations):
         return dpjax.sample_sensitivity(keys(0), target, uniform, n=7, norm="l1", m=700)
 
     assert compilations(sample).count("jit(_compiled_step)") == 1
+    mean = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
+    names = compilations(
+        lambda: dpjax.sensitivity_samples(keys(0), mean, uniform, n=7, norm="l1", m=70)
+    )
+    assert names.count("jit(_compiled_step)") == 1
 
 
 def test_chunks_follow_the_device_that_computes():

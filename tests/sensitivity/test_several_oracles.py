@@ -1,5 +1,7 @@
 """The worst of several oracles, and how many records decide a pair."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -43,6 +45,17 @@ def test_each_has_its_file(key, tmp_path):
     first, again = (sample(key, MEAN, listed, m=200, checkpoint=tmp_path / "a") for _ in range(2))
     assert first.value == again.value
     assert {file.name for file in tmp_path.iterdir()} >= {"a.oracle-0", "a.oracle-1"}
+
+
+def test_a_tuple_that_is_an_oracle_is_one(key):
+    class Scaled(NamedTuple):
+        by: float
+
+        def __call__(self, key, n):
+            return self.by * jax.random.exponential(key, (n,))
+
+    with pytest.raises(ValueError, match="norm must be"):
+        sample(key, jnp.mean, Scaled(2.0), norm="unknown")
 
 
 def test_no_oracle_or_other_records_are_refused(key):
