@@ -165,13 +165,8 @@ def uniform_words(
         the same bits.
     """
     first = jnp.asarray(first, jnp.uint32)
-    generate = _chunked(_words_of_round_0, nonce, width, count)
+    generate = _chunked(None, nonce, width, count)
     return generate(key_data, first, jnp.uint32(0))
-
-
-def _words_of_round_0(draw: Draw, _: jax.Array) -> jax.Array:
-    # As one array: XLA on CPU would compile a loop for each word.
-    return jnp.stack(draw(jnp.uint32(0)))
 
 
 def sample(
@@ -188,8 +183,8 @@ def sample(
     Args:
         sampler: `sampler(draw, zeros)`. `draw(r)` gives the words of round r = 0, 1, ...: a tuple
             of `width` arrays of the shape of the zeros, one element for each sample. It returns a
-            pytree of uint32 arrays of that shape, computed elementwise, or with one more axis that
-            leads. Its hash is the key of a cache, so it must not be a lambda.
+            pytree of uint32 arrays of that shape, computed elementwise. Its hash is the key of a
+            cache, so it must not be a lambda.
         key_data: as for `uniform_words`.
         round_number: uint32, the round that the sampler calls 0.
         nonce: keeps uses apart.
@@ -197,7 +192,7 @@ def sample(
         count: number of samples.
 
     Returns:
-        The sampler's results, of shape (count,), or with one more axis that comes last.
+        The sampler's results, of shape (count,).
     """
     round_number = jnp.asarray(round_number, jnp.uint32)
     return _chunked(sampler, nonce, width, count)(key_data, jnp.uint32(0), round_number)
@@ -210,15 +205,16 @@ def _part(width: int, count: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., PyTree]:
+def _chunked(
+    sampler: WordSampler | None, nonce: int, width: int, count: int
+) -> Callable[..., PyTree]:
+    """Generates samples from keys, first counters and rounds; None gives their words."""
     size, blocks = _part(width, count)
     parts = -(-count // size)
     if parts * blocks >= 2**28:
         raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
 
-    def words_of_parts(
-        keys: jax.Array, first: jax.Array, rounds: jax.Array
-    ) -> tuple[jax.Array, ...]:
+    def words_of_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> jax.Array:
         # Parts are the last axis, so the copies below move whole rows.
         counters = first[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
         lanes = jnp.broadcast_to(keys.T[:, None], (KEY_WORDS, *counters.shape))
@@ -228,12 +224,15 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         )
         stream = block_function(state).reshape(_BLOCK_WORDS, *counters.shape).swapaxes(0, 1)
         stream = stream.reshape(_BLOCK_WORDS * blocks, -1)[: size * width]
-        samples = stream.reshape(size, width, -1)
-        return tuple(samples[:, word] for word in range(width))
+        return stream.reshape(size, width, -1)
 
     def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
         def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
-            return words_of_parts(keys, first, rounds + round_number)
+            samples = words_of_parts(keys, first, rounds + round_number)
+            return tuple(samples[:, word] for word in range(width))
+
+        if sampler is None:  # Word by word, XLA on CPU would compile a loop for each.
+            return jnp.moveaxis(words_of_parts(keys, first, rounds), -1, 0)
 
         zeros = jnp.broadcast_to(_zero(keys, first)[None], (size, len(first)))
         return jax.tree.map(jnp.transpose, sampler(draw, zeros))
