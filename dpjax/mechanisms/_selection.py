@@ -118,11 +118,14 @@ class SelectionMechanism(LatticeMechanism):
             self._most_range / self.epsilon,
             self.sensitivity.value,
             self.epsilon,
-            rounding_norm(self.norm, arrays),
+            self._rounding(arrays),
             2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
+
+    def _rounding(self, arrays: PyTree) -> Scalar:
+        return rounding_norm(self.norm, arrays)
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         draw = self.rule.draw if self.exact else self.rule.draw_in_floats

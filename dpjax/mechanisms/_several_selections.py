@@ -14,7 +14,7 @@ from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.random._facade import Calibration, indices_of_rows
-from dpjax.sensitivity._norms import is_float, rounding_norm
+from dpjax.sensitivity._norms import is_float
 
 
 def linf_by_group(difference: jax.Array) -> jax.Array:
@@ -94,10 +94,14 @@ class SeveralSelections(SelectionMechanism):
             together,
             scale=together.scale * self.count,
             epsilon=together.epsilon / self.count,
-            rounding=rounding_norm(self.norm, arrays),
             # A replaced record changes two groups, and the tables are charged in both.
             coordinates=together.coordinates * (2 if self._by_group else 1),
         )
+
+    def _rounding(self, arrays: PyTree) -> Scalar:
+        if self._by_group:  # The norm of ones: in each group the largest is 1.
+            return float(len(arrays) * is_float(arrays))
+        return super()._rounding(arrays)
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         rows = value.reshape(-1, value.shape[-1])

@@ -66,17 +66,18 @@ def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> PyTree:
     """The statistic of sums with one more draw of the noise, many times."""
-    sums, n = jnp.asarray(measured["sums"]).astype(float), measured["n"]
+    sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError("no interval is simulated for a batch of releases: take them one by one")
     scale = facts["arrays"][0]["scale"]
-    # The release is public, so a public key serves: an interval is the same whenever it is asked.
-    sampler = {"laplace": jax.random.laplace, "gaussian": jax.random.normal}[facts["noise"]]
-    noise = scale * sampler(jax.random.key(0), (_DRAWS, *sums.shape))
+    # The release is public, so a public seed serves: an interval is the same whenever it is asked.
+    generator = np.random.default_rng(0)
+    sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]
+    noisy = sums + scale * sampler(size=(_DRAWS, *sums.shape))
     statistic = _program(json.dumps(facts))
     for _ in range(sums.ndim - 1):  # An axis of groups, whose sizes are private.
         statistic = jax.vmap(statistic, (1, None), out_axes=1)
-    return statistic(sums[None] + noise, n)
+    return statistic(jnp.asarray(noisy, float), n)
 
 
 @functools.lru_cache

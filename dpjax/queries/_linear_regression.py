@@ -15,13 +15,13 @@ from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bootstrap import STATISTICS
 from dpjax.queries._groups import By, inside_groups
-from dpjax.queries._padded_records import present_records
+from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
-from dpjax.queries._query import Query, compiled
+from dpjax.queries._query import Query, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
+    averages,
     in_ball,
-    moments_of,
     products_query,
     upper_triangle,
 )
@@ -106,11 +106,11 @@ def private_linear_regression(
     x_radius = _checks.positive("x_radius", x_radius)
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
-    records, present = present_records(database)
+    records, slots = records_and_slots(database)
     records = inside_groups(records, by)
     if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
         raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
-    if records["x"].ndim != 2 or records["y"].shape != present.shape:
+    if records["x"].ndim != 2 or records["y"].shape != (slots,):
         raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
     dims = records["x"].shape[1]
 
@@ -118,11 +118,10 @@ def private_linear_regression(
         x, y = (records[name].astype(jnp.result_type(float)) for name in ("x", "y"))
         return x / x_radius, (y / y_radius)[:, None]
 
+    numbers = {"x_radius": x_radius, "y_radius": y_radius, "regularization": regularization}
     facts = {
+        **numbers,
         "statistic": "linear regression",
-        "x_radius": x_radius,
-        "y_radius": y_radius,
-        "regularization": regularization,
         "weight": float(_WEIGHT),
         "left_out": 1,
         "simulated": True,
@@ -131,9 +130,7 @@ def private_linear_regression(
     def line(
         query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
-        # The square of y, which comes last, is not released and not used.
-        triangle = jnp.append(value, jnp.zeros((), value.dtype))
-        return _solution(moments_of(query, triangle, n, scale, weight=float(_WEIGHT)), facts)
+        return _line(value, n, scale * query.unit, query.unit, numbers)
 
     return released(
         key,
@@ -145,6 +142,15 @@ def private_linear_regression(
         kind="bootstrap",
         facts=facts,
     )
+
+
+@compiled
+def _line(
+    value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
+) -> dict[str, jax.Array]:
+    # The square of y, which comes last, is not released and not used.
+    triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
+    return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:

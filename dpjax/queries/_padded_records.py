@@ -61,6 +61,22 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
     return PaddedRecords(records, jnp.arange(capacity) < n)
 
 
+def records_and_slots(database: Database) -> tuple[Database, int]:
+    """The arrays of a database, padded or not, and the number of their slots."""
+    records, n = record_arrays("database", database)
+    if isinstance(records, PaddedRecords):
+        return records.records, len(records.present)
+    return records, n
+
+
+def number_of_records(database: Database) -> jax.Array:
+    """How many records a database holds; of arrays it is known without a computation."""
+    records, n = record_arrays("database", database)
+    if isinstance(records, PaddedRecords):
+        return jnp.sum(records.present.astype(bool), dtype=jnp.int32).astype(float)
+    return jnp.asarray(n, float)
+
+
 def present_records(database: Database) -> tuple[Database, jax.Array]:
     """The arrays of a database, padded or not, and whether each slot holds a record."""
     records, n = record_arrays("database", database)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
@@ -17,7 +16,7 @@ from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
 from dpjax.queries._by import by as by_group
 from dpjax.queries._groups import By, each_group, groups_of, inside_groups
-from dpjax.queries._padded_records import present_records
+from dpjax.queries._padded_records import number_of_records, records_and_slots
 from dpjax.queries._query import Query
 from dpjax.release._privatize import privatize
 
@@ -26,7 +25,7 @@ def slots_of(database: Database, relation: NeighboringRelation) -> int:
     """The number of slots of a database, which is public: n, unless n is private."""
     if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
         check_padded(database)
-    return len(present_records(database)[1])
+    return records_and_slots(database)[1]
 
 
 def shape_of_record(
@@ -36,7 +35,7 @@ def shape_of_record(
 
     With groups, their columns stand beside the array.
     """
-    records = inside_groups(present_records(database)[0], by)
+    records = inside_groups(records_and_slots(database)[0], by)
     shapes = {1: "(n,)", 2: "(n, d)"}
     if not isinstance(records, jax.Array) or shapes.get(records.ndim) not in wanted:
         raise ValueError(
@@ -85,7 +84,7 @@ def released(
     n = None
     # A replaced record may change its group, so the sizes of groups are private.
     if relation is NeighboringRelation.REPLACE_ONE and not by:
-        n = jnp.sum(present_records(database)[1], dtype=jnp.int32).astype(float)
+        n = number_of_records(database)
 
     def target(records: Database) -> jax.Array:
         return asked(records)

@@ -117,10 +117,11 @@ def compiled(function: Callable[_P, T], *, static: str | None = None) -> Callabl
 
 def rounded_estimate(query: Query, value: jax.Array) -> jax.Array:
     """Like `Query.estimate`, but jit-able: in JAX's default float, which may round it."""
-    return _in_units_of(query.unit, value)
+    return in_units_of(query.unit, value)
 
 
 @compiled
-def _in_units_of(unit: float, value: jax.Array) -> jax.Array:
+def in_units_of(unit: float, value: jax.Array) -> jax.Array:
+    """A noisy total in the units of the records, as floats; a failure is NaN."""
     floats = value.astype(jnp.result_type(float)) * unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)

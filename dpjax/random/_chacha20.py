@@ -41,6 +41,12 @@ _CHUNK, _ACCELERATOR_CHUNK = 2**14, 2**20
 _MANY_LANES = 2**11
 
 
+# Column j of row i from column i - j, which swaps diagonals and columns. It is its own inverse, so
+# one loop body serves rounds of columns and rounds of diagonals.
+_REFLECTED = np.array(
+    [4 * row + (row - column) % 4 for row in range(4) for column in range(4)], np.int32
+)
+
 _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -55,10 +61,11 @@ def block_function(state: jax.Array) -> jax.Array:
 def _rounds_of_rows(state: jax.Array) -> jax.Array:
     """Twenty equal rounds as one loop: compiled in a tenth of the time, and faster on CPU."""
 
-    def one_round(_: jax.Array, rows: _Rows) -> _Rows:
-        return _reflect(reduced(_quarter_rounds(rows)))
+    def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
+        mixed = jnp.concatenate(reduced(_quarter_rounds(_rows(state))))
+        return mixed.at[_REFLECTED].get(mode="promise_in_bounds")
 
-    return jnp.concatenate(lax.fori_loop(0, 20, one_round, _rows(state)))
+    return lax.fori_loop(0, 20, one_round, state)
 
 
 def _rounds_of_words(
@@ -124,15 +131,6 @@ def _turn(rows: _Rows, by: int, numpy: ModuleType = jnp) -> _Rows:
     return a, b, c, d
 
 
-def _reflect(rows: _Rows) -> _Rows:
-    """Takes column j of row i from column i - j, which swaps diagonals and columns.
-
-    It is its own inverse, so one loop body serves rounds of columns and rounds of diagonals.
-    """
-    a, b, c, d = (lax.rev(row, (0,)) for row in rows)
-    return jnp.roll(a, 1, axis=0), jnp.roll(b, 2, axis=0), jnp.roll(c, 3, axis=0), d
-
-
 def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
     """The first 16 words of `bits` of `fold_in`, without a program to compile."""
     child = _block_on_host(_one_state(key_data, data, _FOLD_IN))[:KEY_WORDS]
@@ -159,20 +157,16 @@ WordSampler = Callable[[Draw, jax.Array], PyTree]
 
 def uniform_words(
     key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
-) -> tuple[jax.Array, ...]:
+) -> jax.Array:
     """Uniform words: `count` samples of `width` words each, from the counter `first` on.
 
     Returns:
-        A tuple of `width` uint32 arrays of shape (count,). A batch of keys under `vmap` or a larger
-        count gives the same bits.
+        A uint32 array of shape (count, width). A batch of keys under `vmap` or a larger count gives
+        the same bits.
     """
     first = jnp.asarray(first, jnp.uint32)
-    generate = _chunked(_words_of_round_0, nonce, width, count)
+    generate = _chunked(None, nonce, width, count)
     return generate(key_data, first, jnp.uint32(0))
-
-
-def _words_of_round_0(draw: Draw, _: jax.Array) -> tuple[jax.Array, ...]:
-    return draw(jnp.uint32(0))
 
 
 def sample(
@@ -211,15 +205,16 @@ def _part(width: int, count: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callable[..., PyTree]:
+def _chunked(
+    sampler: WordSampler | None, nonce: int, width: int, count: int
+) -> Callable[..., PyTree]:
+    """Generates samples from keys, first counters and rounds; None gives their words."""
     size, blocks = _part(width, count)
     parts = -(-count // size)
     if parts * blocks >= 2**28:
         raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
 
-    def words_of_parts(
-        keys: jax.Array, first: jax.Array, rounds: jax.Array
-    ) -> tuple[jax.Array, ...]:
+    def words_of_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> jax.Array:
         # Parts are the last axis, so the copies below move whole rows.
         counters = first[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
         lanes = jnp.broadcast_to(keys.T[:, None], (KEY_WORDS, *counters.shape))
@@ -229,12 +224,15 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
         )
         stream = block_function(state).reshape(_BLOCK_WORDS, *counters.shape).swapaxes(0, 1)
         stream = stream.reshape(_BLOCK_WORDS * blocks, -1)[: size * width]
-        samples = stream.reshape(size, width, -1)
-        return tuple(samples[:, word] for word in range(width))
+        return stream.reshape(size, width, -1)
 
     def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
         def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
-            return words_of_parts(keys, first, rounds + round_number)
+            samples = words_of_parts(keys, first, rounds + round_number)
+            return tuple(samples[:, word] for word in range(width))
+
+        if sampler is None:  # Word by word, XLA on CPU would compile a loop for each.
+            return jnp.moveaxis(words_of_parts(keys, first, rounds), -1, 0)
 
         zeros = jnp.broadcast_to(_zero(keys, first)[None], (size, len(first)))
         return jax.tree.map(jnp.transpose, sampler(draw, zeros))
@@ -254,7 +252,12 @@ def _chunked(sampler: WordSampler, nonce: int, width: int, count: int) -> Callab
             out = on_cpu(*parts_of_keys)
         else:
             out = lax.platform_dependent(*parts_of_keys, cpu=on_cpu, default=on_others)
-        return jax.tree.map(lambda x: x.reshape(*first.shape, parts * size)[..., :count], out)
+
+        def cut(x: jax.Array) -> jax.Array:
+            samples = x.reshape(*first.shape, parts * size, *x.shape[2:])
+            return lax.slice_in_dim(samples, 0, count, axis=first.ndim)
+
+        return jax.tree.map(cut, out)
 
     @generate.def_vmap
     def _(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:
@@ -312,9 +315,9 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
         return jnp.zeros(shape, f"uint{bit_width}")
     bits = uniform_words(key, 0, nonce=_BITS, width=width, count=count)
     if bit_width == 64:
-        high, low = (x.reshape(shape).astype(jnp.uint64) for x in bits)
+        high, low = (bits[:, word].reshape(shape).astype(jnp.uint64) for word in (0, 1))
         return high << np.uint64(32) | low
-    return bits[0].reshape(shape).astype(f"uint{bit_width}")
+    return bits.reshape(shape).astype(f"uint{bit_width}")
 
 
 def consume(key: jax.Array) -> None:
@@ -329,14 +332,13 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if count == 0:
         return jnp.zeros((*shape, KEY_WORDS), jnp.uint32)
     children = uniform_words(key, 0, nonce=_SPLIT, width=_BLOCK_WORDS, count=blocks)
-    return jnp.stack(children, -1).reshape(-1, KEY_WORDS)[:count].reshape(*shape, KEY_WORDS)
+    return children.reshape(-1, KEY_WORDS)[:count].reshape(*shape, KEY_WORDS)
 
 
 @functools.partial(jax.jit, inline=True)
 def _fold_in(key: jax.Array, data: ArrayLike) -> jax.Array:
     data = jnp.asarray(data).astype(jnp.uint32)
-    child = uniform_words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)
-    return jnp.concatenate(child)
+    return uniform_words(key, data, nonce=_FOLD_IN, width=KEY_WORDS, count=1)[0]
 
 
 def _refuse_seed(seed: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_modulo
+from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._chacha20 import consume
@@ -182,7 +183,8 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
     else:
         gaps = _limbs.from_integers(_integer_gaps(scores))
     farthest = _farthest(fit)
-    gaps = _limbs.multiply(_limbs.where(_limbs.less(farthest, gaps), farthest, gaps), fit.points)
+    nearer = _limbs.where(_limbs.less(farthest, gaps), farthest, gaps)
+    gaps = at_once(_limbs.multiply(nearer, fit.points))
     if log_base is None:
         return gaps
     sums = _limbs.add(gaps, _points_of_base(log_base))
