@@ -206,14 +206,26 @@ def _counts_beside(
     """How many records are below, and how many above, each number of a grid."""
     numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    candidates = comparable(jnp.asarray(grid, numbers.dtype))
+    candidates = _rounded(grid, numbers.dtype)
+    # Numbers of the grid that became one have one place: that of the first.
+    first = np.searchsorted(candidates, candidates)
+    # Between every two candidates is a bin, and one for records that equal a candidate.
+    place = jnp.searchsorted(candidates, numbers)
+    equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
+    bins = (
+        jnp.zeros(2 * grid.size + 1, present.dtype)
+        .at[2 * place + equal.astype(place.dtype)]
+        .add(present)
+    )
+    up_to = jnp.cumsum(bins)
+    return up_to[2 * first], up_to[-1] - up_to[2 * first + 1]
 
-    def counts_up_to(side: str) -> jax.Array:
-        # A record is below this candidate (or at most equal to it), so also below all that follow.
-        first = jnp.searchsorted(candidates, numbers, side=side)
-        return jnp.cumsum(jnp.zeros(grid.size + 1, present.dtype).at[first].add(present))[:-1]
 
-    return counts_up_to("right"), jnp.sum(present) - counts_up_to("left")
+def _rounded(grid: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A grid on the host, as `comparable` makes numbers of a dtype."""
+    with np.errstate(over="ignore", under="ignore"):
+        candidates = np.asarray(grid, dtype)
+    return np.where(np.abs(candidates) < np.finfo(dtype).tiny, dtype.type(0), candidates)
 
 
 def accuracy_of_quantiles(
