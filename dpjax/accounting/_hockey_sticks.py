@@ -27,6 +27,7 @@ class PairCurve:
         deviations: of the Gaussian ones: the distance in standard deviations at stretch 1.
         slack: loss of the tables of all noise.
         missed: the mass that these tables miss.
+        chances: logarithm of a factor on the chances of sampled losses, for their rounding.
     """
 
     family: LossFamily
@@ -34,6 +35,7 @@ class PairCurve:
     deviations: float
     slack: float
     missed: float
+    chances: float = 0.0
 
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
         """Whether a pair is (epsilon, 0)-indistinguishable."""
@@ -50,7 +52,7 @@ class PairCurve:
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """What a release of this loss adds to the divergence; it grows with the loss."""
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
-        return self._drawn(ideal, epsilon)
+        return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """From ideal noise to that of the tables."""
