@@ -27,6 +27,9 @@ class PairLoss:
         missed: the mass that these tables miss, for the whole release.
         shifts: for Laplace noise, takes that difference to the shift of every coordinate in scales;
             None for other families.
+        logits: for the exponential mechanism, takes these arrays to logarithms of probabilities,
+            up to a number that is added to all; None for other mechanisms.
+        options: how many a selection has.
         arrays: takes the target's value to the arrays; None where they are the value.
 
     Formal guarantees:
@@ -42,3 +45,5 @@ class PairLoss:
     missed: float
     arrays: Callable[[Value], PyTree] | None = None
     shifts: Callable[[PyTree], list[jax.Array]] | None = None
+    logits: Callable[[PyTree], jax.Array] | None = None
+    options: int = 0

@@ -28,6 +28,7 @@ class PairCurve:
         deviations: of the Gaussian ones: the distance in standard deviations at stretch 1.
         slack: loss of the tables of all noise.
         missed: the mass that these tables miss.
+        chances: logarithm of a factor on the chances of sampled losses, for their rounding.
     """
 
     family: LossFamily
@@ -35,6 +36,7 @@ class PairCurve:
     deviations: float
     slack: float
     missed: float
+    chances: float = 0.0
 
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
         """Whether a pair is (epsilon, 0)-indistinguishable."""
@@ -53,7 +55,7 @@ class PairCurve:
         """What a release of this loss adds to the divergence; it grows with the loss."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
-        return self._drawn(ideal, epsilon)
+        return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
         """A divergence falls with epsilon, but what is charged for the tables grows."""

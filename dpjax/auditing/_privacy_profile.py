@@ -31,7 +31,7 @@ from dpjax._exact._tail_band import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
-from dpjax.auditing._sampled_losses import losses_of, with_releases
+from dpjax.auditing._sampled_losses import log_of_chances, losses_of, with_releases
 from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
@@ -182,10 +182,10 @@ def privacy_profile(
     or 0 where that is negative, with u = G / sigma. For selections G is half the range of the
     difference of scores. Losses of several releases add up, and the squares of u.
 
-    These are the worst releases at their distance. Where several coordinates of Laplace noise, or
-    several releases, add up, one release about each pair gives a second estimate: the average of
-    1 - exp(e - L), or 0 where that is negative, over its loss L. Here a selection counts as
-    randomized response.
+    These are the worst releases at their distance. For several coordinates of Laplace noise, for
+    several releases, and for the exponential mechanism, one release about each pair gives a second
+    estimate: the average of 1 - exp(e - L), or 0 where that is negative, over its loss L. Here
+    permute-and-flip, and any selection with weights, counts as randomized response.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that
@@ -328,6 +328,7 @@ def _curve(joint: Joint) -> PairCurve:
         joint.deviations,
         math.fsum(loss.loss for loss in joint.losses),
         math.fsum(loss.missed for loss in joint.losses),
+        log_of_chances(joint),
     )
 
 

@@ -4,7 +4,7 @@ docs/proofs/privacy-profile.md derives the margins.
 """
 
 import dataclasses
-import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.scipy.special import ndtri
 from dpjax._core._types import Key, PyTree
 from dpjax._tracing._programs import Program
 from dpjax.auditing._profile_pairs import Joint, Stretches
+from dpjax.sensitivity._norms import difference, distance
 from dpjax.sensitivity._pairs import RandomPair, position_key
 
 # The noise of a pair has a key of its own, beside those of its position and its rotation.
@@ -25,6 +26,10 @@ LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
 # No finite normal quantile of the cells is larger.
 _LARGEST_NORMAL = 6.0
+# Selections draw multiples of one over this, and options below e^-40 are rare.
+_UNIT, _RARE = 2.0**30, 40.0
+# Bounds the error of a log probability: of 1, of its magnitude, and of 2^8 options.
+_LOGIT_ERROR = 2.0**-14
 # How far the shift of a randomized response may be off, relative and absolute.
 _SHIFT_ERROR = 2.0**-10
 
@@ -48,13 +53,17 @@ class ReleasedPair(RandomPair):
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The stretch and the loss of pair `index`, and the resolution of the target's value."""
-        noise = jax.random.fold_in(position_key(key, index), _NOISE)
+        assert self.loss is not None
+        loss, noise = self.loss, jax.random.fold_in(position_key(key, index), _NOISE)
+        if self.sums is None:
+            values = self.values(key, index, position)
+            both = [distance(self.norm, *values), loss(*values, noise)]
+            return jnp.stack(both), self.resolution(values[0])
 
-        def both(moved: PyTree) -> jax.Array:
-            assert self.loss is not None
-            return jnp.stack([self.norm(moved), self.loss(moved, noise)])
+        def of_difference(moved: PyTree) -> jax.Array:
+            return jnp.stack([self.norm(moved), loss(moved, noise)])
 
-        released = dataclasses.replace(self, norm=both)
+        released = dataclasses.replace(self, norm=of_difference)
         found, resolution = RandomPair.distance(released, key, index, position)
         return found, resolution[0]
 
@@ -63,34 +72,81 @@ def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
     """The pair with a release, unless the curve of its stretch is exact."""
     if _independent_parts(joint, pair) < 2:
         return pair
-    moved, key = pair.norm.inputs.argument(0).tree(), pair.oracle.inputs.argument(0).tree()
-    loss = Program.trace("loss", functools.partial(joint_loss, joint), moved, key)
+    value, key = pair.target.outputs.tree(), pair.oracle.inputs.argument(0).tree()
+    if pair.sums is None:
+        loss = Program.trace("loss", partial(_loss_of_values, joint), value, value, key)
+    else:
+        moved = pair.norm.inputs.argument(0).tree()
+        loss = Program.trace("loss", partial(joint_loss, joint), moved, key)
     fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
     return ReleasedPair(**fields, loss=loss)
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """How many losses add up."""
+    """How many losses add up; a selection whose own loss is known counts as two."""
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
         if loss.family != "gaussian":
-            parts += sum(x.size for x in jax.tree.leaves(arrays)) if loss.shifts else 1
+            size = sum(x.size for x in jax.tree.leaves(arrays))
+            parts += size if loss.shifts else 1 + (loss.logits is not None)
     return parts + (joint.deviations > 0)
 
 
-def joint_loss(joint: Joint, moved: PyTree, key: Key) -> jax.Array:
-    """The loss of one release of all about a pair, but for the errors of shifts."""
-    parts = list(zip(joint.losses, moved, strict=True))
-    shifts = [jnp.ravel(a) for loss, x in parts if loss.shifts for a in loss.shifts(x)]
-    pure = [loss.shift(x)[None] for loss, x in parts if loss.family in ("range", "pure")]
-    normal = [loss.shift(x)[None] for loss, x in parts if loss.family == "gaussian"]
+def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax.Array:
+    pairs = list(zip(value, other, strict=True))
+    return joint_loss(joint, difference(value, other), key, pairs)
+
+
+def joint_loss(
+    joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
+) -> jax.Array:
+    """The loss of one release of all about a pair, but for the errors of shifts.
+
+    Args:
+        joint: the releases.
+        moved: the differences of the arrays of each.
+        key: for the noise.
+        values: the arrays of each; without them selections are as bad as their shifts allow.
+    """
+    parts = list(enumerate(zip(joint.losses, moved, strict=True)))
+    exact = [i for i, (loss, _) in parts if loss.logits is not None and values is not None]
+    shifts = [jnp.ravel(a) for _, (loss, x) in parts if loss.shifts for a in loss.shifts(x)]
+    pure = [
+        loss.shift(x)[None]
+        for i, (loss, x) in parts
+        if loss.family in ("range", "pure") and i not in exact
+    ]
+    normal = [loss.shift(x)[None] for _, (loss, x) in parts if loss.family == "gaussian"]
     groups = [(_of_laplace, shifts), (_of_randomized_response, pure), (_of_gaussian, normal)]
     total = jnp.zeros((), jnp.float32)
     for number, (of_shifts, found) in enumerate(groups):
         if found:
             a = jnp.abs(jnp.concatenate(found))
             total += jnp.sum(of_shifts(jax.random.fold_in(key, number), a))
+    for i in exact:
+        loss, each = joint.losses[i], jax.random.fold_in(key, len(groups) + i)
+        assert loss.logits is not None
+        assert values is not None
+        first, second = map(loss.logits, values[i])
+        total += _of_selection(each, first, second, loss.shift(moved[i]))
     return total
+
+
+def _of_selection(key: Key, first: jax.Array, second: jax.Array, shift: jax.Array) -> jax.Array:
+    """The loss of an option that is drawn by its probability, in multiples of 2^-30."""
+    one, other = jax.nn.log_softmax(first), jax.nn.log_softmax(second)
+    ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
+    place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
+    option = jnp.sum(ends <= place, dtype=jnp.int32)
+    p, q = one[option], other[option]
+    off = _LOGIT_ERROR * (1 + jnp.abs(p) + jnp.abs(q) + first.size / 2**8)
+    # No option loses more than the shift, and of rare ones nothing else is known.
+    return jnp.where(p > -_RARE, jnp.minimum(p - q + off, shift), shift)
+
+
+def chances_of(log_probabilities: jax.Array) -> jax.Array:
+    """Integers in proportion to probabilities, rounded up: rare options are drawn, too."""
+    return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -118,6 +174,16 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
     uniform, _ = _uniforms(key, mu)
     z = ndtri(uniform)
     return mu * (z + QUANTILE_ERROR * (1 + jnp.abs(z))) + mu * mu / 2
+
+
+def log_of_chances(joint: Joint) -> float:
+    """How much rounding may lower the logarithm of an option's chance, over all selections."""
+    # Twice: of the probability, and of the sum of all.
+    return sum(
+        2 * (_LOGIT_ERROR * (1 + _RARE + loss.options / 2**8) + _SHIFT_ERROR)
+        for loss in joint.losses
+        if loss.logits
+    )
 
 
 def losses_of(stretches: Stretches, joint: Joint) -> np.ndarray:

@@ -170,6 +170,11 @@ class SelectionMechanism(LatticeMechanism):
             float(calibration.coordinates) * lattice.certificate.loss,
             0.0,
             lambda scores: (scores, -scores if is_float(scores) else ~scores),
+            # Weights and gaps may cancel, and then float32 knows little of their sum.
+            logits=(lambda arrays: self._logits(arrays[0]))
+            if self.rule.bounded_range and self.log_base is None
+            else None,
+            options=scores.size,
         )
 
     def _largest_gap(self, scores: ArrayOrShape, calibration: Calibration) -> jax.Array:

@@ -73,6 +73,99 @@ def test_one_part_has_the_exact_curve(key, family, exact, divergence, sign):
         assert abs(sample.mean() - truth) <= 5 * sample.std() / math.sqrt(DRAWS) + margin
 
 
+def selection(options):
+    """A release whose arrays are logits."""
+    loss = PairLoss(
+        "range",
+        lambda x: jnp.max(x) - jnp.min(x),
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        logits=lambda x: x,
+        options=options,
+    )
+    return Joint((jnp.mean,), (loss,), 1.0, 0.0, "last")
+
+
+@functools.partial(jax.jit, static_argnames=("releases", "count"))
+def selected(key, releases, first, second, count=DRAWS):
+    def one(key):
+        return losses.joint_loss(releases, [first - second], key, [(first, second)])
+
+    return np.float64(0) + jax.vmap(one)(jax.random.split(key, count))
+
+
+@pytest.mark.parametrize("options", [2, 40])
+def test_a_selection_has_the_exact_curve_of_its_scores(key, options):
+    """Each of 10 comparisons is at 4 standard errors: a false alarm in 1 of 10^3 keys.
+
+    The curve of the range alone is far above.
+    """
+    rng = np.random.default_rng(4)
+    first, second = rng.normal(size=(2, options)).astype("float32") / 2
+    found = np.asarray(selected(key, selection(options), first, second), np.float64)
+    p, q = (scipy.special.softmax(x.astype(float)) for x in (first, second))
+    for epsilon in (0.0, 0.1, 0.2, 0.4, 0.6):
+        exact = np.maximum(p - np.exp(epsilon) * q, 0).sum()
+        sample = np.maximum(-np.expm1(epsilon - found), 0)
+        margin = losses._LOGIT_ERROR * 20
+        assert abs(sample.mean() - exact) <= 4 * sample.std() / math.sqrt(DRAWS) + margin
+    if options == 40:
+        limit = float(sticks.bounded_range(np.ptp(first - second), np.array(0.4)))
+        assert limit > 1.5 * np.maximum(p - np.exp(0.4) * q, 0).sum()
+    exact = np.log(p) - np.log(q)
+    # Above the loss of an option, by the margin.
+    off = np.min(np.where(found[:, None] >= exact, found[:, None] - exact, np.inf), axis=1)
+    if options == 2:
+        assert off.min() > 0.9 * losses._LOGIT_ERROR
+        assert off.max() < 20 * losses._LOGIT_ERROR
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 300.0])
+def test_no_option_is_drawn_too_rarely(spread):
+    """Also where float32 rounds its probability to 0."""
+    options = 1000
+    logits = (spread * np.random.default_rng(5).normal(size=options)).astype("float32")
+    chances = np.asarray(losses.chances_of(jax.nn.log_softmax(logits)), float)
+    exact = scipy.special.softmax(logits.astype(float))
+    factor = math.exp(losses.log_of_chances(selection(options)))
+    assert np.all(exact <= factor * chances / chances.sum())
+    assert 1 < factor < 1.02
+
+
+def test_the_chances_of_options_are_charged():
+    curve = _curve(selection(1000))
+    plain = dataclasses.replace(curve, chances=0.0)
+    found, ideal = (float(x.of_losses(np.array(0.5), np.array(0.2))) for x in (curve, plain))
+    assert ideal == pytest.approx(-math.expm1(-0.3))
+    assert found == pytest.approx(ideal * math.exp(losses.log_of_chances(selection(1000))))
+
+
+def scores(database):
+    return -jnp.abs(database[:, None] - jnp.linspace(0, 4, 20)[None]).mean(0)
+
+
+def test_the_profile_of_a_selection_is_near_the_truth(key):
+    """At epsilon 0 the range says five times as much."""
+    mechanism = dpjax.exponential(4 / N, 1.0)
+    profile = dpjax.privacy_profile(key, (scores, mechanism), exponential, n=N, m=5000)
+    by_distance = dataclasses.replace(profile, losses=None)
+
+    @jax.jit
+    @jax.vmap
+    def of_pair(key):
+        records = exponential(key, N + 1)
+        databases = jnp.stack([records[:-1], jnp.concatenate([records[: N - 1], records[N:]])])
+        values = jax.vmap(scores)(databases)
+        return jax.vmap(lambda x: jax.nn.softmax(mechanism._logits(x)))(values)
+
+    p, q = np.moveaxis(np.asarray(of_pair(jax.random.split(key, 5000)), float), 1, 0)
+    truth = np.maximum(p - q, 0).sum(1).mean()
+    assert truth < profile.advantage < 1.5 * truth
+    assert by_distance.advantage > 3 * truth
+
+
 def test_losses_of_coordinates_and_releases_add_up(key):
     moved = [jnp.array([0.3, -0.2, 0.0]), jnp.array([0.5]), jnp.array([0.4]), jnp.array([0.3])]
     releases = joint("laplace", "range", "gaussian", "gaussian")
