@@ -8,8 +8,10 @@ from jax import lax
 
 import dpjax
 from all_pairs import VALUES, N, all_pairs, bounds_of
+from dpjax import targets
 from dpjax.proving import Ball, NoProofError
 from dpjax.proving._slices import Program
+from dpjax.targets._known_sensitivity import BoundedTarget
 from random_programs import distance
 
 TABLE = jnp.array([[1.0, 0.0], [0.5, -3.0], [2.0, 2.0]])
@@ -209,3 +211,40 @@ def test_refusals(target, match):
     spec = jax.ShapeDtypeStruct((N, 2), jnp.float32)
     with pytest.raises(NoProofError, match=match):
         dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
+
+
+REGRESSION = {"x": jax.ShapeDtypeStruct((50, 2), jnp.float32), "y": NUMBERS}
+
+
+@pytest.mark.parametrize(
+    ("target", "norm"),
+    [
+        (targets.ridge_regression(regularization=0.1, dims=2), "l2"),
+        (targets.logistic_regression(regularization=0.1, dims=2), "l2"),
+        (targets.linear_svm(regularization=0.1, dims=2), "l1"),
+    ],
+)
+def test_learners_have_the_bounds_of_their_own_proofs(target, norm):
+    found = dpjax.global_sensitivity(target, REGRESSION, bounds=(-1, 1), norm=norm, n=50)
+    assert found.value == target.sensitivity(norm, n=50).value
+    assert "itself" in found.explain()
+
+
+def test_the_smaller_of_two_proofs_counts():
+    target = BoundedTarget(jnp.mean, bound=lambda norm, n, dtype: 5.0)
+    found = dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+    assert found.value < 0.0101
+
+
+def test_an_object_that_claims_a_bound_is_not_believed():
+    class Claims:
+        norms, relations = ("l1",), tuple(dpjax.NeighboringRelation)
+
+        def _bound(self, norm, relation, n, dtype):
+            return 1e-3
+
+        def __call__(self, x):
+            return x.sum()
+
+    found = dpjax.global_sensitivity(Claims(), NUMBERS, bounds=(0, 1), norm="l1")
+    assert found.value >= 1
