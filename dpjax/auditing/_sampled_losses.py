@@ -4,7 +4,7 @@ docs/proofs/privacy-profile.md derives the margins.
 """
 
 import dataclasses
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -118,18 +118,18 @@ def joint_loss(
     ]
     normal = [loss.shift(x)[None] for _, (loss, x) in parts if loss.family == "gaussian"]
     groups = [(_of_laplace, shifts), (_of_randomized_response, pure), (_of_gaussian, normal)]
-    total = jnp.zeros((), jnp.float32)
+    terms: list[jax.Array] = []
     for number, (of_shifts, found) in enumerate(groups):
         if found:
             a = jnp.abs(jnp.concatenate(found))
-            total += jnp.sum(of_shifts(jax.random.fold_in(key, number), a))
+            terms.append(jnp.sum(of_shifts(jax.random.fold_in(key, number), a)))
     for i in exact:
         loss, each = joint.losses[i], jax.random.fold_in(key, len(groups) + i)
         assert loss.logits is not None
         assert values is not None
         first, second = map(loss.logits, values[i])
-        total += _of_selection(each, first, second, loss.shift(moved[i]))
-    return total
+        terms.append(_of_selection(each, first, second, loss.shift(moved[i])))
+    return reduce(jnp.add, terms)
 
 
 def _of_selection(key: Key, first: jax.Array, second: jax.Array, shift: jax.Array) -> jax.Array:
