@@ -64,6 +64,11 @@ STEPS = {
     "turned": lambda v: v * v[::-1],
     "neighbors": lambda v: jnp.maximum(v, jnp.pad(v, ((1, 0), (0, 0)))[:-1]),
     "order of neighbors": lambda v: jnp.concatenate([v[1:] > v[:-1], v[:1] > 0]),
+    "rolled": lambda v: jnp.where(jnp.roll(v, 1, axis=0) > v, v, 2 * v[::-1]),
+    "even rows": lambda v: jnp.minimum(v, jnp.repeat(v[::2], 2, axis=0)),
+    "rows of rows": lambda v: jnp.tanh(v @ v.T) @ v,
+    "columns as rows": lambda v: jnp.maximum(v, jnp.pad(v[:DIMS].T, ((2, 2), (0, 0)))),
+    "power": lambda v: (jnp.abs(v) + 0.2) ** 0.7,
     "looked up": lambda v: MATRIX[jnp.clip((v[:, 0] * 2).astype(int), 0, 1)] * v,
     "descended": lambda v: (
         jax.lax.fori_loop(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._layout import cut, squeeze
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, make
 
@@ -56,6 +57,28 @@ def look_up(table: Abstract, places: Abstract, parameters: Any) -> Abstract:
         (*batch, *size), table.dtype, low, high, places.axis, moved(places.changed),
         moved(places.others), whole=table.whole, l2_of_row=norm,
     )  # fmt: skip
+
+
+def take(x: Abstract, index: Abstract, parameters: Any) -> Abstract:
+    """All entries at one public place of an axis, as of sorted records."""
+    numbers, whole = parameters["dimension_numbers"], list(x.shape)
+    axes = tuple(numbers.start_index_map)
+    plain = (
+        index.shape == (1,)
+        and len(axes) == 1
+        and tuple(numbers.collapsed_slice_dims) == axes
+        and tuple(numbers.operand_batching_dims) == ()
+        and tuple(numbers.offset_dims) == tuple(range(len(whole) - 1))
+        and list(parameters["slice_sizes"]) == [1 if k in axes else s for k, s in enumerate(whole)]
+    )
+    if not plain:
+        raise RefusalError("a gather of this form has no rule: take one place of one axis")
+    place, axis = int(index.low.flat[0]), axes[0]
+    if not 0 <= place < whole[axis]:
+        raise RefusalError("the place is out of bounds")
+    starts = [place if k == axis else 0 for k in range(len(whole))]
+    ends = [place + 1 if k == axis else size for k, size in enumerate(whole)]
+    return squeeze(cut(x, starts, ends, [1] * len(whole)), axes)
 
 
 def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: Any) -> Abstract:

@@ -160,25 +160,3 @@ def add_at_places(
         float(rounding.up(l2 + 2 * slip * math.sqrt(bins))),
     )
     return make(start.shape, dtype, low, high, None, moved, moved, whole=whole)
-
-
-def take_one(x: Abstract, index: Abstract, parameters: Any) -> Abstract:
-    """Gather of one entry, at a public place, from an array of one axis."""
-    numbers = parameters["dimension_numbers"]
-    plain = (
-        len(x.shape) == 1
-        and index.shape == (1,)
-        and tuple(parameters["slice_sizes"]) == (1,)
-        and tuple(numbers.offset_dims) == ()
-        and tuple(numbers.collapsed_slice_dims) == (0,)
-        and tuple(numbers.start_index_map) == (0,)
-        and tuple(numbers.operand_batching_dims) == ()
-    )
-    if not plain or not index.is_known:
-        raise RefusalError("a gather of this form has no rule: take one entry of one axis")
-    place = int(index.low.flat[0])
-    if not 0 <= place < x.shape[0]:
-        raise RefusalError("the place is out of bounds")
-    from dpjax.proving._layout import cut, squeeze
-
-    return squeeze(cut(x, (place,), (place + 1,), (1,)), (0,))

@@ -21,6 +21,7 @@ from dpjax.proving import _layout as layout
 from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _loops as loops
 from dpjax.proving import _places as places
+from dpjax.proving import _powers as powers
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
@@ -33,6 +34,7 @@ _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
     "scan": "take fewer steps, or sample it",
     "cond": "choose with jnp.where",
+    "conv_general_dilated": "multiply by a public matrix, or sample it",
     "pure_callback": "write it in JAX, or sample it",
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
@@ -302,7 +304,7 @@ def _scatter_add(parameters: Any, dtype: np.dtype, *xs: Abstract) -> Abstract:
 
 def _gather(parameters: Any, dtype: np.dtype, x: Abstract, index: Abstract) -> Abstract:
     if index.is_known and not x.is_public:
-        return products.take_one(x, index, parameters)
+        return places.take(x, index, parameters)
     return places.look_up(x, index, parameters)
 
 
@@ -315,6 +317,7 @@ RULES: dict[str, Rule] = {
     "neg": _plain(elementwise.negative),
     "abs": _plain(elementwise.absolute),
     "square": _plain(elementwise.square),
+    "pow": _plain(powers.power),
     "integer_pow": lambda parameters, dtype, x: elementwise.integer_power(
         x, parameters["y"], dtype=dtype
     ),

@@ -7,8 +7,9 @@ import pytest
 from jax import lax
 
 import dpjax
+import query_table
 from all_pairs import VALUES, N, all_pairs, bounds_of
-from dpjax import targets
+from dpjax import queries, targets
 from dpjax.proving import Ball, NoProofError
 from dpjax.proving._slices import Program
 from dpjax.targets._known_sensitivity import BoundedTarget
@@ -60,6 +61,9 @@ PROGRAMS = {
     "clip by the norm of a column": lambda x: x / jnp.maximum(
         0.5, jnp.sqrt(jnp.sum(x**2, axis=0, keepdims=True))
     ),
+    "power": lambda x: (x + 1.5) ** 1.5,
+    "power below 0": lambda x: (x + 1.5) ** -0.5,
+    "quantile": lambda x: jnp.quantile(x, 0.75, axis=0),
     "searchsorted": lambda x: jnp.searchsorted(jnp.array([-0.5, 0.3]), x),
     "histogram": lambda x: jnp.histogram(x[:, 0], bins=2, range=(-1, 1))[0],
     "cumsum": lambda x: jnp.cumsum(x, axis=0),
@@ -204,6 +208,8 @@ def test_what_looks_like_a_clip_is_not(clip):
         (lambda x: TABLE[(3 * x).astype(int) + 1], "out of bounds"),
         (lambda x: lax.dynamic_slice(x, (code(x)[0, 0], 0), (1, 1)), "not public"),
         (lambda x: x[jnp.array([0, 0, 0])].sum(0), "gather"),
+        (lambda x: x**0.5, "may be 0 or negative"),
+        (lambda x: (x + 2) ** (x + 2), "public float"),
         (lambda x: jnp.tile(x, (100, 1)).sum(0), "copies"),
     ],
 )
@@ -228,6 +234,22 @@ def test_learners_have_the_bounds_of_their_own_proofs(target, norm):
     found = dpjax.global_sensitivity(target, REGRESSION, bounds=(-1, 1), norm=norm, n=50)
     assert found.value == target.sensitivity(norm, n=50).value
     assert "itself" in found.explain()
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("name", query_table.CASES)
+def test_queries_have_the_bounds_of_their_own_proofs(name, norm):
+    query, records, *_ = query_table.CASES[name]
+    found = dpjax.global_sensitivity(query, records, bounds=(-2, 7), norm=norm)
+    assert found.value == query.sensitivity(norm).value
+
+
+def test_a_proved_query_is_released():
+    query = queries.histogram_query(4)
+    found = dpjax.global_sensitivity(query, np.arange(8), bounds=(0, 3), norm="l1")
+    private = dpjax.privatize(query, dpjax.laplace(found, epsilon=1e6))
+    release = private(dpjax.random.seeded_key(0), np.arange(8))
+    assert release.value.tolist() == [1, 1, 1, 5]
 
 
 def test_the_smaller_of_two_proofs_counts():
