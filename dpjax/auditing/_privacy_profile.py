@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Value
 from dpjax._core._values import (
     Guarantee,
@@ -33,7 +34,7 @@ from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
 from dpjax.auditing._sampled_losses import log_of_chances, losses_of, with_releases
 from dpjax.random._facade import sampling_key
-from dpjax.release._privatize import privatize
+from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
 # Where the table shows the curve, as multiples of the total epsilon.
@@ -204,8 +205,8 @@ def privacy_profile(
         TypeError: if an argument is of another type, or the loss of a mechanism on one pair is not
             known: noise in floats, none at all, or of a private scale.
         ValueError: if a size is out of range, a mechanism is for another n, or for another relation
-            than replace-one, a target is not the one that was sampled, or has what
-            `dpjax.sample_sensitivity` refuses.
+            than replace-one, a target is not the one that was sampled, the oracle draws other
+            arrays, or a target has what `dpjax.sample_sensitivity` refuses.
 
     Formal guarantees:
         Replace-one neighbors, exact noise, and a database that is a draw from the oracle. Fix
@@ -218,7 +219,9 @@ def privacy_profile(
         1 - confidence, and `delta` is the smaller one. Distances are raised by rounding, as
         `dpjax.sample_sensitivity` does, and by grids and tables of the noise. The guarantee covers
         all releases together: do not compose it with theirs. Where a sensitivity was sampled for
-        all positions, so is the profile, and it is averaged over positions.
+        all positions, so is the profile, and it is averaged over positions. Otherwise the target
+        must ignore the order of records: if a random rotation moves it on a share g of databases,
+        gamma is larger by up to 2 g, and few probes see a g below that of the sensitivities.
 
     Source:
         docs/proofs/privacy-profile.md; Zhu, Dong and Wang (2022) for domination; Balle and Wang
@@ -292,19 +295,26 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     _checks.function("oracle", oracle)
     database = jax.eval_shape(lambda key: oracle(key, n), jax.random.key(0))
     losses: list[PairLoss] = []
+    targets: list[Target] = []
     for target, mechanism in pairs:
         privatize(target, mechanism)
         sensitivity = mechanism.sensitivity
+        targets.append(as_released(target, sensitivity))
         if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
             raise TypeError("the mechanism is traced, but privacy_profile runs on the host")
         if sensitivity.n not in (None, n):
             raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
+        if sensitivity.records not in (None, TreeSpec.of(database)):
+            raise ValueError(
+                f"oracle must draw records like those that were sampled, {sensitivity.records},"
+                f" got {TreeSpec.of(database)}"
+            )
         losses.append(_loss_of(mechanism, jax.eval_shape(target, database)))
     sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
     return Joint(
-        tuple(target for target, _ in pairs),
+        tuple(targets),
         tuple(losses),
         math.fsum(loss.nominal for loss in losses if loss.family != "gaussian"),
         math.hypot(*(loss.nominal for loss in losses if loss.family == "gaussian")),

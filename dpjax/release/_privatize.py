@@ -136,6 +136,11 @@ def privatize(
     return private
 
 
+def as_released(target: Target, sensitivity: Sensitivity) -> Target:
+    """The target as a release evaluates it: on clamped records, if its bound was proved so."""
+    return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
+
+
 def _described(
     release: Release, mechanism: Mechanism, target: Target, outputs: TreeSpec, database: Database
 ) -> Release:
@@ -161,9 +166,7 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
 
 
 def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -> Program:
-    if sensitivity.bounds is not None:
-        target = sensitivity.bounds.enforced_on(target)
-    program = Program.trace("target", target, records.tree())
+    program = Program.trace("target", as_released(target, sensitivity), records.tree())
     if not program.is_concrete:
         raise TypeError(
             "target closes over a traced value, so it cannot be the one that was sampled: make the"

@@ -95,6 +95,7 @@ def point_of_each(
     method: Method,
     confidence: float | Literal["default"] | None,
     over_least: int = PAIRS_OVER_LEAST,
+    most: int = MOST_SAMPLED_PAIRS,
 ) -> tuple[OperatingPoint, float | None]:
     """The operating point of each position, and the confidence in all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
@@ -102,7 +103,7 @@ def point_of_each(
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
-        m = min(over_least * point.m, MOST_SAMPLED_PAIRS)
+        m = max(point.m, min(over_least * point.m, most))
         point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if point.m > MOST_SAMPLED_PAIRS:
         raise ValueError(f"m must be at most {MOST_SAMPLED_PAIRS} to be sampled, got {point.m}")

@@ -27,15 +27,16 @@ from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._plan import PAIRS_OVER_LEAST, Plan, point_of_each
+from dpjax.sensitivity._plan import Plan, point_of_each
 from dpjax.sensitivity._probes import rounding_of_releases
 from dpjax.sensitivity._several_oracles import stated_confidence, worst_of_oracles
 from dpjax.sensitivity._watch import Watch
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# With `until`: the most pairs, and chunks at least, after which one may end.
-_PAIRS_OVER_LEAST_IF_WATCHED, _LOOKS = 1000, 64
+# With `until`: the most pairs, and chunks at least, after which one may end. There is room for the
+# distances of the most pairs from the start: 256 MiB.
+_IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
 @outside_any_mesh
@@ -81,7 +82,7 @@ def sample_sensitivity(
             a function of the difference of two values: the mechanism's. A `NoiseShape` for
             `dpjax.shaped_gaussian`.
         m: number of pairs; given gamma alone, ten times the least. With `until` the most pairs, by
-            default 1000 times the least.
+            default 1000 times the least, or 2^26 if that is less (and enough).
         gamma: probability over random pairs that may be left uncovered; given m alone, the least.
         method: "exact", "dkw" or "anytime", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
@@ -198,7 +199,7 @@ def sample_sensitivity(
             gamma=gamma,
             method=method if until is None else "anytime",
             confidence=confidence,
-            over_least=PAIRS_OVER_LEAST if until is None else _PAIRS_OVER_LEAST_IF_WATCHED,
+            **({} if until is None else _IF_WATCHED),
         )
         layout = layout_of(pair, point.m, chunk_size, mesh)
         if until is not None and chunk_size is None:

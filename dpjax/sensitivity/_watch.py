@@ -56,8 +56,12 @@ class Watch:
         if upper is None:
             return False
         lower = max(lower_k(drawn, self.point.gamma, confidence), 1)
-        found = np.asarray(distances).reshape(-1)
-        found = np.where(found >= 0, found, np.inf)
-        low, high = np.partition(found, [lower - 1, upper - 1])[[lower - 1, upper - 1]].tolist()
+        found = np.asarray(distances)
+        found = found[(found >= 0) & (found < np.inf)]  # Most may not be drawn yet.
+
+        def of_rank(k: int) -> float:
+            return float(np.partition(found, k - 1)[k - 1]) if k <= found.size else np.inf
+
+        low, high = of_rank(lower), of_rank(upper)
         count(0, f"sensitivity from {low:.4g} to {high:.4g}")
         return high <= self.until * low and 0 < high < np.inf and self.until > 1

@@ -1,5 +1,7 @@
 """The gamma of single records: exact cases, limits, and shares of people."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,3 +106,18 @@ def test_what_is_refused(key):
     added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
     with pytest.raises(ValueError, match="replace-one"):
         by_record(key, bound=dpjax.analytic_sensitivity(1.0, norm="l1", relation=added))
+
+
+def test_records_are_clamped_as_for_a_release(key):
+    """By a bound that was proved for clamped ones: 0 and 2 differ only then."""
+
+    def folded(database):
+        return jnp.sum(jnp.minimum(database, 2 - database))
+
+    records = jax.ShapeDtypeStruct((4,), jnp.float32)
+    proved = dpjax.global_sensitivity(folded, records, bounds=(0, 1), norm="l1")
+    half = dataclasses.replace(proved, value=0.5)
+    coins = oracles.independent(lambda key: 2.0 * jax.random.bernoulli(key).astype(jnp.float32))
+    settings = {"n": 4, "records": jnp.array([0.0, 2.0]), "pairs": 100}
+    found = by_record(key, folded, coins, bound=half, **settings)
+    assert np.all(found.lower > 0.2)

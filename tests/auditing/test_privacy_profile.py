@@ -15,7 +15,7 @@ from dpjax import oracles, targets
 from dpjax._core._pair_loss import PairLoss
 from dpjax._exact._tail_band import TailBand
 from dpjax.accounting import _hockey_sticks as sticks
-from dpjax.auditing._privacy_profile import PrivacyProfile, _curve
+from dpjax.auditing._privacy_profile import PrivacyProfile, _curve, _joint
 from dpjax.auditing._profile_pairs import Joint
 from dpjax.sensitivity._norms import difference
 
@@ -364,3 +364,23 @@ def test_no_epsilon_is_too_large(key):
             deltas = found.delta(np.array(stretch), some)
             assert np.all(np.diff(deltas) <= 1e-14)
             assert deltas[-1] < 2e-14 or stretch == 50
+
+
+def test_what_is_profiled_is_what_is_released():
+    """A bound that was proved for clamped records: without the clamp, no pair would differ."""
+
+    def folded(database):
+        return jnp.sum(jnp.minimum(database, 2 - database))
+
+    records = jax.ShapeDtypeStruct((4,), jnp.float32)
+    proved = dpjax.global_sensitivity(folded, records, bounds=(0, 1), norm="l1")
+
+    def coins(key, n):
+        return 2.0 * jax.random.bernoulli(key, shape=(n,)).astype(jnp.float32)
+
+    release = folded, dpjax.laplace(proved, 1.0)
+    (found,) = _joint([release], coins, 4).target(jnp.array([0.0, 2.0, 2.0, 0.0]))
+    assert found == 2
+    for other in (lambda *args: coins(*args).astype(int), lambda *args: coins(*args)[:, None]):
+        with pytest.raises(ValueError, match="records like those"):
+            _joint([release], other, 4)

@@ -5,6 +5,7 @@ import re
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -12,6 +13,9 @@ import scipy.stats
 import dpjax
 from dpjax import oracles, targets
 from dpjax.sensitivity import _anytime
+from dpjax.sensitivity._plan import point_of_each
+from dpjax.sensitivity._sampler import _IF_WATCHED
+from dpjax.sensitivity._watch import Watch
 
 ORACLE = oracles.independent(jax.random.exponential)
 MEAN = targets.summable(lambda x: x, average=True)
@@ -118,6 +122,37 @@ def test_it_ends_when_both_order_statistics_are_near(key, capsys, tmp_path):
     more = sample(key, until=1.2, checkpoint=file)
     assert more.m > found.m
     assert more.value == sample(key, until=1.2).value
+
+
+def test_the_most_pairs_fit_into_memory():
+    """Room for the distances of all is taken at once: 1000 times the least were gigabytes."""
+    settings = {"m": None, "method": "anytime", "confidence": 0.99, **_IF_WATCHED}
+    for gamma, most in ((0.05, 126_000), (1e-5, 2**26), (1e-8, None)):
+        least = dpjax.operating_point(gamma=gamma, method="anytime").m
+        point, _ = point_of_each(1, gamma=gamma, **settings)
+        assert point.m == (most or least) >= least
+
+
+def test_distances_that_are_missing_or_nan_are_infinite():
+    point = dpjax.operating_point(m=300, gamma=0.5, method="anytime")
+    shown = []
+
+    def look(distances):
+        ends = Watch(point, 1.5).has_seen_enough(
+            jnp.asarray(distances), 100, lambda _, text: shown.append(text)
+        )
+        return ends, shown.pop()
+
+    drawn = np.where(np.arange(300) < 100, np.arange(300.0) % 100 + 1000, np.inf)
+    upper, lower = (f(100, 0.5, 0.99) for f in (_anytime.least_k, _anytime.lower_k))
+    assert look(drawn) == (True, f"sensitivity from {999 + lower} to {999 + upper}")
+    for odd in (np.nan, -1.0, np.inf):
+        some = np.where(drawn < 1000 + 100 - upper, odd, drawn)
+        assert look(some)[0]
+        assert look(np.where(drawn < 1001 + 100 - upper, odd, drawn)) == (
+            False,
+            f"sensitivity from {1000 + 100 - upper + lower} to inf",
+        )
 
 
 def test_it_ends_at_the_most_pairs(key):
