@@ -188,6 +188,7 @@ class AboveThreshold(LatticeMechanism):
             TypeError: if the query is not a real number.
             ValueError: if it is not a scalar, or `vmap` maps over queries and not over states.
         """
+        self._check_unclamped()
         answer = _checks.real_arrays("query", query)
         if not jax.tree_util.all_leaves([answer]) or answer.shape != ():
             raise ValueError(f"query must be a scalar, got {_checks.described(answer)}")

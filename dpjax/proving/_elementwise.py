@@ -6,6 +6,7 @@ between lies in the box as well. Norms follow with the largest g_i. Rounding add
 the two values, where the inputs differ at all.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -87,12 +88,22 @@ def _rounded(units: float, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) -> Abstract:
-    """The gains are 1; exact for integers that the dtype holds."""
+    """The gains are 1; exact for integers that the dtype holds.
+
+    A compiler takes (x + c) + d to x + (c + d). The rounding of c + d shifts D and D' alike, so it
+    widens the range alone, by units of what the constants add up to.
+    """
     (a, b), shape, axis = aligned(first, second)
     low, high = (a.low + b.low, a.high + b.high) if sign > 0 else (a.low - b.high, a.high - b.low)
+    shift = sum(float(x.magnitude.max()) if x.is_public else x.shift for x in (a, b))
     whole = a.whole and b.whole and _exact(low, high, dtype)
+    whole = whole and (dtype.kind != "f" or shift <= rounding.exact_integers(dtype))
     error = 0.0 if whole else _rounded(rounding.UNITS["add"], low, high, dtype)
-    return lipschitz((a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole)
+    if not whole and (a.shift or b.shift) and (a.is_public or b.is_public):
+        combined = 8 * rounding.unit(dtype) * shift
+        low, high = low - combined, high + combined
+    found = lipschitz((a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole)
+    return dataclasses.replace(found, shift=shift)
 
 
 def _exact(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> bool:
@@ -287,7 +298,7 @@ def _elementary(
         low, high = np.minimum(first, second), np.maximum(first, second)
         size = np.maximum(np.abs(low), np.abs(high))
         size = np.maximum(size, 1.0) if absolute_error else size
-        counted = units + rounded_operand * np.abs(x.high)
+        counted = units * rounding.coarseness(dtype) + rounded_operand * np.abs(x.high)
         error = counted * rounding.unit(dtype) * size + 2.0**-40 * size * 2.0**-4
         # Rounding may move a value whose slope is 0 on the host.
         gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500

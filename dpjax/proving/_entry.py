@@ -63,8 +63,9 @@ def global_sensitivity(
         and f(D') differ by at most the bound. `privatize` clamps the database to the bounds first,
         so nothing is assumed of the data: NaN, infinities and outliers become public numbers. The
         bound counts rounding in the dtype that runs: sums in any order, fused products, subnormal
-        numbers that become 0, and 64 eps for elementary functions, on CPU and GPU. It assumes that
-        the compiled program is deterministic, and that its elementwise part computes an entry from
+        numbers that become 0, and 64 eps for elementary functions (512 in float64). Releases on
+        other platforms than CPU and GPU are refused. It assumes XLA without fast math, that the
+        compiled program is deterministic, and that its elementwise part computes an entry from
         the entries at its place.
 
     Source:

@@ -182,7 +182,9 @@ def iota(shape: Sequence[int], dimension: int, dtype: np.dtype) -> Abstract:
     short[dimension] = shape[dimension]
     numbers = np.arange(shape[dimension], dtype=float).reshape(short)
     none = difference(np.zeros((1,) * len(shape)), shape, None)
-    if numbers.max() > rounding.exact_integers(dtype):
+    # Integers wrap around: iota of uint8 starts at 0 again after 255.
+    largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)
+    if dtype.kind not in "fiu" or shape[dimension] - 1 > largest:
         raise RefusalError("iota exceeds the integers of its dtype")
     return dataclasses.replace(
         constant(np.zeros((), dtype)), shape=tuple(shape), low=numbers, high=numbers,

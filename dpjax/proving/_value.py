@@ -12,6 +12,8 @@ Its concretization is the set of all families of arrays x(D) such that, for ever
    every other row is within `others`, in the same three senses.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
 5. l2_of_row bounds the l2 norm of each row of x(D) itself.
+6. The constants that were added to x last, one after the other, have magnitudes that sum up to at
+   most `shift`. A compiler may add them up first.
 
 x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
 rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
@@ -92,6 +94,7 @@ class Abstract:
     tied: frozenset[int] = frozenset()
     l2_of_row: float = math.inf
     source: object | None = None
+    shift: float = 0.0
 
     @property
     def origin(self) -> object:
@@ -194,8 +197,10 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     if (low > high).any():
         raise RefusalError("the interval of the value is empty")
     largest = max(np.abs(low).max(), np.abs(high).max())
-    if dtype.kind == "f" and dtype.itemsize < 4:
-        raise RefusalError(f"{dtype} has no rule: compute in float32 or float64")
+    if dtype.kind not in "fiub" or (dtype.kind == "f" and dtype.itemsize < 4):
+        raise RefusalError(f"{dtype} has no rule: compute in float32, float64 or usual integers")
+    if dtype.kind == "b" and (np.ceil(low).min() < 0 or np.floor(high).max() > 1):
+        raise RefusalError("sums and products of booleans have no rule: convert to a number")
     if dtype.kind == "f" and largest > rounding.LARGEST:
         raise RefusalError(f"the value may be as large as {largest:.3g}, and may overflow: rescale")
     if dtype.kind in "iu":

@@ -39,6 +39,14 @@ _REMEDIES = {
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
 }
+# Constants before and after these may be combined.
+_MOVES = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
+        *("dynamic_slice", "gather", "neg", "pad", "reshape", "rev", "slice", "squeeze", "stack"),
+        *("stop_gradient", "tile", "transpose"),
+    )
+)
 _ROUND = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -148,7 +156,10 @@ class Walk:
         rule = RULES.get(name)
         if rule is None:
             raise RefusalError("it has no rule")
-        return [rule(equation.params, dtype, *operands)]
+        found = rule(equation.params, dtype, *operands)
+        if name in _MOVES:
+            found = dataclasses.replace(found, shift=sum(x.shift for x in operands))
+        return [found]
 
     def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype, *, divides: bool) -> None:
         """Compilers fold constants of a chain into one, which must neither overflow nor vanish.

@@ -149,3 +149,6 @@ def test_queries_one_by_one_are_refused_because_nothing_clamps():
     mechanism = dpjax.above_threshold(proved, epsilon=1.0, threshold=1.0)
     with pytest.raises(ValueError, match="clamped records"):
         mechanism.start(dpjax.random.seeded_key(0))
+    state = dpjax.above_threshold(1.0, epsilon=1.0, threshold=1.0).start(dpjax.random.seeded_key(0))
+    with pytest.raises(ValueError, match="clamped records"):
+        mechanism.step(state, 5.0)

@@ -1,0 +1,135 @@
+"""What compilers and devices do to numbers, and proofs must count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpjax
+from dpjax.proving import NoProofError
+from dpjax.proving import _rounding as rounding
+from dpjax.release import _privatize
+
+N = 2
+FLOATS = jax.ShapeDtypeStruct((N,), jnp.float32)
+# A compiler takes (x - 1000) - .124999 to x - 1000.125, which is 0 at the lower end.
+START, END = 1000.125, 1000.25
+
+
+def bound(target, records=FLOATS, bounds=(START, END)):
+    return dpjax.global_sensitivity(target, records, bounds=bounds, norm="linf").value
+
+
+BETWEEN = {
+    "nothing": lambda y: y,
+    "reshape": lambda y: y.reshape(N, 1),
+    "broadcast": lambda y: jnp.broadcast_to(y[:, None], (N, 3)),
+    "transpose": lambda y: y[:, None].T,
+    "another constant": lambda y: y + 0.0,
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_compiler_adds_up_constants(between):
+    move = BETWEEN[between]
+    with pytest.raises(NoProofError, match="may be 0"):
+        bound(lambda x: 1 / (move(x - 1000) - 0.124999))
+    # A constant alone is subtracted as it is written.
+    assert bound(lambda x: 1 / move(x - 1000)) < 4.1
+
+
+def test_a_jump_where_constants_are_added_up():
+    jump = lambda x: jnp.where((1000 - x) + 0.124999 < 0, 0.0, 1.0)  # noqa: E731
+    assert bound(jump) >= 1
+    first, second = np.asarray(jax.jit(jump)(np.array([START, END], np.float32)))
+    assert first - second == 1
+
+
+def test_constants_that_add_up_to_no_float_are_not_exact():
+    """2^24 + 1 is no float32, so the sum of all three is off by 1."""
+    jump = lambda x: x + 2.0**24 + 1.0 >= 2.0**24 - 1  # noqa: E731
+    assert bound(jump, bounds=dpjax.proving.Categories((-2.0, -1.0))) == pytest.approx(1)
+    first, second = np.asarray(jax.jit(jump)(np.array([-2, -1], np.float32)))
+    assert first != second
+
+
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])
+def test_integers_of_few_bits_are_refused(dtype):
+    records = jax.ShapeDtypeStruct((N,), dtype)
+    with pytest.raises(NoProofError, match="has no rule"):
+        bound(lambda x: (x + x).astype(jnp.int32), records, (0, 1))
+
+
+def test_a_product_of_booleans_is_refused():
+    """It is 1, and a sum of three ones would be 3."""
+
+    def target(x):
+        ones = jnp.ones(3, bool)
+        one = lax.dot_general(ones, ones, (((0,), (0,)), ((), ())))
+        return jnp.where(one.astype(int) == 1, x, 0.1 * x)
+
+    with pytest.raises(NoProofError, match="booleans"):
+        bound(target, bounds=(0, 1))
+
+
+def test_numbers_that_wrap_around_are_refused():
+    """Places 3 and 259 of an iota of uint8 are both 3, so a record is at two places."""
+
+    def one_hot(x, size):
+        return (x[:, None] == lax.broadcasted_iota(jnp.uint8, (1, size), 1)).sum(0)
+
+    records = jax.ShapeDtypeStruct((N,), jnp.uint8)
+    assert bound(lambda x: one_hot(x, 256), records, (0, 7)) == pytest.approx(1)
+    with pytest.raises(NoProofError, match="iota"):
+        bound(lambda x: one_hot(x, 257), records, (0, 7))
+
+
+# Each function, with a range and whether its error is relative to its own value.
+ELEMENTARY = {
+    "exp": (jnp.exp, np.exp, (-80, 40), True),
+    "log": (jnp.log, np.log, (2.0**-60, 4), False),
+    "log1p": (jnp.log1p, np.log1p, (-0.999, 4), False),
+    "log1p near -.414": (jnp.log1p, np.log1p, (-0.41422, -0.4142), False),
+    "expm1": (jnp.expm1, np.expm1, (-80, 40), False),
+    "tanh": (jnp.tanh, np.tanh, (-25, 25), False),
+    "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x)), (-80, 80), False),
+    "sin": (jnp.sin, np.sin, (-4096, 4096), False),
+    "cos": (jnp.cos, np.cos, (-4096, 4096), False),
+    "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), (2.0**-60, 4), True),
+    "sqrt": (jnp.sqrt, np.sqrt, (2.0**-60, 4), True),
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_errors_of_elementary_functions_are_a_quarter_of_what_is_counted(x64):
+    dtype = np.float64 if x64 else np.float32
+    points = {name: np.linspace(*case[2], 8001, dtype=dtype) for name, case in ELEMENTARY.items()}
+    with jax.enable_x64(x64):
+        run = jax.jit(lambda xs: {name: ELEMENTARY[name][0](x) for name, x in xs.items()})
+        found = {name: np.asarray(y, np.longdouble) for name, y in run(points).items()}
+    for name, (_, exact_function, _, relative) in ELEMENTARY.items():
+        exact = exact_function(points[name].astype(np.longdouble))
+        floor = np.abs(exact) if relative else np.maximum(np.abs(exact), 1)
+        units = rounding.UNITS.get(name, rounding.ELEMENTARY) * rounding.coarseness(np.dtype(dtype))
+        error = np.abs(found[name] - exact) / (floor * rounding.unit(np.dtype(dtype)))
+        assert error.max() <= units / 4, name
+
+
+class _Elsewhere:
+    """An array on another kind of device."""
+
+    def devices(self):
+        return {type("Device", (), {"platform": "tpu"})()}
+
+
+def test_a_release_on_another_platform_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="CPUs and GPUs"):
+        _privatize._check_platform(_Elsewhere())
+    _privatize._check_platform({"x": jnp.zeros(3)})
+    jax.jit(lambda x: (_privatize._check_platform(x), x)[1])(jnp.zeros(3))
+    proved = dpjax.global_sensitivity(jnp.mean, FLOATS, bounds=(0, 1), norm="l1")
+    private = dpjax.privatize(jnp.mean, dpjax.laplace(proved, 1.0))
+    monkeypatch.setattr(_privatize, "_PROVED_ON", frozenset())
+    with pytest.raises(ValueError, match="CPUs and GPUs"):
+        private(dpjax.random.seeded_key(0), jnp.zeros(N))
