@@ -1,5 +1,6 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
+import functools
 import hashlib
 from collections.abc import Iterable
 
@@ -46,12 +47,12 @@ class Texts:
 
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
     """The words of `Texts`, each computed from its own text alone."""
-    digests = [
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if isinstance(text, str)
-        else bytes(16)
-        for text in texts
-    ]
+
+    @functools.cache  # A column repeats its texts, and to hash them takes longer than a release.
+    def digest(text: str) -> bytes:
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    digests = [digest(text) if isinstance(text, str) else bytes(16) for text in texts]
     return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 4)
 
 

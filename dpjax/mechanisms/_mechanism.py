@@ -252,6 +252,15 @@ class SensitivityMechanism(abc.ABC):
         with jax.debug_nans(False), jax.debug_infs(False):
             return mechanism.noisy_value(key, arrays)
 
+    def _compile(self, key: Key, value: TreeSpec) -> None:
+        """Compiles a draw, under a public key, and how far it may be off.
+
+        It refuses what a draw of values of these shapes refuses.
+        """
+        arrays = _checks.real_shapes("value", value.tree())
+        self._accepting(arrays).compile(key, TreeSpec.of(arrays))
+        self.accuracy(value)
+
     def _check_unclamped(self) -> None:
         """Refuses values that nothing clamped, if the sensitivity was proved for clamped ones."""
         if self.sensitivity.bounds is not None:
@@ -268,11 +277,15 @@ class SensitivityMechanism(abc.ABC):
         """
         check_key(key)
         self._check_unclamped()
-        mechanism = prepared(self)
         arrays = _checks.real_arrays("value", value)
+        return self._accepting(arrays), arrays
+
+    def _accepting(self, arrays: Value) -> Prepared:
+        """The mechanism, ready for arrays of these shapes and dtypes."""
+        mechanism = prepared(self)
         got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs
         if got in mechanism.accepted:
-            return mechanism, arrays
+            return mechanism
         if sampled is not None and (
             got.structure != sampled.structure
             or any(
@@ -283,7 +296,7 @@ class SensitivityMechanism(abc.ABC):
             raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
         self._check_value(arrays)
         mechanism.accepted.add(got)
-        return mechanism, arrays
+        return mechanism
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"

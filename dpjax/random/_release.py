@@ -69,7 +69,7 @@ def shares_programs(value: Value) -> bool:
     would lose the last bits of their charge for rounding. Sharded values would be gathered.
     """
     leaves = jax.tree.leaves(value)
-    whole = all(len(leaf.devices()) == 1 for leaf in leaves)
+    whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
     return whole and 1 < sum(leaf.size for leaf in leaves) <= _MOST_PADDED
 
 

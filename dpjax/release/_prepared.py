@@ -8,7 +8,6 @@ longer than their trace.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -51,7 +50,7 @@ class Prepared:
 
     structure: TreeDef
     numbers: list[Scalar]
-    compiled: Callable[[list[Scalar], Key, Value], Value]
+    compiled: Any  # A compiled function: JAX has no public type of it.
     accepted: set[PyTree]
     accuracies: dict[TreeSpec, Accuracy]
 
@@ -64,9 +63,19 @@ class Prepared:
                 return jax.tree.map(jnp.asarray, mechanism)._draw(key, value)
         return self.compiled(self.numbers, key, value)
 
+    def compile(self, key: Key, value: TreeSpec) -> None:
+        """Compiles the draw of values of these shapes, under a public key."""
+        mechanism: Drawn = jax.tree.unflatten(self.structure, self.numbers)
+        if mechanism._compiles_in_pieces(value.tree()):
+            # What this draws, nobody sees.
+            zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in value.leaves)
+            self.noisy_value(key, jax.tree.unflatten(value.structure, zeros))
+        else:
+            self.compiled.lower(self.numbers, key, value.tree()).compile()
+
 
 @functools.lru_cache
-def _compiled_draw(structure: TreeDef) -> Callable[[list[Scalar], Key, Value], Value]:
+def _compiled_draw(structure: TreeDef) -> Any:
     """The draw of all mechanisms of a structure.
 
     It is looked up once for each mechanism. To compare the structures of nested dataclasses at

@@ -26,6 +26,7 @@ from dpjax._core._values import (
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.random._facade import check_key
+from dpjax.release._ahead import compile_ahead, known_ahead
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 
@@ -108,16 +109,32 @@ def privatize(
         any_key = jax.ShapeDtypeStruct((), key)
         return request_of(name, drawn.unpaid_draw, any_key, value, fingerprint, records, mechanism)
 
+    compiled = set[tuple[np.dtype, Program, TreeSpec]]()
+
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
         records = _records(database, sensitivity)
         if sensitivity.bounds is not None:
             _check_platform(records)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
-        if traced.is_concrete:
+        # What was traced just now is unchanged, but for code on the host.
+        if program is not None or (traced.is_concrete and traced.calls_host):
             traced.check_unchanged("target")
 
+        spec, ahead = TreeSpec.of(records), known_ahead(drawn, traced, key, records)
+
+        def compile_once() -> None:
+            if ahead is not None and (key.dtype, traced, spec) not in compiled:
+                compile_ahead(ahead, traced, key, spec)
+                compiled.add((key.dtype, traced, spec))
+
+        def request(name: str | None) -> Request | None:
+            if ahead is not None and name is None:
+                return compile_once()
+            return request_for(name, key.dtype, traced.outputs, traced.fingerprint, spec)
+
         def draw() -> Value:
+            compile_once()
             if not traced.is_concrete:
                 return drawn.unpaid_draw(key, traced(records))
             with host_errors() if traced.calls_host else contextlib.nullcontext():
@@ -130,9 +147,7 @@ def privatize(
             guarantee=guarantee_under(key, mechanism.guarantee),
             what=getattr(target, "__name__", type(target).__name__),
             name=name,
-            request=lambda name: request_for(
-                name, key.dtype, traced.outputs, traced.fingerprint, TreeSpec.of(records)
-            ),
+            request=request,
             ledger=ledger,
             drawing=Drawing.of(mechanism, traced.outputs),
         )
