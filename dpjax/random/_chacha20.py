@@ -35,8 +35,8 @@ KEY_WORDS = 8
 _BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN, NOISE = 0, 1, 2, 3
-# Lanes in a chunk: on a CPU the fastest number, on an accelerator enough to fill any of them.
-_CHUNK, _ACCELERATOR_CHUNK = 2**14, 2**20
+# Lanes in a chunk: on a CPU the fastest number, on a GPU enough to fill any of them.
+_CHUNK, _GPU_CHUNK = 2**14, 2**20
 # From this many lanes on, `_rounds_of_words` is faster on CPU and worth its compilation.
 _MANY_LANES = 2**11
 
@@ -246,12 +246,15 @@ def _chunked(
         parts_of_keys = flat_keys, flat_first, flat_rounds
         on_cpu, on_others = (
             functools.partial(_in_batches, sample_parts, max(1, lanes // blocks))
-            for lanes in (_CHUNK, _ACCELERATOR_CHUNK)
+            for lanes in (_CHUNK, _GPU_CHUNK)
         )
         if len(flat_first) * blocks <= _CHUNK:
             out = on_cpu(*parts_of_keys)
         else:
-            out = lax.platform_dependent(*parts_of_keys, cpu=on_cpu, default=on_others)
+            # A TPU, too, keeps a small chunk in the memory near its cores.
+            out = lax.platform_dependent(
+                *parts_of_keys, cpu=on_cpu, tpu=on_cpu, default=on_others
+            )
 
         def cut(x: jax.Array) -> jax.Array:
             samples = x.reshape(*first.shape, parts * size, *x.shape[2:])
