@@ -252,9 +252,7 @@ def _chunked(
             out = on_cpu(*parts_of_keys)
         else:
             # A TPU, too, keeps a small chunk in the memory near its cores.
-            out = lax.platform_dependent(
-                *parts_of_keys, cpu=on_cpu, tpu=on_cpu, default=on_others
-            )
+            out = lax.platform_dependent(*parts_of_keys, cpu=on_cpu, tpu=on_cpu, default=on_others)
 
         def cut(x: jax.Array) -> jax.Array:
             samples = x.reshape(*first.shape, parts * size, *x.shape[2:])
