@@ -15,13 +15,13 @@ def read() -> dict[str, Any]:
 
 
 def allowed(platform: str, name: str) -> dict[str, int]:
-    """The limits of a program. One that the table lacks may launch and loop."""
+    """The limits of a program; those of all programs only, if the table lacks it."""
     table = read()
     return {**table["all"], **table[platform].get(name, {})}
 
 
 def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
-    """A sentence for each limit that a program breaks."""
+    """A sentence for each limit that a program breaks, or that it does not have."""
     found = []
     if facts.calls_host:
         found.append("it calls the host")
@@ -35,6 +35,9 @@ def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
             f" {limits['temporary_mib']} are allowed"
         )
     for name in ("launches", "loops", "wide"):
-        if (count := getattr(facts, name)) > limits[name]:
+        count = getattr(facts, name)
+        if name not in limits:
+            found.append(f"it has {count} {name}, and limits.toml has no row for it")
+        elif count > limits[name]:
             found.append(f"it has {count} {name}, and {limits[name]} are allowed")
     return found

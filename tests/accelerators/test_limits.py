@@ -60,6 +60,15 @@ def test_memory_is_found():
     assert "MiB of temporary memory, and 1 are allowed" in problem
 
 
+def test_a_program_that_the_table_lacks_fails():
+    facts = facts_of(jax.jit(jnp.exp).lower(VECTOR).compile())
+    problems = limits.broken(facts, limits.allowed("cuda", "none of these"))
+    assert problems == [
+        f"it has {n} {name}, and limits.toml has no row for it"
+        for name, n in (("launches", facts.launches), ("loops", 0), ("wide", 0))
+    ]
+
+
 def test_the_table_names_programs_that_there_are():
     from accelerators.programs import QUICK, programs
 
