@@ -19,6 +19,7 @@ from dpjax._exact._numerics import sum_up
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
+from dpjax._tracing._fingerprints import digest
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
@@ -99,7 +100,8 @@ def sample_sensitivity(
             on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
         mesh: devices to spread the pairs over, of this process or of all that
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
-            any number of them. By default the default device.
+            any number of them, but with `until`, which ends after other pairs. By default the
+            default device.
         progress: shows progress bars with rate and time left, of the probes of the target and of
             the pairs (needs tqdm).
         checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
@@ -228,11 +230,16 @@ def sample_sensitivity(
         chunk_size=layout.size,
         zero_allowed=estimate == 0,
         deciding_records=None if pair.two_records is None else 2,
-        identity=plan.identity,
+        identity=plan.identity if until is None else _identity_if_ended(plan, estimate),
         target=pair.released.fingerprint,
         records=pair.records,
         outputs=pair.released.outputs,
     )
+
+
+def _identity_if_ended(plan: Plan, estimate: float) -> str:
+    """Devices and interruptions decide which pairs are drawn first; the estimate shows them."""
+    return digest(plan.identity, estimate)
 
 
 def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:

@@ -121,3 +121,23 @@ def test_records_are_clamped_as_for_a_release(key):
     settings = {"n": 4, "records": jnp.array([0.0, 2.0]), "pairs": 100}
     found = by_record(key, folded, coins, bound=half, **settings)
     assert np.all(found.lower > 0.2)
+
+
+IN_A_MESH = """
+import jax, jax.numpy as jnp, dpjax
+from dpjax import oracles, targets
+oracle = oracles.independent(jax.random.exponential)
+mean = targets.summable(lambda x: x, average=True)
+settings = {"sensitivity": dpjax.analytic_sensitivity(0.15, norm="l1"), "n": 20, "pairs": 50}
+def uncovered():
+    key = dpjax.random.seeded_key(0)
+    return dpjax.gamma_by_record(key, mean, oracle, records=3, **settings).uncovered.tolist()
+alone = uncovered()
+with jax.set_mesh(jax.make_mesh((2,), ("devices",))):
+    assert uncovered() == alone
+"""
+
+
+@pytest.mark.slow
+def test_a_mesh_around_the_call_changes_nothing(run_python):
+    run_python(IN_A_MESH, devices=2)

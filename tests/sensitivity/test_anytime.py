@@ -12,6 +12,7 @@ import scipy.stats
 
 import dpjax
 from dpjax import oracles, targets
+from dpjax._running._layout import Layout
 from dpjax.sensitivity import _anytime
 from dpjax.sensitivity._plan import point_of_each
 from dpjax.sensitivity._sampler import _IF_WATCHED
@@ -153,6 +154,21 @@ def test_distances_that_are_missing_or_nan_are_infinite():
             False,
             f"sensitivity from {1000 + 100 - upper + lower} to inf",
         )
+
+
+def test_other_pairs_are_another_sampling(key, monkeypatch):
+    """Devices and interruptions decide which pairs come first; composition must count both runs."""
+
+    def ended():
+        return sample(key, until=1e6, m=600, chunk_size=100)
+
+    in_order, steps = ended(), Layout.steps
+    assert ended().identity == in_order.identity
+    monkeypatch.setattr(Layout, "steps", lambda *args: steps(*args)[::-1])
+    backwards = ended()
+    assert backwards.m == in_order.m < 600
+    assert backwards.value != in_order.value
+    assert backwards.identity != in_order.identity
 
 
 def test_it_ends_at_the_most_pairs(key):
