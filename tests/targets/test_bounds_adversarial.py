@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax import queries, targets
 
 KINDS = 5
@@ -305,6 +306,40 @@ def test_no_search_exceeds_a_bound(name, capsys):
     assert max(worst.values()) <= 1, worst
     # The search is no formality.
     assert small >= case.reached
+
+
+def adversarial_ratio(case, n, *, steps):
+    """What the package's own search finds, by gradients where there are any."""
+    dtype = next((x for x in case.dtypes if x in ("float32", "int8")), case.dtypes[0])
+    floats = dtype.startswith("float")
+    ends = (-np.inf, np.inf) if floats else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    bounds = max(min(case.corners), ends[0]), min(max(case.corners), ends[1])
+    x = jax.ShapeDtypeStruct((n, case.d) if case.d else (n,), dtype)
+    records = {"x": x, "y": jax.ShapeDtypeStruct((n,), dtype)} if case.labeled else x
+    with jax.enable_x64(dtype == "float64"):
+        found = dpjax.auditing.adversarial_pair(
+            jax.random.key(n),
+            case.target,
+            records,
+            bounds=bounds,
+            norm=case.norm,
+            steps=steps,
+            restarts=16,
+        )
+        return found.distance / case.bound(n, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_no_adversarial_pair_exceeds_a_bound(name):
+    case = CASES[name]
+    assert adversarial_ratio(case, 2, steps=100) <= 1
+    assert adversarial_ratio(case, 9, steps=100) <= 1
+
+
+@pytest.mark.parametrize(("name", "least"), [("bounded_mean", 0.9), ("quantile", 0.9)])
+def test_adversarial_pairs_come_close_to_a_bound(name, least):
+    assert least < adversarial_ratio(CASES[name], 2, steps=20) <= 1
 
 
 @pytest.mark.parametrize("name", ["bounded_mean, far from 0", "letter_counts", "ridge, weakest"])
