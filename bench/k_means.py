@@ -50,7 +50,7 @@ def run(rounds: int = 5) -> None:
         },
         rounds=rounds,
     )
-    ours, theirs = (f"all centers found in {share:.3g} of runs" for share in found.values())
+    ours, theirs = (f"all centers found in {share:.0%} of runs" for share in found.values())
     job = f"k-means, n = 1500, d = 2, k = 3, epsilon = 5: {ours}"
     row = Row(job, f"diffprivlib: {theirs}", race.seconds["dpjax"], race.seconds["diffprivlib"])
     sizes = {"records": RECORDS, "runs": RUNS}

@@ -105,10 +105,10 @@ def interval(
         raise ValueError(
             "no interval is known for this release: "
             + facts.get(
-                "why", "it was post-processed, or its mechanism was traced or adds no noise"
+                "why",
+                "its mechanism was traced, or does not say how far it may be off; some have an"
+                " error, such as mechanism.error",
             )
-            + "; ask the first release, before dpjax.accounting.post_process, or the mechanism for"
-            " its error"
         )
     value, measured = jax.tree.map(np.asarray, (value, accuracy.measured))
     if at_least is not None:

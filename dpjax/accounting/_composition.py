@@ -10,6 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._guarantee import concrete
 from dpjax._core._types import Scalar, Value
 from dpjax._core._values import Guarantee, Release, SampledEvent
@@ -124,6 +125,15 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     )
 
 
+_PROCESSED = Accuracy.of(
+    "",
+    {
+        "why": "it was post-processed, and a function may move its errors in any way: map the ends"
+        " of the first release's interval, where the function is monotone"
+    },
+)
+
+
 def post_process(release: Release, function: Callable[[Value], Value]) -> Release:
     """Applies a function to the value of a release, under the same guarantee.
 
@@ -154,7 +164,8 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
     """
     if not isinstance(release, Release):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"release must be a Release, got {_checks.shown(release)}")
-    return Release(_checks.function("function", function)(release.value), release.guarantee)
+    value = _checks.function("function", function)(release.value)
+    return Release(value, release.guarantee, _PROCESSED)
 
 
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:

@@ -38,11 +38,14 @@ def _between_quantiles(
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
+        unit = facts["denominator"] * float(np.min(n))
         # Three quantiles share epsilon, and two of them must be right.
-        away = 3 * _gap(facts, confidence, 2) / facts["denominator"] / float(np.min(n))
+        within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
-            "no interval follows from one quantile alone: release two more at once, whose"
-            f" probabilities are more than {away:.3g} below and above"
+            f"no interval follows from one quantile alone: at {confidence:g}, its own probability"
+            f" is within {within:.3g} of the one that was asked for, but a step of one rank may be"
+            " short or long; release two more at once, whose probabilities are more than"
+            f" {away:.3g} below and above"
         )
     # Scores are in units of 1 / denominator ranks.
     gap = _gap(facts, confidence, rows)
