@@ -14,10 +14,13 @@ def read() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text())
 
 
-def allowed(platform: str, name: str) -> dict[str, int]:
-    """The limits of a program. One that the table lacks may launch and loop."""
+def problems(facts: Facts, platform: str, name: str) -> list[str]:
+    """What a program does that its row of the table does not allow; without a row, it fails."""
     table = read()
-    return {**table["all"], **table[platform].get(name, {})}
+    row = table[platform].get(name)
+    if row is None:
+        return [f"limits.toml has no row for it under [{platform}]"]
+    return broken(facts, {**table["all"], **row})
 
 
 def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
