@@ -54,7 +54,7 @@ def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
 
     With u the unit of rounding, k squares and k - 1 additions move the sum by at most k u, the root
     halves that, and the product adds u. The root itself adds u on a CPU, and 4 u on a GPU, which
-    may miss it by two units in the last place.
+    may miss it by two units in the last place. Proof: docs/proofs/shorter.md.
     """
     if len(norms) == 1:
         return norms[0]

@@ -9,6 +9,7 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from accelerators import limits, report
@@ -25,6 +26,15 @@ def compiled_facts(call: Call) -> Facts:
     return facts_of(compiled, time.perf_counter() - start)
 
 
+def checked(platform: str, name: str, make: Callable[[], Call]) -> tuple[Facts | None, list[str]]:
+    """The facts of a program, if it compiles, and what is wrong with it."""
+    try:
+        facts = compiled_facts(make())
+    except Exception as error:  # XLA raises errors of many kinds.
+        return None, [f"{type(error).__name__}: {str(error)[:800]}"]
+    return facts, limits.problems(facts, platform, name)
+
+
 def main() -> int:
     """The number of programs that fail."""
     options = _options()
@@ -33,22 +43,20 @@ def main() -> int:
     for accelerator in options.on:
         known = ACCELERATORS[accelerator]
         for name, make in programs(known.devices()).items():
-            if not (options.all or options.only or name in QUICK) or options.only not in name:
+            if not (options.all or name in (options.only or QUICK)):
                 continue
-            try:
-                facts = compiled_facts(make())
-            except Exception as error:  # XLA raises errors of many kinds.
-                problems, shown = [f"{type(error).__name__}: {str(error)[:800]}"], ""
-            else:
-                found.setdefault(accelerator, {})[name] = dataclasses.asdict(facts)
-                problems = limits.broken(facts, limits.allowed(known.platform, name))
+            facts, problems = checked(known.platform, name, make)
+            shown = ""
+            if facts is not None:
                 shown = report.line(facts)
+                found.setdefault(accelerator, {})[name] = dataclasses.asdict(facts)
+                # After each program, so that a run that is cut off keeps what it has.
+                if options.facts:
+                    pathlib.Path(options.facts).write_text(json.dumps(found, indent=1))
             failed += bool(problems)
             print(
                 f"{accelerator:8s} {name:28s} {shown}", *problems, sep="\n    FAILED: ", flush=True
             )
-    if options.facts:
-        pathlib.Path(options.facts).write_text(json.dumps(found, indent=1))
     if options.write:
         report.write(found)
     print(f"{failed} programs failed")
@@ -58,7 +66,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="slow programs too")
-    parser.add_argument("--only", default="", help="programs whose name has these words")
+    parser.add_argument("--only", nargs="+", help="names of programs, in place of the quick set")
     parser.add_argument("--on", nargs="+", choices=list(ACCELERATORS), default=list(ACCELERATORS))
     parser.add_argument("--facts", help="file to write the facts to, as JSON")
     parser.add_argument("--write", action="store_true", help="writes docs/accelerators.md")

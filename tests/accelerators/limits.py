@@ -14,14 +14,17 @@ def read() -> dict[str, Any]:
     return tomllib.loads(TABLE.read_text())
 
 
-def allowed(platform: str, name: str) -> dict[str, int]:
-    """The limits of a program; those of all programs only, if the table lacks it."""
+def problems(facts: Facts, platform: str, name: str) -> list[str]:
+    """What a program does that its row of the table does not allow; without a row, it fails."""
     table = read()
-    return {**table["all"], **table[platform].get(name, {})}
+    row = table[platform].get(name)
+    if row is None:
+        return [f"limits.toml has no row for it under [{platform}]"]
+    return broken(facts, {**table["all"], **row})
 
 
 def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
-    """A sentence for each limit that a program breaks, or that it does not have."""
+    """A sentence for each limit that a program breaks."""
     found = []
     if facts.calls_host:
         found.append("it calls the host")
@@ -35,9 +38,6 @@ def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
             f" {limits['temporary_mib']} are allowed"
         )
     for name in ("launches", "loops", "wide"):
-        count = getattr(facts, name)
-        if name not in limits:
-            found.append(f"it has {count} {name}, and limits.toml has no row for it")
-        elif count > limits[name]:
+        if (count := getattr(facts, name)) > limits[name]:
             found.append(f"it has {count} {name}, and {limits[name]} are allowed")
     return found

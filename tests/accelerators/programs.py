@@ -146,7 +146,7 @@ def _chunk(name: str, place: _Place, many: bool = False) -> Call:
 
 def _probe(place: _Place) -> Call:
     pair, _ = _pair("mean")
-    static = {"pair": pair, "permute": True, "replace": True, "devices": (None,)}
+    static = {"pair": pair, "permute": True, "replace": True, "kept": 8, "devices": (None,)}
     numbers = place.on(Spec((1, 100), jnp.uint32))
     return Call(_probes._compiled_probes, (place.threefry(), numbers), static)
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from accelerators import limits
-from accelerators.facts import facts_of
+from accelerators.check import checked
+from accelerators.facts import Facts, facts_of
+from accelerators.programs import Call
 
 ALLOWED = {"temporary_mib": 1, "launches": 20, "loops": 0, "wide": 0}
 VECTOR = jax.ShapeDtypeStruct((1000,), jnp.float32)
@@ -60,13 +62,28 @@ def test_memory_is_found():
     assert "MiB of temporary memory, and 1 are allowed" in problem
 
 
-def test_a_program_that_the_table_lacks_fails():
-    facts = facts_of(jax.jit(jnp.exp).lower(VECTOR).compile())
-    problems = limits.broken(facts, limits.allowed("cuda", "none of these"))
-    assert problems == [
-        f"it has {n} {name}, and limits.toml has no row for it"
-        for name, n in (("launches", facts.launches), ("loops", 0), ("wide", 0))
-    ]
+def test_memory_of_the_host_is_found():
+    facts = Facts(0.0, 0, 8, 0.0, 0.0, 1, 0, 0, 0, False)
+    assert limits.broken(facts, ALLOWED) == ["it takes 8 bytes of the host's memory"]
+
+
+def test_a_program_that_does_not_compile_is_found():
+    planted = jax.jit(lambda x: jax.ffi.ffi_call("no_such_kernel", VECTOR)(x))
+    facts, (problem,) = checked("cuda", "order statistic", lambda: Call(planted, (VECTOR,)))
+    assert facts is None
+    assert "no_such_kernel" in problem
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_program_without_a_row_is_found(platform):
+    _, found = checked(platform, "planted", lambda: Call(jax.jit(jnp.sum), (VECTOR,)))
+    assert found == [f"limits.toml has no row for it under [{platform}]"]
+
+
+def test_a_program_with_a_row_is_held_to_it():
+    call = Call(jax.jit(lambda x: jax.pure_callback(np.sin, VECTOR, x)), (VECTOR,))
+    _, found = checked("cuda", "order statistic", lambda: call)
+    assert found == ["it calls the host"]
 
 
 def test_the_table_names_programs_that_there_are():
@@ -79,3 +96,5 @@ def test_the_table_names_programs_that_there_are():
     for platform in ("cuda", "tpu"):
         assert set(table[platform]) <= set(names)
         assert set(QUICK) <= set(table[platform])
+        for row in table[platform].values():
+            assert {"launches", "loops", "wide"} <= set(row)
