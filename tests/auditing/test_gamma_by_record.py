@@ -129,8 +129,8 @@ from dpjax import oracles, targets
 oracle = oracles.independent(jax.random.exponential)
 mean = targets.summable(lambda x: x, average=True)
 settings = {"sensitivity": dpjax.analytic_sensitivity(0.15, norm="l1"), "n": 20, "pairs": 50}
+key = dpjax.random.seeded_key(0)
 def uncovered():
-    key = dpjax.random.seeded_key(0)
     return dpjax.gamma_by_record(key, mean, oracle, records=3, **settings).uncovered.tolist()
 alone = uncovered()
 with jax.set_mesh(jax.make_mesh((2,), ("devices",))):
