@@ -216,7 +216,7 @@ def _private_step(place: _Place) -> Call:
 
 QUICK = (
     *("chunk: mean", "chunk: mean, 4 devices", "chunk: density by sums", "chunk: mean by sums"),
-    *("order statistic", "order statistic, 4 devices", "Laplace, vector", "DP-SGD step"),
+    *("order statistic", "order statistic, 4 devices", "Laplace, vector"),
 )
 
 
