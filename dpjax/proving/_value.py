@@ -12,8 +12,8 @@ Its concretization is the set of all families of arrays x(D) such that, for ever
    every other row is within `others`, in the same three senses.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
 5. l2_of_row bounds the l2 norm of each row of x(D) itself.
-6. The constants that were added to x last, one after the other, have magnitudes that sum up to at
-   most `shift`. A compiler may add them up first.
+6. `shift` bounds the sum of the magnitudes of the constants that were added to x, and that a
+   compiler may add up with those to come; _constants.py says which.
 
 x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
 rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
@@ -161,6 +161,7 @@ def make(
     tied: frozenset[int] = frozenset(),
     l2_of_row: float = math.inf,
     source: object | None = None,
+    shift: float = 0.0,
 ) -> Abstract:
     """An abstract value whose differences are capped by its range.
 
@@ -187,7 +188,7 @@ def make(
     row = difference(largest, shape, axis).l2
     return Abstract(
         shape, dtype, low, high, axis, made[0], made[-1], whole, tied, min(l2_of_row, row),
-        source,
+        source, shift,
     )  # fmt: skip
 
 

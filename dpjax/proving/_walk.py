@@ -15,6 +15,7 @@ from jax import lax
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
+from dpjax.proving import _constants as constants
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _inline as inline
 from dpjax.proving import _layout as layout
@@ -39,14 +40,6 @@ _REMEDIES = {
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
 }
-# Constants before and after these may be combined.
-_MOVES = frozenset(
-    (
-        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
-        *("dynamic_slice", "gather", "neg", "pad", "reshape", "rev", "slice", "squeeze", "stack"),
-        *("stop_gradient", "tile", "transpose"),
-    )
-)
 _ROUND = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -157,8 +150,9 @@ class Walk:
         if rule is None:
             raise RefusalError("it has no rule")
         found = rule(equation.params, dtype, *operands)
-        if name in _MOVES:
-            found = dataclasses.replace(found, shift=sum(x.shift for x in operands))
+        if name not in ("add", "add_any", "sub"):
+            shift = constants.carried(name, equation.params, operands)
+            found = dataclasses.replace(found, shift=shift)
         return [found]
 
     def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype, *, divides: bool) -> None:
