@@ -1,5 +1,7 @@
 """The page that says what programs cost on accelerators."""
 
+import datetime
+import json
 import pathlib
 from typing import Any
 
@@ -7,6 +9,7 @@ from accelerators.facts import Facts
 from accelerators.targets import ACCELERATORS, Accelerator
 
 _HEAD = pathlib.Path(__file__).with_name("head.md").read_text()
+FACTS = pathlib.Path(__file__).with_name("facts.json")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md"
 
 
@@ -20,9 +23,15 @@ def line(facts: Facts) -> str:
 
 
 def write(found: dict[str, dict[str, Any]]) -> None:
-    """Writes the page, with a table for each accelerator."""
-    tables = [_table(name, rows) for name, rows in found.items()]
-    PAGE.write_text("\n".join([_HEAD, *tables]))
+    """Renews what was compiled in `facts.json`, and writes the page from all that it holds."""
+    known = json.loads(FACTS.read_text())
+    today = datetime.date.today().isoformat()
+    for accelerator in found.keys() & known:
+        rows = {name: {"date": today, **facts} for name, facts in found[accelerator].items()}
+        known[accelerator].update(rows)
+    FACTS.write_text(json.dumps(known, indent=1) + "\n")
+    tables = "\n".join(_table(name, rows) for name, rows in known.items())
+    PAGE.write_text(f"{_HEAD}\n<!-- compiled -->\n{tables}<!-- /compiled -->\n")
 
 
 def estimate(facts: Facts, accelerator: Accelerator) -> float:
@@ -34,13 +43,13 @@ def estimate(facts: Facts, accelerator: Accelerator) -> float:
 def _table(name: str, rows: dict[str, Any]) -> str:
     lines = [
         f"## {name}\n",
-        f"| On {name} | Compiled in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| On {name} | Compiled | in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for program, values in rows.items():
-        facts = Facts(**values)
+        date, facts = values["date"], Facts(**{k: v for k, v in values.items() if k != "date"})
         lines.append(
-            f"| {program} | {facts.compile_seconds:.0f} | {facts.temporary / 2**20:.1f}"
+            f"| {program} | {date} | {facts.compile_seconds:.0f} | {facts.temporary / 2**20:.1f}"
             f" | {facts.flops:.1e} | {facts.bytes:.1e} | {facts.launches} | {facts.loops}"
             f" | {1e3 * estimate(facts, ACCELERATORS[name]):.2g} |"
         )
