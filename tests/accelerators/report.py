@@ -31,7 +31,7 @@ def write(found: dict[str, dict[str, Any]]) -> None:
         known[accelerator].update(rows)
     FACTS.write_text(json.dumps(known, indent=1) + "\n")
     tables = "\n".join(_table(name, rows) for name, rows in known.items())
-    PAGE.write_text(f"{_HEAD}\n<!-- compiled -->\n{tables}<!-- /compiled -->\n")
+    PAGE.write_text(f"{_HEAD}\n<!-- compiled -->\n\n{tables}\n<!-- /compiled -->\n")
 
 
 def estimate(facts: Facts, accelerator: Accelerator) -> float:
