@@ -151,7 +151,7 @@ class Walk:
             raise RefusalError("it has no rule")
         found = rule(equation.params, dtype, *operands)
         if name not in ("add", "add_any", "sub"):
-            shift = constants.carried(name, equation.params, operands)
+            shift = constants.carried(name, operands)
             found = dataclasses.replace(found, shift=shift)
         return [found]
 
