@@ -133,6 +133,11 @@ class Program:
         """Whether it runs code on the host, which has to know where a database comes from."""
         return "pure_callback" in primitives(self.jaxpr.jaxpr)
 
+    @functools.cached_property
+    def has_loops(self) -> bool:
+        """Whether a step is repeated, so that a device starts kernels again and again."""
+        return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
+
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
         reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))

@@ -207,8 +207,26 @@ class RandomPair:
         # The barrier keeps XLA from drawing the records a second time for the second database.
         records = lax.optimization_barrier(self.records_of(key, index))
         database, neighbor = neighboring_pair(records, changed)
+        if self.calls_host or not self.target.has_loops:
+            return self._one_by_one(index, database, neighbor)
+        # A GPU starts kernels in every step of a loop, so one loop is over both databases.
+        return lax.platform_dependent(
+            index, database, neighbor, cpu=self._one_by_one, default=self._together
+        )
+
+    def _one_by_one(
+        self, index: jax.Array, database: Database, neighbor: Database
+    ) -> tuple[Value, Value]:
         value = self.target(database, origin=sampled(Role.DATABASE, index))
         return value, self.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+
+    def _together(
+        self, index: jax.Array, database: Database, neighbor: Database
+    ) -> tuple[Value, Value]:
+        del index  # Only code on the host is told the pair.
+        both = jax.vmap(self.target)(jax.tree.map(lambda *x: jnp.stack(x), database, neighbor))
+        value, other = (jax.tree.map(lambda x, i=i: x[i], both) for i in (0, 1))
+        return value, other
 
     def resolution(self, value: Value) -> jax.Array:
         """The norm of a unit in the last place of every coordinate of the target's value."""
