@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._core._values import Target
 from dpjax.sensitivity._neighbors import neighboring_pair
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -17,13 +18,14 @@ def _records(key: jax.Array, n: int) -> dict[str, jax.Array]:
 def _searched(database: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """A loop that takes as many steps as there are labels, a different number in each database."""
     count = jnp.sum(database["y"])
+    start = jnp.asarray(0), jnp.asarray(0.5)
     steps, w = jax.lax.while_loop(
-        lambda at: at[0] < count, lambda at: (at[0] + 1, jnp.arctan2(at[1], 3.0) + 1), (0, 0.5)
+        lambda at: at[0] < count, lambda at: (at[0] + 1, jnp.arctan2(at[1], 3.0) + 1), start
     )
     return {"w": w, "steps": steps}
 
 
-def _pair(target: object) -> RandomPair:
+def _pair(target: Target) -> RandomPair:
     key = jax.random.key(0)
     return RandomPair.trace(key, target, _records, n=5, norm="l1", positions="last")
 
