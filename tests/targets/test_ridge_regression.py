@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax.targets._spd_solve import inverse_factor, solve
+from dpjax.targets._spd_solve import _eliminate, inverse_factor, solve
 
 
 def problem(seed, n=60, d=3):
@@ -159,6 +159,8 @@ def test_solver_inverts_the_cholesky_factor(size, x64):
     matrix, vector = root @ root.T + 0.01 * np.eye(size), generator.normal(size=size)
     exact = np.linalg.inv(np.linalg.cholesky(matrix))
     np.testing.assert_allclose(inverse_factor(jnp.asarray(matrix)), exact, atol=1e-9)
+    # As on a TPU.
+    np.testing.assert_allclose(_eliminate(jnp.asarray(matrix)), exact, atol=1e-9)
     x = solve(jnp.asarray(matrix), jnp.asarray(vector))
     np.testing.assert_allclose(matrix @ x, vector, atol=1e-9)
 
