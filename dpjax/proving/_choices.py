@@ -45,12 +45,20 @@ def compare(name: str, first: Abstract, second: Abstract) -> Abstract:
     if name == "eq" and (fibers := _one_true(a, b, axis)):
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
 
+    # x * 0 does not move, but may be 0 for one database and -0 for its neighbor.
+    zeros = (_least(a) <= gap) & (_least(b) <= gap) if name == "lt_to" else np.array(False)
+
     def answers(x: Difference, y: Difference) -> tuple[np.ndarray, float, float]:
-        moved = np.where((x.each > 0) | (y.each > 0), 1.0, 0.0)
+        moved = np.where((x.each > 0) | (y.each > 0) | zeros, 1.0, 0.0)
         return moved, l1, l2
 
     changed, others = answers(a.changed, b.changed), answers(a.others, b.others)
     return make(shape, BOOL, low, high, axis, changed, others, whole=True)
+
+
+def _least(a: Abstract) -> np.ndarray:
+    """The least magnitude that a value may have."""
+    return np.maximum(np.maximum(a.low, -a.high), 0.0)
 
 
 def _everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
