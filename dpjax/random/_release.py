@@ -84,7 +84,7 @@ def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _with_size(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Filled up with zeros, or cut. On a CPU this is host work: a program takes .05 s to compile."""
+    """Filled up with zeros, or cut. On a CPU the host does it: a program compiles for .05 s."""
     if all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
         resized[: x.size] = np.ravel(x)[:size]
