@@ -1,6 +1,7 @@
 """The base of mechanisms with integer noise: their grid, the scale really drawn, and its checks."""
 
 import abc
+import math
 from typing import TypeAlias
 
 import jax
@@ -130,7 +131,9 @@ class LatticeMechanism(SensitivityMechanism):
         if not is_float(leaf):
             return 1.0
         exponent = calibration.fit(self._lattice, leaf.dtype).exponent
-        return as_number(power_of_two(exponent, compute_dtype(leaf.dtype)))
+        if not _checks.is_traced(exponent) and exponent.ndim == 0:
+            return math.ldexp(1.0, int(exponent))  # On the host: no program to compile.
+        return power_of_two(exponent, compute_dtype(leaf.dtype))
 
     def effective_scale(
         self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
