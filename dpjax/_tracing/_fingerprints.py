@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +28,12 @@ _IGNORED_PARAMETERS = frozenset(
 )
 
 
-# Encodings of operations in which nothing can change. JAX keeps the inner programs of its functions.
-# So most of a program that is traced anew was encoded before.
-_KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, bytes] = weakref.WeakKeyDictionary()
+# An encoding is made of bytes, and of arrays. Somebody may write to these, so they are read when a
+# hash is taken. The rest can be kept.
+_Piece = bytes | Any
+# Encodings of operations. JAX keeps the inner programs of its functions. So most of a program that
+# is traced anew was encoded before.
+_KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
 # Parameters of their types are values: JAX itself looks programs up by them.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
@@ -39,19 +43,27 @@ class _Sink:
     """Takes an encoding, piece by piece.
 
     Attributes:
-        update: takes a piece.
-        fixed: whether all values so far are as they are for as long as they live.
+        pieces: in order.
+        fixed: whether only arrays can change.
     """
 
-    def __init__(self, update: Callable[[bytes], object]):
-        self.update = update
+    def __init__(self):
+        self.pieces = list[_Piece]()
         self.fixed = True
+        self.update = self.pieces.append
+
+
+def _is_encoded(piece: _Piece) -> bool:
+    return type(piece) is bytes  # A scalar of NumPy may be bytes, too.
 
 
 def digest(*parts: object) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
-    hashed = hashlib.sha256()
-    _encode(_Sink(hashed.update), parts)
+    sink, hashed = _Sink(), hashlib.sha256()
+    _encode(sink, parts)
+    for piece in sink.pieces:
+        for data in (piece,) if _is_encoded(piece) else _of_array(piece):
+            hashed.update(data)
     return hashed.hexdigest()[:32]
 
 
@@ -72,14 +84,7 @@ def _encode(sink: _Sink, value: Any) -> None:
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        sink.fixed = False  # Somebody may write to it.
-        array: Any = value
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            _encode(sink, ("key", str(jax.random.key_impl(array))))
-            array = jax.random.key_data(array)
-        host = np.asarray(array)
-        _encode(sink, ("array", host.dtype.name, host.shape))
-        sink.update(host.tobytes())
+        sink.update(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         sink.fixed = False
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -136,18 +141,37 @@ def _of_variable(number: int, kind: Any) -> bytes:
     return b"(2" + _of_text(repr(number)) + _of_name(_type_name(kind))
 
 
+def _of_array(array: Any) -> Iterator[bytes]:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        yield _encoded("key", str(jax.random.key_impl(array)))
+        array = jax.random.key_data(array)
+    host = np.asarray(array)
+    yield _encoded("array", host.dtype.name, host.shape)
+    yield host.tobytes()
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _encoded(*values: object) -> bytes:
+    """The encoding of texts and shapes."""
+    sink = _Sink()
+    _encode(sink, values)
+    return b"".join(sink.pieces)
+
+
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Operations and shapes, of which the encoding is kept if nothing in them can change."""
-    encoding = _KEPT.get(jaxpr)
-    if encoding is None:
-        pieces = list[bytes]()
-        inner = _Sink(pieces.append)
+    """Operations and shapes, of which the encoding is kept if only arrays in them can change."""
+    kept = _KEPT.get(jaxpr)
+    if kept is None:
+        inner = _Sink()
         _encode_operations(inner, jaxpr)
-        encoding = b"".join(pieces)
         sink.fixed &= inner.fixed
+        kept = list[_Piece]()
+        for are_bytes, run in itertools.groupby(inner.pieces, _is_encoded):
+            pieces = list(run)
+            kept += [b"".join(pieces)] if are_bytes else pieces
         if inner.fixed:
-            _KEPT[jaxpr] = encoding
-    sink.update(encoding)
+            _KEPT[jaxpr] = kept
+    sink.pieces.extend(kept)
 
 
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
