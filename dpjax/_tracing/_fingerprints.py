@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import struct
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._tracing._host_code import HostCode, fingerprint
-from dpjax._tracing._walks import Atom, live, parts
+from dpjax._tracing._walks import Atom, aval, live, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the mesh that was set
 # around it, which intermediate values derivatives may keep, and functions of Python. The functions
@@ -26,19 +28,55 @@ _IGNORED_PARAMETERS = frozenset(
 )
 
 
+# An encoding is made of bytes, and of arrays. Somebody may write to these, so they are read when a
+# hash is taken. The rest can be kept.
+_Piece = bytes | Any
+# Encodings of operations. JAX keeps the inner programs of its functions. So most of a program that
+# is traced anew was encoded before.
+_KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
+_BY_TEXT = frozenset((str, int, bool, type(None)))
+# Parameters of their types are values: JAX itself looks programs up by them.
+_FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
+
+
+class _Sink:
+    """Takes an encoding, piece by piece.
+
+    Attributes:
+        pieces: in order.
+        fixed: whether only arrays can change.
+    """
+
+    def __init__(self):
+        self.pieces = list[_Piece]()
+        self.fixed = True
+        self.update = self.pieces.append
+
+
+def _is_encoded(piece: _Piece) -> bool:
+    return type(piece) is bytes  # A scalar of NumPy may be bytes, too.
+
+
 def digest(*parts: object) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
-    sink = hashlib.sha256()
+    sink, hashed = _Sink(), hashlib.sha256()
     _encode(sink, parts)
-    return sink.hexdigest()[:32]
+    for piece in sink.pieces:
+        for data in (piece,) if _is_encoded(piece) else _of_array(piece):
+            hashed.update(data)
+    return hashed.hexdigest()[:32]
 
 
-def _encode(sink: "hashlib._Hash", value: Any) -> None:
+def _encode(sink: _Sink, value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
     text: str | None = None
-    if isinstance(value, float) and value != value:
+    if type(value) in _BY_TEXT:  # Most values, and the other questions take time.
+        text = repr(value)
+    elif type(value) is tuple:
+        _encode_items(sink, value)
+    elif isinstance(value, float) and value != value:
         sink.update(struct.pack("<d", value))  # The text of every NaN is one.
-    elif value is None or isinstance(value, (str, int, float)):
+    elif isinstance(value, (str, int, float)):
         text = repr(value)
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         # One class from jax 0.11 on. Before, only a closed one has constants.
@@ -46,18 +84,15 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
     elif isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        array: Any = value
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            _encode(sink, ("key", str(jax.random.key_impl(array))))
-            array = jax.random.key_data(array)
-        host = np.asarray(array)
-        _encode(sink, ("array", host.dtype.name, host.shape))
-        sink.update(host.tobytes())
+        sink.update(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        sink.fixed = False
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         _encode(sink, (type(value).__qualname__, fields))
     elif isinstance(value, dict):
-        _encode(sink, ("dict", sorted(value.items(), key=lambda item: str(item[0]))))
+        sink.update(b"(2" + _of_name("dict") + b"(%d" % len(value))
+        for item in sorted(value.items(), key=lambda item: str(item[0])):
+            _encode_items(sink, item)
     elif type(value).__name__ == "PRNGImpl":
         implementation: Any = value
         text = implementation.name
@@ -67,51 +102,105 @@ def _encode(sink: "hashlib._Hash", value: Any) -> None:
     elif isinstance(value, (set, frozenset)):
         _encode(sink, ("set", sorted(map(repr, value))))
     elif isinstance(value, (tuple, list)):
-        sink.update(b"(%d" % len(value))
-        for item in value:
-            _encode(sink, item)
+        _encode_items(sink, value)
     elif isinstance(value, HostCode):
+        sink.fixed = False
         text = value.fingerprint
     else:
         # A parameter of an operation: by its text, unless that is an address or leaves out code.
         text = repr(value)
         if " at 0x" in text or callable(value):
+            sink.fixed = False
             text = fingerprint(value)
+        sink.fixed &= type(value).__module__.partition(".")[0] in _FIXED
     if text is not None:
-        data = text.encode()
-        sink.update(b"'%d:" % len(data) + data)
+        sink.update(_of_text(text))
+
+
+def _encode_items(sink: _Sink, items: Sequence[object]) -> None:
+    sink.update(b"(%d" % len(items))
+    for item in items:
+        _encode(sink, item)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_text(text: str) -> bytes:
+    data = text.encode()
+    return b"'%d:" % len(data) + data
+
+
+def _of_name(name: str) -> bytes:
+    return _of_text(repr(name))
 
 
 _type_name = functools.lru_cache(maxsize=4096)(str)
 
 
-def _encode_jaxpr(sink: "hashlib._Hash", jaxpr: jex.Jaxpr) -> None:
-    """Operations, shapes and constants; variables are numbered in order of appearance.
+@functools.lru_cache(maxsize=4096)
+def _of_variable(number: int, kind: Any) -> bytes:
+    return b"(2" + _of_text(repr(number)) + _of_name(_type_name(kind))
+
+
+def _of_array(array: Any) -> Iterator[bytes]:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        yield _encoded("key", str(jax.random.key_impl(array)))
+        array = jax.random.key_data(array)
+    host = np.asarray(array)
+    yield _encoded("array", host.dtype.name, host.shape)
+    yield host.tobytes()
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _encoded(*values: object) -> bytes:
+    """The encoding of texts and shapes."""
+    sink = _Sink()
+    _encode(sink, values)
+    return b"".join(sink.pieces)
+
+
+def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
+    """Operations and shapes, of which the encoding is kept if only arrays in them can change."""
+    kept = _KEPT.get(jaxpr)
+    if kept is None:
+        inner = _Sink()
+        _encode_operations(inner, jaxpr)
+        sink.fixed &= inner.fixed
+        kept = list[_Piece]()
+        for are_bytes, run in itertools.groupby(inner.pieces, _is_encoded):
+            pieces = list(run)
+            kept += [b"".join(pieces)] if are_bytes else pieces
+        if inner.fixed:
+            _KEPT[jaxpr] = kept
+    sink.pieces.extend(kept)
+
+
+def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
+    """Operations, shapes and literals; variables are numbered in order of appearance.
 
     Operations that no output depends on are left out: libraries compute and cache values there.
     """
     numbers: dict[jex.Var, int] = {}
 
-    def atom(variable: Atom) -> tuple[object, ...]:
-        if isinstance(variable, jex.Literal):
-            return ("literal", _type_name(variable.aval), variable.val)
-        return (numbers.setdefault(variable, len(numbers)), _type_name(variable.aval))
+    def encode_atoms(atoms: Sequence[Atom]) -> None:
+        sink.update(b"(%d" % len(atoms))
+        for atom in atoms:
+            if isinstance(atom, jex.Literal):
+                _encode(sink, ("literal", _type_name(aval(atom)), atom.val))
+            else:
+                sink.update(_of_variable(numbers.setdefault(atom, len(numbers)), aval(atom)))
 
-    def atoms(variables: Sequence[Atom]) -> tuple[object, ...]:
-        return tuple(map(atom, variables))
-
-    _encode(sink, ("jaxpr", atoms(jaxpr.constvars), atoms(jaxpr.invars)))
+    sink.update(b"(3" + _of_name("jaxpr"))
+    encode_atoms(jaxpr.constvars)
+    encode_atoms(jaxpr.invars)
     for equation in live(jaxpr):
-        parameters = {
-            name: value
-            for name, value in equation.params.items()
-            if name not in _IGNORED_PARAMETERS
-        }
+        sink.update(b"(4" + _of_name(equation.primitive.name))
+        encode_atoms(equation.invars)
+        parameters = equation.params.items()
+        _encode(sink, {name: x for name, x in parameters if name not in _IGNORED_PARAMETERS})
         # What `with` statements around it set, without the mesh. Precisions and dtypes are
         # parameters and types by then.
         context: Any = equation.ctx
         metadata = dict(context.xla_metadata or {})
-        around = (context.threefry_partitionable, context.compute_type, metadata)
-        _encode(sink, (equation.primitive.name, atoms(equation.invars), parameters, around))
-        _encode(sink, atoms(equation.outvars))
-    _encode(sink, atoms(jaxpr.outvars))
+        _encode(sink, (context.threefry_partitionable, context.compute_type, metadata))
+        encode_atoms(equation.outvars)
+    encode_atoms(jaxpr.outvars)

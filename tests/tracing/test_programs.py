@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -422,6 +423,24 @@ def test_digests_tell_nested_values_apart():
     assert digest(keys[0]) != digest(keys[1])
     assert digest(jnp.ones(2)) == digest(np.ones(2, np.float32))
     assert len(digest("a")) == 32
+
+
+def test_digests_are_what_files_hold():
+    nested = (1, "a", (2.0, None), {"x": True, "b": [1]}, np.arange(3, dtype=np.int8), {1, 2})
+    assert digest(*nested) == "9f3f4027ec199b1b6bacacda4dc9d17a"
+
+
+def test_an_array_inside_of_a_kept_program_counts_anew():
+    weights = np.ones(2)
+    inner = jex.ClosedJaxpr(jax.make_jaxpr(lambda x: x * weights)(weights).jaxpr, [weights])
+    outer = jax.make_jaxpr(jax.jit(jnp.sin))(weights).jaxpr
+    (call,) = outer.eqns
+    changed = call.replace(params={**call.params, "jaxpr": inner})
+    program = outer.replace(eqns=[changed])
+    before = digest(program)
+    assert digest(program) == before
+    weights[0] = 2.0
+    assert digest(program) != before
 
 
 def test_a_mesh_that_is_set_does_not_matter():
