@@ -142,7 +142,8 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
         return x
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
-            return dataclasses.replace(x, dtype=dtype)
+            rounded = x.low.astype(dtype).astype(float)
+            return dataclasses.replace(x, dtype=dtype, low=rounded, high=rounded)
         raise RefusalError("a number that is not finite changes its dtype")
     ends = x.low, x.high
     if dtype == BOOL:

@@ -18,6 +18,7 @@ import scipy
 
 from dpjax.proving import _moduli as moduli
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._pending import together
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
 
@@ -91,19 +92,25 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) ->
     """The gains are 1; exact for integers that the dtype holds.
 
     A compiler takes (x + c) + d to x + (c + d). The rounding of c + d shifts D and D' alike, so it
-    widens the range alone, by units of what the constants add up to.
+    widens the range alone, by units of what the constants add up to. It also lets a sum start at
+    what is added to it, and so all additions round numbers of that size.
     """
     (a, b), shape, axis = aligned(first, second)
     low, high = (a.low + b.low, a.high + b.high) if sign > 0 else (a.low - b.high, a.high - b.low)
     shift = sum(float(x.magnitude.max()) if x.is_public else x.shift for x in (a, b))
     whole = a.whole and b.whole and _exact(low, high, dtype)
-    whole = whole and (dtype.kind != "f" or shift <= rounding.exact_integers(dtype))
-    error = 0.0 if whole else _rounded(rounding.UNITS["add"], low, high, dtype)
+    terms, at_once = together(a, b, dtype)
+    most = max(shift, terms.load)
+    whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
+    error = 0.0 if whole else _rounded(rounding.UNITS["add"], low, high, dtype) + at_once
     if not whole and (a.shift or b.shift) and (a.is_public or b.is_public):
         combined = 8 * rounding.unit(dtype) * shift
         low, high = low - combined, high + combined
-    found = lipschitz((a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole)
-    return dataclasses.replace(found, shift=shift)
+    found = lipschitz(
+        (a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole,
+        keeps_sign=at_once == 0,
+    )  # fmt: skip
+    return dataclasses.replace(found, shift=shift, terms=terms)
 
 
 def _exact(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> bool:

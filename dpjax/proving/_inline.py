@@ -1,5 +1,6 @@
 """Lemmas of what a program computes in several operations of its own."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def improved(
         if is_program_of(function, part, x.shape, x.dtype, axis=axis):
             found = lemma(x, axes)
             if found is not None and (found.shape, found.dtype) == _type(equation):
-                return shown, meet(walked, found)
+                return shown, meet(walked, dataclasses.replace(found, shift=x.shift, terms=x.terms))
     return None
 
 
@@ -68,5 +69,6 @@ def meet(first: Abstract | None, second: Abstract) -> Abstract:
     return make(
         first.shape, first.dtype, low, high, first.axis, better(first.changed, second.changed),
         better(first.others, second.others), whole=first.whole,
-        l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source,
+        l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source, shift=first.shift,
+        terms=first.terms,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, Difference, make
 
 _MOST_STEPS = 40
+_REPEATS = ("convert_element_type", "broadcast_in_dim")
 _SAME = ("stop_gradient", "copy", "copy_p")
 
 
@@ -73,13 +74,17 @@ class _Search:
         """A public number that is the same at every place."""
         atom, equation, scope = self.definition(atom, scope)
         if isinstance(atom, jex.Literal):
-            return float(atom.val) if np.ndim(atom.val) == 0 else None
+            literal = np.asarray(atom.val, aval(atom).dtype)
+            return float(literal) if literal.ndim == 0 else None
         if scope is self.root and (known := self.values.get(atom)) is not None and known.is_known:
             first = float(known.low.flat[0])
             return first if (known.low == first).all() else None
-        if equation and equation.primitive.name in ("convert_element_type", "broadcast_in_dim"):
-            return self.number(equation.invars[0], scope)
-        return None
+        if equation is None or equation.primitive.name not in _REPEATS:
+            return None
+        # Floats keep their value, up to rounding that the lemma counts; 1.9 as an integer does not.
+        dtype = np.dtype(aval(equation.outvars[0]).dtype)
+        is_float = dtype.kind == "f" and dtype.itemsize >= 4
+        return self.number(equation.invars[0], scope) if is_float else None
 
     def is_x(self, atom: Atom, scope: _Scope) -> bool:
         atom, _, scope = self.definition(atom, scope)

@@ -1,5 +1,6 @@
 """Rules of places that a record chooses: rows of a public table, and rows added at a place."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import cut, squeeze
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, make
+from dpjax.proving._value import Abstract, Difference, Terms, make
 
 _MOST_ROWS = 128
 
@@ -117,7 +118,7 @@ def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: A
     bins, flush = start.shape[0], 4 * rounding.tiny(dtype) * (n + 1) * start.shape[0]
     whole_slip = rounding.sum_units(n + 1, dtype) * (sizes + bins * start.magnitude.max()) + flush
     slip = np.zeros_like(sizes) if whole else rounding.up(whole_slip)
-    each, l1, l2 = moves.each, moves.l1, moves.l2
+    each, l1, l2 = moves.each.max(axis=0, keepdims=True), moves.l1, moves.l2
     if not places.is_public:
         width = math.prod(size)
         full = np.broadcast_to(largest, (1, *size))
@@ -132,4 +133,6 @@ def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: A
     low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
     low, high = start.low + n * np.minimum(low, 0.0), start.high + n * np.maximum(high, 0.0)
     ends = rounding.widened(low, high, rounding.up(slip + 2.0**-40 * sizes * (not whole)))
-    return make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
+    found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
+    load = float(sizes.max()) + float(start.magnitude.max())
+    return dataclasses.replace(found, terms=Terms.of_sum(n, load))

@@ -9,9 +9,9 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import multiply
 from dpjax.proving._layout import broadcast, transpose
-from dpjax.proving._reductions import sum_over
+from dpjax.proving._reductions import _summed, sum_over
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, difference, make
+from dpjax.proving._value import Abstract, Difference, Terms, difference, make
 
 _MOST_PRODUCTS = 2**24
 
@@ -45,7 +45,10 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     if not summed:
         return multiply(x, y, dtype=dtype)
     products = multiply(x, y, dtype=dtype)
+    count = math.prod(shape[k] for k in summed)
+    load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
     found = sum_over(products, summed)
+    found = dataclasses.replace(found, terms=Terms.of_sum(count, load))
     bounds = (
         _public_factor(first, second, ca, cb, batch),
         _outer(first, second, ca, cb, batch),
@@ -54,7 +57,6 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     if not l2s:
         return found
     # Rounding of each entry, in both databases, on top of the real bound.
-    count = math.prod(shape[k] for k in summed)
     sizes = rounding.up(products.magnitude)
     copies = math.prod(shape[k] // sizes.shape[k] for k in summed)
     units = rounding.sum_units(count, dtype) + 4 * rounding.unit(dtype)
@@ -159,4 +161,5 @@ def add_at_places(
         float(rounding.up(l1 + 2 * slip * bins)),
         float(rounding.up(l2 + 2 * slip * math.sqrt(bins))),
     )
-    return make(start.shape, dtype, low, high, None, moved, moved, whole=whole)
+    found = make(start.shape, dtype, low, high, None, moved, moved, whole=whole)
+    return dataclasses.replace(found, terms=Terms.of_sum(n, sizes))

@@ -13,7 +13,8 @@ Its concretization is the set of all families of arrays x(D) such that, for ever
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
 5. l2_of_row bounds the l2 norm of each row of x(D) itself.
 6. `shift` bounds the sum of the magnitudes of the constants that were added to x, and that a
-   compiler may add up with those to come; _constants.py says which.
+   compiler may add up with those to come; _pending.py says which. `terms` are those of sums that
+   a compiler may add to what comes.
 
 x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
 rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
@@ -79,6 +80,25 @@ def difference(
     return Difference(np.floor(each) if whole else each, l1, l2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The number of terms of each sum, by a token of its own, and a bound on their magnitudes."""
+
+    counts: frozenset[tuple[object, int]] = frozenset()
+    load: float = 0.0
+
+    @staticmethod
+    def of_sum(count: int, load: float) -> "Terms":
+        """Those of a new sum."""
+        return Terms(frozenset([(object(), count)]), load)
+
+    @staticmethod
+    def of_all(xs: "Sequence[Abstract]") -> "Terms":
+        """Those of several arrays; one sum in two of them is counted once."""
+        counts = frozenset[tuple[object, int]]().union(*(x.terms.counts for x in xs))
+        return Terms(counts, sum(x.terms.load for x in xs))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Abstract:
     """What is known of one array; see the module."""
@@ -95,6 +115,7 @@ class Abstract:
     l2_of_row: float = math.inf
     source: object | None = None
     shift: float = 0.0
+    terms: Terms = Terms()
 
     @property
     def origin(self) -> object:
@@ -162,6 +183,7 @@ def make(
     l2_of_row: float = math.inf,
     source: object | None = None,
     shift: float = 0.0,
+    terms: Terms = Terms(),
 ) -> Abstract:
     """An abstract value whose differences are capped by its range.
 
@@ -173,6 +195,8 @@ def make(
     if math.prod(shape) == 0:
         raise RefusalError("an empty array has no rule")
     _check_range(low, high, dtype)
+    _check_places(low, shape)
+    _check_places(high, shape)
     if whole:
         low, high = np.ceil(low), np.floor(high)
     else:  # A subnormal may be flushed to 0.
@@ -183,13 +207,21 @@ def make(
     made = []
     for each, l1, l2 in (changed, others) if axis is not None else (others,):
         each = np.minimum(*np.broadcast_arrays(np.asarray(each, float), width))
+        _check_places(each, shape)
         made.append(difference(each, shape, axis, l1=l1, l2=l2, whole=whole))
     largest = over(np.maximum(np.abs(low), np.abs(high)), axis)
     row = difference(largest, shape, axis).l2
     return Abstract(
         shape, dtype, low, high, axis, made[0], made[-1], whole, tied, min(l2_of_row, row),
-        source, shift,
+        source, shift, terms,
     )  # fmt: skip
+
+
+def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuses what would be counted at other places than those of the shape."""
+    pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
+    if any(size not in (1, places) for size, places in pairs):
+        raise RefusalError(f"a rule gave numbers of shape {array.shape} for {shape}")
 
 
 def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:

@@ -15,12 +15,12 @@ from jax import lax
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
-from dpjax.proving import _constants as constants
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _inline as inline
 from dpjax.proving import _layout as layout
 from dpjax.proving import _lemmas as lemmas
 from dpjax.proving import _loops as loops
+from dpjax.proving import _pending as pending
 from dpjax.proving import _places as places
 from dpjax.proving import _powers as powers
 from dpjax.proving import _products as products
@@ -151,8 +151,9 @@ class Walk:
             raise RefusalError("it has no rule")
         found = rule(equation.params, dtype, *operands)
         if name not in ("add", "add_any", "sub"):
-            shift = constants.carried(name, operands)
-            found = dataclasses.replace(found, shift=shift)
+            shift = pending.carried(name, operands)
+            terms = found.terms if found.terms.counts else pending.carried_terms(name, operands)
+            found = dataclasses.replace(found, shift=shift, terms=terms)
         return [found]
 
     def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype, *, divides: bool) -> None:

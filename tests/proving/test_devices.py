@@ -73,6 +73,30 @@ def test_constants_that_add_up_to_no_float_are_not_exact():
     assert max(1, moved(jump, -2, -1)) <= found
 
 
+@pytest.mark.parametrize("start", ["sum", "sum of rows"])
+def test_a_compiler_starts_a_sum_at_what_is_added_to_it(start):
+    """All of 1000 additions round a number near 2^24: below it by less than above."""
+    n = 1001
+    zeros = jnp.zeros((1, 1) if start == "sum of rows" else 1)
+    places = jnp.zeros(n, jnp.int32)
+
+    def target(x):
+        return 2.0**24 - 1100 + zeros.at[places].add(x.reshape(n, *zeros.shape[1:]))
+
+    first, second = (np.full(n, 1.4, np.float32) for _ in range(2))
+    first[0], second[0] = 0, 1100
+    found = bound(target, jax.ShapeDtypeStruct((n,), jnp.float32), (0, 1100))
+    assert max(2100, (jax.jit(target)(second) - jax.jit(target)(first)).item()) <= found
+
+
+def test_a_sum_of_counts_and_a_fraction_is_rounded_at_each_count():
+    counts = lambda x: jnp.zeros(2).at[x.astype(int)].add(1.0)  # noqa: E731
+    records, n = jax.ShapeDtypeStruct((1000,), jnp.float32), 1000
+    assert bound(counts, records, (0, 1)) == pytest.approx(1, rel=1e-9)
+    assert bound(lambda x: counts(x) + 5, records, (0, 1)) == pytest.approx(1, rel=1e-9)
+    assert bound(lambda x: -counts(x) / 4 + 0.1, records, (0, 1)) >= 0.25 + n * n / 4 * 2.0**-24
+
+
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])
 def test_integers_of_few_bits_are_refused(dtype):
     records = jax.ShapeDtypeStruct((N,), dtype)

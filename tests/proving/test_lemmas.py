@@ -177,6 +177,15 @@ def test_what_looks_like_softmax_is_not(softmax):
     assert ": lemma" not in found.explain()
 
 
+def test_a_number_that_becomes_an_integer_is_another_one():
+    @jax.jit
+    def scaled(x, by):
+        return length(x) * by.astype(jnp.int32).astype(x.dtype)
+
+    clip = lambda x: x / jnp.maximum(1e-3, scaled(x, 1.999))  # noqa: E731
+    assert dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2").value >= 2
+
+
 def test_a_slice_that_reads_something_else_is_none():
     jaxpr = jax.make_jaxpr(lambda x, y: jnp.exp(x + y))(1.0, 2.0).jaxpr
     program = Program(jaxpr)

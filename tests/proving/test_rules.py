@@ -215,6 +215,32 @@ def test_quotients_of_quotients_are_refused_where_their_denominators_overflow():
     assert pair_bound(lambda x: 1 / x / x, 1, 2, "float32") < 1.6
 
 
+def test_infinite_constants_are_rounded_with_the_others():
+    """The float32 next to .1 lies above it."""
+    start = float(np.float32(0.1))
+    with jax.enable_x64(True):
+        levels = jnp.array([np.inf, 0.1])
+        below = lambda x: x <= jax.jit(lambda y: y.astype(jnp.float32))(levels)  # noqa: E731
+        first, second = (jax.jit(below)(np.float32([x])) for x in (start, 1.0))
+        assert (first != second).any()
+        assert pair_bound(below, start, 1, "float32") >= 1
+
+
+def test_numbers_of_another_shape_are_refused():
+    """A sum would count 4 rows for 2 groups as none."""
+    rows = [np.zeros((4, 1)), np.inf, np.inf]
+    with pytest.raises(RefusalError, match="shape"):
+        make((2, 1), np.dtype(np.float32), np.zeros((1, 1)), np.ones((1, 1)), None, rows, rows)
+    with pytest.raises(RefusalError, match="shape"):
+        make((2, 1), np.dtype(np.float32), np.zeros(1), np.ones(1), None, rows, rows)
+
+
+def test_public_rows_added_at_private_places():
+    rows = lambda: jnp.concatenate([jnp.arange(3.0), 4 + jnp.arange(3.0)])[:, None]  # noqa: E731
+    target = lambda x: jnp.zeros((2, 1)).at[(5 * x).astype(int)].add(rows()).sum()  # noqa: E731
+    assert pair_bound(target, 0, 1, "float32", n=6) >= 6
+
+
 def test_a_median_of_very_many_takes_places_of_floats():
     few, many = (pair_bound(jnp.median, 0, 1, "float32", n=n) for n in (2**10, 2**24 + 4))
     assert few < 0.51
