@@ -163,15 +163,17 @@ class Sensitivity:
         """The proof as a tree: how far every step of the program moves its value.
 
         Returns:
-            One line for each operation, indented where it is part of an inner function. Of a
-            sampled sensitivity, the line that says that a proof exists.
+            One line for each operation, indented where it is part of an inner function. Random
+            pairs of neighbors are run as well. Where an operation takes the bound further from
+            them, a line says by which factor, and what to use instead. Of a sampled sensitivity,
+            the line that says that a proof exists.
 
         Raises:
             ValueError: if no proof is known.
         """
         if self.proof is None:
             raise ValueError("no proof is known: dpjax.global_sensitivity looks for one")
-        return "\n".join(self.proof.steps)
+        return self.proof.explained()
 
     def __repr__(self) -> str:
         size = "any n" if self.n is None else f"n={self.n}"

@@ -19,6 +19,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._losses import Losses
 from dpjax.proving._proof import NoProofError
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, make, norm_of
@@ -88,11 +89,15 @@ def global_sensitivity(
     program = _traced(target, specs, public)
     bound = own_bound(target, norm, specs)
     steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
+    losses = None
     try:
-        walk, outputs = _walk(_after_the_clamp(program, specs, public), program, public)
+        jaxpr = _after_the_clamp(program, specs, public)
+        walk, outputs = _walk(jaxpr, program, public)
         walked = _norm_of(outputs, norm)
         if walked <= bound:
             bound, steps = walked, tuple(map(str, walk.steps))
+            x64 = jnp.result_type(float) == jnp.float64
+            losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
@@ -111,7 +116,7 @@ def global_sensitivity(
         records=TreeSpec.of(specs),
         outputs=program.outputs,
         bounds=public,
-        proof=Proof(steps),
+        proof=Proof(steps, losses),
     )
 
 

@@ -35,12 +35,11 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
         norm: that of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is of no use.
     """
-    if norm not in get_args(ProvedNorm):
+    if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
         return None
     try:  # No defect in a proof may end a sampling, which does not need it.
-        line = (
-            _line(target, program, cast(ProvedNorm, norm), estimate) if _is_small(program) else None
-        )
+        known = cast(ProvedNorm, norm)
+        line = _line(target, program, known, estimate) if _is_small(program) else None
     except Exception:
         return None
     return None if line is None else Proof((line,))
