@@ -28,5 +28,6 @@ def all_pairs(values, dims=()):
 def bounds_of(target, spec, bounds):
     """The bounds in all three norms, from one walk."""
     public = _entry._bounds(bounds, spec)
-    _, outputs = _entry._walk(_entry._traced(target, spec, public), spec, public)
+    program = _entry._traced(target, spec, public)
+    _, outputs = _entry._walk(_entry._after_the_clamp(program, spec, public), program, public)
     return {norm: norm_of(outputs, norm) for norm in ("l1", "l2", "linf")}

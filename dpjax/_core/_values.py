@@ -130,7 +130,8 @@ class Sensitivity:
         outputs: structure, shapes and dtypes of the target's value; None for a bound.
         bounds: the clamp that a release applies to the database first, if the bound was proved for
             clamped records; `target` is the fingerprint of both together.
-        proof: the steps of the proof, if there is one.
+        proof: the steps of the proof, if there is one; of a sample, a line that says that a proof
+            exists.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, a random pair of neighboring
@@ -162,14 +163,17 @@ class Sensitivity:
         """The proof as a tree: how far every step of the program moves its value.
 
         Returns:
-            One line for each operation, indented where it is part of an inner function.
+            One line for each operation, indented where it is part of an inner function. Random
+            pairs of neighbors are run as well. Where an operation takes the bound further from
+            them, a line says by which factor, and what to use instead. Of a sampled sensitivity,
+            the line that says that a proof exists.
 
         Raises:
-            ValueError: if the sensitivity was not proved.
+            ValueError: if no proof is known.
         """
         if self.proof is None:
-            raise ValueError("only a sensitivity of dpjax.global_sensitivity has a proof")
-        return "\n".join(self.proof.steps)
+            raise ValueError("no proof is known: dpjax.global_sensitivity looks for one")
+        return self.proof.explained()
 
     def __repr__(self) -> str:
         size = "any n" if self.n is None else f"n={self.n}"
@@ -178,6 +182,7 @@ class Sensitivity:
         if self.m is not None:
             text += f", m={self.m}, k={self.k}, gamma={shown_number(self.gamma)}"
             text += f", {describe_confidence(self.confidence)}"
+            text += f"; {self.explain()}" if self.proof else ""
         return text + (f", positions={self.positions})" if self.positions != "last" else ")")
 
 

@@ -19,6 +19,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._losses import Losses
 from dpjax.proving._proof import NoProofError
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, make, norm_of
@@ -86,14 +87,17 @@ def global_sensitivity(
     size = jax.tree.leaves(specs)[0].shape[0]
     public = _bounds(bounds, specs)
     program = _traced(target, specs, public)
-    bound = _own_bound(target, norm, specs)
+    bound = own_bound(target, norm, specs)
     steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
+    losses = None
     try:
-        walk, outputs = _walk(program, specs, public)
-        with np.errstate(all="ignore"):
-            walked = norm_of(outputs, norm)
+        jaxpr = _after_the_clamp(program, specs, public)
+        walk, outputs = _walk(jaxpr, program, public)
+        walked = _norm_of(outputs, norm)
         if walked <= bound:
             bound, steps = walked, tuple(map(str, walk.steps))
+            x64 = jnp.result_type(float) == jnp.float64
+            losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
@@ -112,7 +116,7 @@ def global_sensitivity(
         records=TreeSpec.of(specs),
         outputs=program.outputs,
         bounds=public,
-        proof=Proof(steps),
+        proof=Proof(steps, losses),
     )
 
 
@@ -122,7 +126,7 @@ def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBo
     return specs, _bounds(bounds, specs)
 
 
-def _own_bound(target: Target, norm: ProvedNorm, specs: Database) -> float:
+def own_bound(target: Target, norm: ProvedNorm, specs: Database) -> float:
     """The bound that a target of dpjax proves itself, under replace-one; infinite without one.
 
     It holds on all databases, so also on clamped ones.
@@ -148,9 +152,32 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     return program
 
 
-def _walk(program: Program, specs: Database, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
-    """What is found of the outputs, from the clamp on."""
-    jaxpr, leaves = program.jaxpr.jaxpr, jax.tree.leaves(specs)
+def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
+    """What is proved of a program without a clamp, for records within bounds; else infinite."""
+    try:
+        return _norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
+    except RefusalError:
+        return math.inf
+
+
+def _norm_of(outputs: list[Abstract], norm: ProvedNorm) -> float:
+    with np.errstate(all="ignore"):
+        return norm_of(outputs, norm)
+
+
+def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
+    """What is found of the outputs; the last inputs are records within bounds."""
+    leaves = program.inputs.argument(0).leaves
+    inputs = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
+    unusable: list[Abstract | None] = [None] * (len(jaxpr.invars) - len(inputs))
+    walk = Walk([])
+    with np.errstate(all="ignore"):
+        return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+
+
+def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
+    """The program from its clamp on, with the clamped records as further inputs."""
+    jaxpr = program.jaxpr.jaxpr
     # The clamp is known by its fingerprint and its place, so that no other code can pass for it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
@@ -163,8 +190,7 @@ def _walk(program: Program, specs: Database, public: RecordBounds) -> tuple[Walk
     )
     if not is_clamp:
         raise RefusalError("the program does not begin with the clamp of its records")
-    inputs = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
-    rest = jex.Jaxpr(
+    return jex.Jaxpr(
         constvars=jaxpr.constvars,
         invars=[*jaxpr.invars, *first.outvars],
         outvars=jaxpr.outvars,
@@ -172,11 +198,6 @@ def _walk(program: Program, specs: Database, public: RecordBounds) -> tuple[Walk
         effects=jaxpr.effects,
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    walk = Walk([])
-    with np.errstate(all="ignore"):
-        unusable: list[Abstract | None] = [None] * len(jaxpr.invars)
-        outputs = walk.run(rest, program.jaxpr.consts, [*unusable, *inputs])
-    return walk, outputs
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:

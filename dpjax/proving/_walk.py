@@ -50,12 +50,21 @@ _ROUND = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One operation of a proof: what it is, where it is written, and how far its value moves."""
+    """One operation of a proof: what it is, where it is written, and how far its value moves.
+
+    `path` leads to it: the place among the live operations of each program that holds it.
+    """
 
     depth: int
     operation: str
     place: str
     value: Abstract
+    path: tuple[int, ...] = ()
+    output: int = 0
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        return (*self.path, self.output)
 
     def __str__(self) -> str:
         d = as_dense(self.value).others
@@ -77,6 +86,7 @@ class Walk:
     steps: list[Step]
     bits: float = 0.0
     depth: int = 0
+    path: tuple[int, ...] = ()
 
     def run(
         self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Abstract | None]
@@ -96,7 +106,9 @@ class Walk:
                 raise refused.get(atom, unclamped)
             return found
 
-        for equation in live(jaxpr):
+        outer = self.path
+        for count, equation in enumerate(live(jaxpr)):
+            self.path = (*outer, count)
             try:
                 if equation.effects:
                     raise RefusalError(f"it has side effects: {equation.effects}")
@@ -117,7 +129,8 @@ class Walk:
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
                 if outputs and not called(equation):
-                    self.steps.append(Step(self.depth, name, place, outputs[k]))
+                    self.steps.append(Step(self.depth, name, place, outputs[k], self.path, k))
+        self.path = outer
         return [read(atom) for atom in jaxpr.outvars]
 
     def outputs(self, equation: Equation, read: Callable[[Atom], Abstract]) -> list[Abstract]:
@@ -126,9 +139,8 @@ class Walk:
         if inner := called(equation):
             if (found := lemmas.known(equation, inner, operands)) is not None:
                 place = source_line(equation)
-                self.steps.append(
-                    Step(self.depth, f"lemma {equation.params['name']}", place, found)
-                )
+                lemma = f"lemma {equation.params['name']}"
+                self.steps.append(Step(self.depth, lemma, place, found, self.path))
                 return [found]
             self.depth += 1
             jaxpr, consts = parts(inner)

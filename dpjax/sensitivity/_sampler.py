@@ -20,6 +20,7 @@ from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
+from dpjax.proving._provable import provable
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
@@ -64,6 +65,7 @@ def sample_sensitivity(
     """Estimates the sensitivity of a target from random pairs of neighboring databases.
 
     Where `dpjax.global_sensitivity` has a proof, nothing need be sampled: it takes public bounds.
+    The result says so when it is printed, for programs of at most 80 operations.
 
     Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
     distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic: a unit in the last
@@ -217,8 +219,9 @@ def sample_sensitivity(
     point = plan.point
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
+    value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
-        value=sum_up((estimate, *hidden)) if estimate > 0 else 0.0,
+        value=value,
         gamma=point.gamma,
         confidence=stated,
         norm=norm,
@@ -234,6 +237,7 @@ def sample_sensitivity(
         target=pair.released.fingerprint,
         records=pair.records,
         outputs=pair.released.outputs,
+        proof=provable(target, pair.released, norm, value),
     )
 
 

@@ -1,5 +1,8 @@
 """Proofs of real targets: the bound, its enforcement, and the refusals."""
 
+import pickle
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 import dpjax
 from dpjax.proving import Ball, Categories, NoProofError
+from dpjax.proving._value import norm_of
 
 N = 100
 NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
@@ -120,6 +124,51 @@ def test_explain_shows_every_step():
     lines = found.explain().splitlines()
     assert [line.split()[0] for line in lines] == ["tanh", "reduce_sum"]
     assert "test_global_sensitivity.py" in lines[0]
+
+
+def by_a_wrong_norm(x):
+    return (x / jnp.maximum(1, jnp.sqrt(jnp.sum(jnp.abs(x), axis=1, keepdims=True)))).mean(0)
+
+
+@pytest.mark.parametrize("wrapped", [by_a_wrong_norm, jax.jit(by_a_wrong_norm)])
+def test_explain_says_where_a_bound_is_lost_and_what_to_use(wrapped):
+    """A record of length 10 becomes one of length 10^.5, but the rule knows only the least norm."""
+    found = dpjax.global_sensitivity(wrapped, VECTORS, bounds=(-10, 10), norm="l2")
+    text = found.explain()
+    (said,) = (line for line in text.splitlines() if "^" in line)
+    step = 2 * 10 * 3**0.5
+    claimed, reached = (
+        float(x) for x in re.search("to (.*)x is .*by more than (.*) in", said).groups()
+    )
+    assert said.strip().startswith("^ div")
+    assert reached <= 2 * 10**0.5 * 1.001
+    assert claimed == pytest.approx(step / reached, rel=0.05)
+    assert "maximum of a number and the norm" in said
+    assert found.explain() == text
+    assert jax.jit(lambda s: s)(found).explain() == text
+
+
+def test_a_proof_travels_without_its_program():
+    found = dpjax.global_sensitivity(by_a_wrong_norm, VECTORS, bounds=(-10, 10), norm="l2")
+    copy = pickle.loads(pickle.dumps(found.proof))
+    assert copy.steps == found.proof.steps == tuple(copy.explained().splitlines())
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), Ball(1.0), Categories((1.0, -2.0, 0.5))])
+def test_random_neighbors_stay_within_the_bounds_of_every_step(bounds):
+    """Those that `explain` runs; it also works inside jit."""
+
+    def descent(x):
+        return jax.lax.fori_loop(0, 2, lambda i, w: w - jnp.tanh(x @ w).mean(), jnp.ones(3))
+
+    found = dpjax.global_sensitivity(descent, VECTORS, bounds=bounds, norm="l1")
+    losses = found.proof.losses
+    moved, _ = losses._moved()
+    assert all(moved[s.key] <= norm_of([s.value], "l1") for s in losses.steps)
+    assert moved[losses.steps[-1].key] > 0
+    texts = []
+    jax.jit(lambda x: texts.append(found.explain()) or x)(1.0)
+    assert "reduce_sum" in texts[0]
 
 
 def test_sums_are_charged_for_their_rounding():

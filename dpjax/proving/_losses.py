@@ -1,0 +1,196 @@
+"""What the steps of a proof lose: their bounds beside how far random neighbors move them.
+
+A ratio of a step is its bound over the largest move found. It is at least the true loss up to
+there. A step loses the factor by which its ratio exceeds those of its operands.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._record_bounds import Ball, Bound, Categories, Interval, RecordBounds
+from dpjax._core._types import Database
+from dpjax._tracing._walks import Atom, bind, called, live, parts
+from dpjax.proving._value import norm_of
+from dpjax.proving._walk import Step
+
+Path = tuple[int, ...]
+_PAIRS, _MOST_NUMBERS = 256, 2**22
+_WORTH_SAYING = 1.5
+# What has a lemma, or keeps a record's influence small, in the place of an operation.
+_CENTERED = "jnp.var, jnp.std and jnp.cov of the records are proved as a whole"
+_CLIPPED = "clip what each record adds to the sum, with jnp.clip or by its norm"
+_INSTEAD = {
+    "sub": _CENTERED,
+    "square": _CENTERED,
+    "integer_pow": _CENTERED,
+    "div": "jax.nn.softmax, or a division by a maximum of a number and the norm, is proved as a"
+    " whole; else raise the least denominator",
+    "mul": "multiply by public numbers, or clip both factors first",
+    "sqrt": "add a number before the root, or use jnp.std",
+    "scan": "take fewer steps, or clip after each of them",
+    "dot_general": _CLIPPED,
+    "exp": "jax.nn.softmax and jax.nn.logsumexp are proved as a whole",
+}
+
+
+@dataclasses.dataclass
+class Losses:
+    """Takes the lines of a proof to lines that also say what is lost; called once, if at all."""
+
+    jaxpr: jex.Jaxpr
+    consts: Sequence[Any]
+    specs: Database
+    bounds: RecordBounds
+    steps: Sequence[Step]
+    norm: str
+    x64: bool
+
+    def __call__(self, lines: tuple[str, ...]) -> tuple[str, ...]:
+        if sum(math.prod(x.shape) for x in jax.tree.leaves(self.specs)) > _MOST_NUMBERS:
+            return lines
+        moved, operands = self._moved()
+        ratios: dict[Path, float] = {}
+        said: list[str] = []
+        for step, line in zip(self.steps, lines, strict=True):
+            said.append(line)
+            bound, reached = norm_of([step.value], self.norm), moved.get(step.key, 0.0)
+            before = max(
+                (ratios[key] for key in operands.get(step.key, ()) if key in ratios), default=1.0
+            )
+            if bound == 0:
+                continue
+            ratios[step.key] = max(1.0, bound / reached) if reached else before
+            if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
+                said.append(self._advice(step, loss, reached))
+        return tuple(said)
+
+    def _advice(self, step: Step, loss: float, reached: float) -> str:
+        name = step.operation.split(":")[0]
+        instead = _INSTEAD.get(name, _CLIPPED)
+        return (
+            f"{'  ' * step.depth}^ {name}: up to {loss:.2g}x is lost here, because no random"
+            f" neighbors move it by more than {reached:.4g} in {self.norm}: {instead}"
+        )
+
+    def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
+        """The largest move of each step, and the steps that it reads."""
+        keys = [step.key for step in self.steps]
+        operands: dict[Path, list[Path]] = {}
+
+        def values(database: Database) -> list[jax.Array]:
+            found: dict[Path, jax.Array] = {}
+            leaves = [(x, None) for x in jax.tree.leaves(database)]
+            inputs = leaves * (len(self.jaxpr.invars) // len(leaves))
+            _evaluate(self.jaxpr, self.consts, inputs, (), found, operands)
+            return [found.get(key, jnp.zeros(())) for key in keys]
+
+        @jax.jit
+        def moves(pairs: tuple[Database, Database]) -> jax.Array:
+            def one(pair: tuple[Database, Database]) -> jax.Array:
+                pairs = zip(values(pair[0]), values(pair[1]), strict=True)
+                return jnp.stack([_distance(a, b, self.norm) for a, b in pairs])
+
+            return jax.lax.map(one, pairs).max(0)
+
+        with jax.ensure_compile_time_eval(), jax.enable_x64(self.x64):
+            found = np.asarray(moves(self._pairs()), float)
+        return dict(zip(keys, found.tolist(), strict=True)), operands
+
+    def _pairs(self) -> tuple[Database, Database]:
+        """Random, corner and constant databases; in neighbors a record is mirrored, 0 or fresh."""
+        leaves, structure = jax.tree.flatten(self.specs)
+        numbers = sum(math.prod(x.shape) for x in leaves)
+        count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
+        rng = np.random.default_rng(0)
+        n = leaves[0].shape[0]
+        place = rng.integers(0, n, count), np.arange(count)
+        first, second = [], []
+        for bound, leaf in zip(self.bounds.leaves, leaves, strict=True):
+            kinds = [_drawn(rng, bound, leaf, kind % 4) for kind in range(count)]
+            rows = np.stack(kinds)
+            other = rows.copy()
+            fresh = np.stack([_drawn(rng, bound, leaf, kind // 4 % 2)[0] for kind in range(count)])
+            if not isinstance(bound, Categories):
+                low, high = _ends(bound)
+                fresh[::3] = low + high - rows[place[1], place[0]][::3]
+                fresh[1::3] = np.clip(0, low, high)
+            other[place[1], place[0]] = fresh
+            first.append(jnp.asarray(rows.astype(leaf.dtype)))
+            second.append(jnp.asarray(other.astype(leaf.dtype)))
+        return jax.tree.unflatten(structure, first), jax.tree.unflatten(structure, second)
+
+
+def _ends(bound: Ball | Interval) -> tuple[float, float]:
+    if isinstance(bound, Ball):
+        return -bound.radius, bound.radius
+    return bound.low, bound.high
+
+
+def _drawn(
+    rng: np.random.Generator, bound: Bound, leaf: jax.ShapeDtypeStruct, kind: int
+) -> np.ndarray:
+    """A database within bounds: 0 random, 1 corners, 2 one corner, 3 two corners."""
+    shape = leaf.shape
+    if isinstance(bound, Categories):
+        rows = rng.choice(bound.values, shape)
+    elif isinstance(bound, Ball):
+        rows = rng.normal(size=shape)
+        rows *= bound.radius / np.sqrt((rows**2).sum(tuple(range(1, len(shape))), keepdims=True))
+        rows *= rng.random((shape[0], *(1,) * (len(shape) - 1))) if kind == 0 else 1.0
+    else:
+        share = rng.random(shape) if kind == 0 else rng.integers(0, 2, shape)
+        rows = bound.low + share * (bound.high - bound.low)
+        rows = rows if leaf.dtype.kind == "f" else np.floor(rows)
+    if kind == 2:
+        rows[:] = rows[0]
+    if kind == 3:
+        rows = rows[rng.integers(0, min(2, len(rows)), len(rows))]
+    return rows
+
+
+def _distance(a: jax.Array, b: jax.Array, norm: str) -> jax.Array:
+    kind = jnp.result_type(float)
+    moved = jnp.nan_to_num(jnp.abs(a.astype(kind) - b.astype(kind)), posinf=0.0)
+    if norm == "linf":
+        return moved.max()
+    return moved.sum() if norm == "l1" else jnp.sqrt((moved**2).sum())
+
+
+def _evaluate(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    inputs: Sequence[tuple[Any, Path | None]],
+    path: Path,
+    found: dict[Path, jax.Array],
+    operands: dict[Path, list[Path]],
+) -> list[tuple[Any, Path | None]]:
+    """Outputs with the steps that computed them; notes the value of each step and what it reads."""
+    values: dict[jex.Var, tuple[Any, Path | None]] = {}
+    values.update(zip(jaxpr.constvars, ((c, None) for c in consts), strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Atom) -> tuple[Any, Path | None]:
+        return (atom.val, None) if isinstance(atom, jex.Literal) else values[atom]
+
+    for count, equation in enumerate(live(jaxpr)):
+        here, given = (*path, count), [read(atom) for atom in equation.invars]
+        if inner := called(equation):
+            body, constants = parts(inner)
+            outputs = _evaluate(body, constants, given, here, found, operands)
+        else:
+            outputs = [(x, None) for x in bind(equation, equation.params, [x for x, _ in given])]
+        for k, (variable, (value, source)) in enumerate(
+            zip(equation.outvars, outputs, strict=True)
+        ):
+            key = (*here, k)
+            found[key] = value
+            operands[key] = [step for _, step in given if step is not None]
+            values[variable] = value, key if source is None else source
+    return [read(atom) for atom in jaxpr.outvars]

@@ -1,0 +1,100 @@
+"""What a proof says of a sampled target: one line, without an oracle.
+
+An oracle states no bounds. So records are taken from a range so wide that only a target which
+clips itself has a useful bound there, or else from [0, 1], as an example.
+"""
+
+import math
+from typing import cast, get_args
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from dpjax._core._guarantee import shown_number
+from dpjax._core._proof import Proof
+from dpjax._core._record_bounds import Interval, RecordBounds
+from dpjax._core._values import Norm, Target
+from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import aval, equations
+from dpjax.proving._entry import ProvedNorm, own_bound, walked_bound
+
+# Larger programs take longer than 50 ms.
+_MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
+_WIDE, _USEFUL = 2**20, 100
+
+
+def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
+    """A line that says which bound is proved; None if there is none, or the program is large.
+
+    It reads the traced program, shapes and a sampled number, which are all public.
+
+    Args:
+        target: what was sampled, which may have a proof of its own.
+        program: its trace.
+        norm: that of the estimate.
+        estimate: the sampled sensitivity. A bound that is much larger is of no use.
+    """
+    if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
+        return None
+    try:  # No defect in a proof may end a sampling, which does not need it.
+        known = cast(ProvedNorm, norm)
+        line = _line(target, program, known, estimate) if _is_small(program) else None
+    except Exception:
+        return None
+    return None if line is None else Proof((line,))
+
+
+def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -> str | None:
+    specs = program.inputs.argument(0).tree()
+    own = own_bound(target, norm, specs)
+    if math.isfinite(own) and own > 0:
+        return f"its own proof gives {shown_number(own)} at gamma 0: target.sensitivity"
+    dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
+    for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
+        ends = tuple(_within(low, high, dtype) for dtype in dtypes)
+        bound = walked_bound(program, norm, RecordBounds(ends))
+        if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
+            every = all(map(_is_all, ends, dtypes))
+            records = "all records" if every else f"records in {shown}"
+            return f"dpjax.global_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
+    return None
+
+
+def _within(low: int, high: int, dtype: np.dtype) -> Interval:
+    """The same bounds for all arrays, as far as their dtypes reach."""
+    least, most = _ends(dtype)
+    return Interval(max(low, least), min(high, most))
+
+
+def _is_all(bound: Interval, dtype: np.dtype) -> bool:
+    return (bound.low, bound.high) == _ends(dtype)
+
+
+def _ends(dtype: np.dtype) -> tuple[float, float]:
+    if dtype.kind not in "iu":
+        return (0, 1) if dtype.kind == "b" else (-math.inf, math.inf)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _is_small(program: Program) -> bool:
+    """Whether a walk takes little time: few operations, and arrays that are short but for n."""
+    n = program.inputs.leaves[0].shape[0]
+    sizes = [np.size(x) for x in program.jaxpr.consts]
+    made = [(e, aval(v).size) for e in equations(program.jaxpr.jaxpr) for v in e.outvars]
+    sizes += [size for equation, size in made if not equation.invars]
+    return (
+        _operations(program.jaxpr.jaxpr) <= _MOST_OPERATIONS
+        and sum(sizes) <= _MOST_CONSTANTS
+        and all(size <= _MOST_PER_RECORD * n for _, size in made)
+    )
+
+
+def _operations(jaxpr: jex.Jaxpr) -> int:
+    """Operations of a walk, which takes the steps of a loop one by one."""
+    return sum(
+        1
+        + equation.params.get("length", 1)
+        * sum(map(_operations, jex.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
