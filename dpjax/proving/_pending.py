@@ -119,9 +119,11 @@ def _bits(name: str, parameters: Any, operands: Sequence[Abstract], dtype: np.dt
     own = [x.pending.bits for x in operands]
     if name == "dot_general":
         return sum(own)
-    if name not in PRODUCTS:
+    x = operands[0] if operands else None
+    if name == "reduce_sum" and x is not None:  # Of k copies it is a product with k.
+        return own[0] + math.log2(math.prod(x.shape))
+    if name not in PRODUCTS or x is None:
         return max(own, default=0.0)
-    x = operands[0]
     if name in ("mul", "div"):
         tops = [0.0 if x.is_public else _log(x) for x in operands]
         own = [max(b, _size(x)) if x.is_public else b for b, x in zip(own, operands, strict=True)]

@@ -51,9 +51,9 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     products = dataclasses.replace(products, pending=carried("mul", {}, (x, y), products))
     found = sum_over(products, summed)
     start = Pending.of_sum(found.pending.terms, max(load, found.pending.weight))
-    # A product with one vector is a sum of products.
-    is_sum = min(math.prod(first.shape[k] for k in fa), math.prod(second.shape[k] for k in fb)) == 1
-    if is_sum:
+    # Compilers take a product with a vector for a sum, and sum over batches in one product.
+    free_sizes = [math.prod(x.shape[k] for k in f) for x, f in ((first, fa), (second, fb))]
+    if batch or min(free_sizes) == 1:
         start = start.having(terms=found.pending.terms, weight=start.load)
     found = dataclasses.replace(found, pending=start)
     bounds = (

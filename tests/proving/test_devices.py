@@ -104,6 +104,7 @@ SUMS = {
     "factors": lambda x: (x.sum(0) * 4 / 4).sum(),
     "times ones": lambda x: x.sum(1) @ np.ones(32, np.float32),
     "products with ones": lambda x: (x @ np.ones(32, np.float32)).sum(),
+    "products of each record": lambda x: jnp.einsum("ni,ni->n", x, jnp.ones((32, 32))).sum(),
 }
 
 
@@ -130,6 +131,7 @@ PRODUCTS = {
     "a square": lambda x: jnp.square(x[0] * 2.0**70),
     "a power": lambda x: (x[0] * 2.0**65) ** 3,
     "a factor of a broadcast": lambda x: (x * 2.0**75) * jnp.broadcast_to(2.0**40 + x[0], (N,)),
+    "a sum of copies": lambda x: jnp.broadcast_to(x[0] * 2.0**60, (2**20,)).sum() * 2.0**39,
     "a denominator": lambda x: 1 / (x[0] + 2.0**-42) / 2.0**40 / (x[1] + 2.0**-42),
 }
 
