@@ -142,8 +142,10 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
         return x
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
+            # A compiler may drop a change to float32 and back, and then nothing is rounded.
             rounded = x.low.astype(dtype).astype(float)
-            return dataclasses.replace(x, dtype=dtype, low=rounded, high=rounded)
+            ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
+            return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
         raise RefusalError("a number that is not finite changes its dtype")
     ends = x.low, x.high
     if dtype == BOOL:

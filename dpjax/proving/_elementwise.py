@@ -18,7 +18,7 @@ import scipy
 
 from dpjax.proving import _moduli as moduli
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._pending import together
+from dpjax.proving._pending import added
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
 
@@ -97,20 +97,32 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) ->
     """
     (a, b), shape, axis = aligned(first, second)
     low, high = (a.low + b.low, a.high + b.high) if sign > 0 else (a.low - b.high, a.high - b.low)
-    shift = sum(float(x.magnitude.max()) if x.is_public else x.shift for x in (a, b))
     whole = a.whole and b.whole and _exact(low, high, dtype)
-    terms, at_once = together(a, b, dtype)
-    most = max(shift, terms.load)
+    pending, at_once = added(a, b, dtype)
+    most = max(pending.shift, pending.load)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
     error = 0.0 if whole else _rounded(rounding.UNITS["add"], low, high, dtype) + at_once
-    if not whole and (a.shift or b.shift) and (a.is_public or b.is_public):
-        combined = 8 * rounding.unit(dtype) * shift
+    if not whole and (a.pending.shift or b.pending.shift) and (a.is_public or b.is_public):
+        combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
     found = lipschitz(
         (a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole,
         keeps_sign=at_once == 0,
     )  # fmt: skip
-    return dataclasses.replace(found, shift=shift, terms=terms)
+    return dataclasses.replace(found, pending=pending)
+
+
+def vanishing(x: Abstract, bits: float) -> Abstract:
+    """A product of which a part may be flushed to 0 before factors of so many bits multiply it."""
+    if x.whole or not bits:
+        return x
+    error = 4 * rounding.tiny(x.dtype) * 2.0**bits
+    found = lipschitz(
+        (x,), x.shape, x.axis, x.dtype, (x.low, x.high), (1.0,), error, keeps_sign=False
+    )
+    low = np.where(x.low >= 0, np.maximum(found.low, 0.0), found.low)
+    high = np.where(x.high <= 0, np.minimum(found.high, 0.0), found.high)
+    return dataclasses.replace(found, low=low, high=high)
 
 
 def _exact(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> bool:

@@ -1,6 +1,7 @@
 """Lemmas of what a program computes in several operations of its own."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from dpjax._tracing._walks import Equation, aval
 from dpjax.proving._exponentials import log_softmax, logsumexp, softmax
 from dpjax.proving._norm_clips import clipped
+from dpjax.proving._pending import carried
 from dpjax.proving._slices import Program, is_program_of
 from dpjax.proving._value import Abstract, Difference, make
 
@@ -30,7 +32,9 @@ def improved(
     name = equation.primitive.name
     found = clipped(program, equation, values) if name in ("div", "mul") else None
     if found is not None:
-        return "clip by norm", meet(walked, found)
+        operands: Any = [values[x] for x in equation.invars]  # type: ignore[index]
+        joined = carried(name, equation.params, operands, found)
+        return "clip by norm", meet(walked, dataclasses.replace(found, pending=joined))
     if name not in _OF_A_MAXIMUM:
         return None
     shown, function, lemma = _OF_A_MAXIMUM[name]
@@ -48,7 +52,10 @@ def improved(
         if is_program_of(function, part, x.shape, x.dtype, axis=axis):
             found = lemma(x, axes)
             if found is not None and (found.shape, found.dtype) == _type(equation):
-                return shown, meet(walked, dataclasses.replace(found, shift=x.shift, terms=x.terms))
+                # A quotient has a denominator of at most so many bits.
+                bits = x.pending.bits + math.log2(math.prod(x.shape)) + 1
+                joined = x.pending.having(bits=bits, terms=1)
+                return shown, meet(walked, dataclasses.replace(found, pending=joined))
     return None
 
 
@@ -69,6 +76,6 @@ def meet(first: Abstract | None, second: Abstract) -> Abstract:
     return make(
         first.shape, first.dtype, low, high, first.axis, better(first.changed, second.changed),
         better(first.others, second.others), whole=first.whole,
-        l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source, shift=first.shift,
-        terms=first.terms,
+        l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source,
+        pending=first.pending,
     )  # fmt: skip

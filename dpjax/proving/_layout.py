@@ -11,7 +11,7 @@ from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import (
     Abstract,
     Difference,
-    Terms,
+    Pending,
     as_dense,
     as_rows,
     difference,
@@ -35,7 +35,7 @@ def transpose(x: Abstract, order: Sequence[int]) -> Abstract:
         _kept(x.changed, x.changed.each.transpose(order)),
         _kept(x.others, x.others.each.transpose(order)), whole=x.whole,
         tied=frozenset(k for k, old in enumerate(order) if old in x.tied),
-        l2_of_row=x.l2_of_row, source=x.origin, shift=x.shift, terms=x.terms,
+        l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending,
     )  # fmt: skip
     return found
 
@@ -90,7 +90,7 @@ def reshape(x: Abstract, shape: Sequence[int]) -> Abstract:
         shape, x.dtype, low, high, axis,
         _kept(x.changed, changed_shape(x.changed.each)),
         _kept(x.others, changed_shape(x.others.each)),
-        whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, shift=x.shift, terms=x.terms,
+        whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending,
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def cut(x: Abstract, starts: Sequence[int], ends: Sequence[int], steps: Sequence
     return make(
         shape, x.dtype, part(x.low), part(x.high), x.axis, _kept(changed, part(changed.each)),
         _kept(x.others, part(x.others.each)), whole=x.whole, tied=x.tied,
-        l2_of_row=x.l2_of_row, shift=x.shift, terms=x.terms,
+        l2_of_row=x.l2_of_row, pending=x.pending,
     )  # fmt: skip
 
 
@@ -171,8 +171,7 @@ def join(parts: Sequence[Abstract], dim: int) -> Abstract:
         shape, parts[0].dtype, whole_of([x.low for x in parts], record=False),
         whole_of([x.high for x in parts], record=False), axis,
         moved([x.changed for x in parts]), moved([x.others for x in parts]),
-        whole=all(x.whole for x in parts), shift=sum(x.shift for x in parts),
-        terms=Terms.of_all(parts),
+        whole=all(x.whole for x in parts), pending=Pending.of_all(parts),
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ def _places(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
     if len(operands) != 2 or not operands[0].is_public or not operands[1].is_finite:
         return None
     levels, x = operands
+    if len(levels.shape) != 1 or levels.dtype != x.dtype:
+        return None
     specs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in operands]
     for side in ("left", "right"):
         reference = jax.make_jaxpr(lambda a, v, side=side: jnp.searchsorted(a, v, side=side))

@@ -9,7 +9,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import cut, squeeze
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Terms, make
+from dpjax.proving._value import Abstract, Difference, Pending, make
 
 _MOST_ROWS = 128
 
@@ -135,4 +135,4 @@ def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: A
     ends = rounding.widened(low, high, rounding.up(slip + 2.0**-40 * sizes * (not whole)))
     found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
     load = float(sizes.max()) + float(start.magnitude.max())
-    return dataclasses.replace(found, terms=Terms.of_sum(n, load))
+    return dataclasses.replace(found, pending=Pending.of_sum(n, load))

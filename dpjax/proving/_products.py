@@ -9,9 +9,10 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import multiply
 from dpjax.proving._layout import broadcast, transpose
+from dpjax.proving._pending import carried
 from dpjax.proving._reductions import _summed, sum_over
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Terms, difference, make
+from dpjax.proving._value import Abstract, Difference, Pending, difference, make
 
 _MOST_PRODUCTS = 2**24
 
@@ -47,8 +48,14 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     products = multiply(x, y, dtype=dtype)
     count = math.prod(shape[k] for k in summed)
     load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
+    products = dataclasses.replace(products, pending=carried("mul", {}, (x, y), products))
     found = sum_over(products, summed)
-    found = dataclasses.replace(found, terms=Terms.of_sum(count, load))
+    start = Pending.of_sum(found.pending.terms, max(load, found.pending.weight))
+    # Compilers take a product with a vector for a sum, and sum over batches in one product.
+    free_sizes = [math.prod(x.shape[k] for k in f) for x, f in ((first, fa), (second, fb))]
+    if batch or min(free_sizes) == 1:
+        start = start.having(terms=found.pending.terms, weight=start.load)
+    found = dataclasses.replace(found, pending=start)
     bounds = (
         _public_factor(first, second, ca, cb, batch),
         _outer(first, second, ca, cb, batch),
@@ -162,4 +169,4 @@ def add_at_places(
         float(rounding.up(l2 + 2 * slip * math.sqrt(bins))),
     )
     found = make(start.shape, dtype, low, high, None, moved, moved, whole=whole)
-    return dataclasses.replace(found, terms=Terms.of_sum(n, sizes))
+    return dataclasses.replace(found, pending=Pending.of_sum(n, sizes))

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, as_dense, make
+from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 
 def _axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
@@ -27,21 +28,22 @@ def _summed(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.
     return total
 
 
-def sum_over(x: Abstract, axes: Sequence[int], *, extra: float = 0.0) -> Abstract:
+def sum_over(x: Abstract, axes: Sequence[int]) -> Abstract:
     """A sum of N terms in any order: sum x_i (1 + theta_i), |theta_i| <= gamma (Higham 2002).
 
-    Integers that the dtype holds are added exactly. `extra` is the relative error of the terms,
-    where they are products that the sum computes itself.
+    Integers that the dtype holds are added exactly. A sum of sums may become one sum of all their
+    terms.
     """
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = _axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
     room = 1 + (count + 100) * 2.0**-52
-    sizes = _summed(x.magnitude, x.shape, axes) * room
+    terms, weight = flattened(x)
+    sizes = np.maximum(_summed(x.magnitude, x.shape, axes), count * weight) * room
     exact = x.whole and (
         x.dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(x.dtype)
     )
-    gamma = 0.0 if exact else rounding.sum_units(count, x.dtype) + extra
+    gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
     if not math.isfinite(gamma):
         raise RefusalError(
             f"a sum of {count} numbers in {x.dtype} may lose all digits: use float64"
@@ -51,7 +53,8 @@ def sum_over(x: Abstract, axes: Sequence[int], *, extra: float = 0.0) -> Abstrac
     low = _summed(x.low - slack[0], x.shape, axes)
     high = _summed(x.high + slack[1], x.shape, axes)
     host = np.asarray(sizes * (room - 1) if not exact else 0.0)
-    low, high = rounding.widened(low, high, host + flush)
+    joined = gamma * sizes if terms > 1 else 0.0
+    low, high = rounding.widened(low, high, host + flush + joined)
     if (x.low >= 0).all():  # Sums of numbers above 0 are, too, in any rounding.
         low = np.maximum(low, 0.0)
     slip_full = gamma * sizes + flush
@@ -77,7 +80,8 @@ def sum_over(x: Abstract, axes: Sequence[int], *, extra: float = 0.0) -> Abstrac
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     if axis is None:
         others = changed
-    return make(shape, x.dtype, low, high, axis, changed, others, whole=exact)
+    pending = Pending(terms=count * terms, weight=float(sizes.max()))
+    return make(shape, x.dtype, low, high, axis, changed, others, whole=exact, pending=pending)
 
 
 def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool) -> Abstract:

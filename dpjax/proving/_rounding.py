@@ -22,7 +22,6 @@ UNITS = {
 ELEMENTARY = 128
 # Beyond these magnitudes, a rewritten program could overflow where the written one does not.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
-CONSTANT_BITS = 100
 _INFLATION = 1 + 2.0**-44
 _FLOOR = 2.0**-900
 
@@ -73,6 +72,11 @@ def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
 def tiny(dtype: np.dtype) -> float:
     """The least normal number; 0 for integers."""
     return float(np.finfo(dtype).tiny) if dtype.kind == "f" else 0.0
+
+
+def most_bits(dtype: np.dtype) -> float:
+    """A product of numbers with so many bits in all neither overflows nor is subnormal."""
+    return float(min(np.finfo(dtype).maxexp, -np.finfo(dtype).minexp)) - 2
 
 
 def sum_units(count: int, dtype: np.dtype) -> float:

@@ -8,8 +8,9 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import broadcast, cut, join
+from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, as_dense, make
+from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 Moved = tuple[np.ndarray, float, float]
 _MOST_COPIES = 64
@@ -35,11 +36,12 @@ def cumulative_sum(x: Abstract, axis: int, *, reverse: bool) -> Abstract:
     def added(array: np.ndarray) -> np.ndarray:
         return np.cumsum(_along(array, axis, count)[turn], axis)[turn]
 
-    sizes = added(x.magnitude) * (1 + (count + 100) * 2.0**-52)
+    terms, weight = flattened(x)
+    sizes = np.maximum(added(x.magnitude), count * weight) * (1 + (count + 100) * 2.0**-52)
     whole = x.whole and (
         x.dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(x.dtype)
     )
-    gamma = 0.0 if whole else rounding.sum_units(count, x.dtype)
+    gamma = 0.0 if whole else rounding.sum_units(count * terms, x.dtype)
     if not math.isfinite(gamma):
         raise RefusalError(f"a sum of {count} numbers in {x.dtype} may lose all digits")
     flush = 0.0 if whole else 4 * rounding.tiny(x.dtype) * (count + 1)
@@ -69,7 +71,8 @@ def cumulative_sum(x: Abstract, axis: int, *, reverse: bool) -> Abstract:
     else:
         changed, others = in_row(x.changed), in_row(x.others)
     low, high = rounding.widened(added(x.low), added(x.high), error)
-    return make(x.shape, x.dtype, low, high, rows, changed, others, whole=whole)
+    pending = Pending(terms=count * terms, weight=float(sizes.max()))
+    return make(x.shape, x.dtype, low, high, rows, changed, others, whole=whole, pending=pending)
 
 
 def reverse(x: Abstract, axes: Sequence[int]) -> Abstract:

@@ -12,9 +12,7 @@ Its concretization is the set of all families of arrays x(D) such that, for ever
    every other row is within `others`, in the same three senses.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
 5. l2_of_row bounds the l2 norm of each row of x(D) itself.
-6. `shift` bounds the sum of the magnitudes of the constants that were added to x, and that a
-   compiler may add up with those to come; _pending.py says which. `terms` are those of sums that
-   a compiler may add to what comes.
+6. `pending` says what a compiler may join with operations to come; _pending.py has the list.
 
 x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
 rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
@@ -31,6 +29,7 @@ Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,22 +80,51 @@ def difference(
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
-    """The number of terms of each sum, by a token of its own, and a bound on their magnitudes."""
+class Pending:
+    """What a compiler may join with operations to come; _pending.py says which.
 
-    counts: frozenset[tuple[object, int]] = frozenset()
+    Attributes:
+        shift: the sum of the magnitudes of constants that were added.
+        starts: the number of additions of each sum that may start at what is added to it, by a
+            token of its own.
+        load: the sum of the magnitudes of all that such sums add up.
+        terms: the number of terms of a sum that may be a part of a sum of sums.
+        weight: the sum of their magnitudes.
+        factor: by what that sum was multiplied since.
+        bits: the sum of |log2| of all factors of a product, but for those of the records.
+    """
+
+    shift: float = 0.0
+    starts: frozenset[tuple[object, int]] = frozenset()
     load: float = 0.0
+    terms: int = 1
+    weight: float = 0.0
+    factor: float = 1.0
+    bits: float = 0.0
 
     @staticmethod
-    def of_sum(count: int, load: float) -> "Terms":
-        """Those of a new sum."""
-        return Terms(frozenset([(object(), count)]), load)
+    def of_sum(count: int, load: float) -> "Pending":
+        """That of a new sum, which may start at what is added to it."""
+        return Pending(starts=frozenset([(object(), count)]), load=load)
 
     @staticmethod
-    def of_all(xs: "Sequence[Abstract]") -> "Terms":
-        """Those of several arrays; one sum in two of them is counted once."""
-        counts = frozenset[tuple[object, int]]().union(*(x.terms.counts for x in xs))
-        return Terms(counts, sum(x.terms.load for x in xs))
+    def of_all(xs: "Sequence[Abstract]") -> "Pending":
+        """That of arrays side by side; one sum in two of them is counted once."""
+        all_ = [x.pending for x in xs]
+        sums = [p for p in all_ if p.terms > 1]
+        return Pending(
+            shift=sum(p.shift for p in all_),
+            starts=frozenset[tuple[object, int]]().union(*(p.starts for p in all_)),
+            load=sum(p.load for p in all_),
+            terms=max((p.terms for p in sums), default=1),
+            weight=sum(p.weight for p in sums),
+            factor=sums[0].factor if len({p.factor for p in sums}) == 1 else 1.0,
+            bits=max((p.bits for p in all_), default=0.0),
+        )
+
+    def having(self, **fields: Any) -> "Pending":
+        """The same with other fields."""
+        return dataclasses.replace(self, **fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,8 +142,7 @@ class Abstract:
     tied: frozenset[int] = frozenset()
     l2_of_row: float = math.inf
     source: object | None = None
-    shift: float = 0.0
-    terms: Terms = Terms()
+    pending: Pending = Pending()
 
     @property
     def origin(self) -> object:
@@ -182,8 +209,7 @@ def make(
     tied: frozenset[int] = frozenset(),
     l2_of_row: float = math.inf,
     source: object | None = None,
-    shift: float = 0.0,
-    terms: Terms = Terms(),
+    pending: Pending = Pending(),
 ) -> Abstract:
     """An abstract value whose differences are capped by its range.
 
@@ -213,7 +239,7 @@ def make(
     row = difference(largest, shape, axis).l2
     return Abstract(
         shape, dtype, low, high, axis, made[0], made[-1], whole, tied, min(l2_of_row, row),
-        source, shift, terms,
+        source, pending,
     )  # fmt: skip
 
 

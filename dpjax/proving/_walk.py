@@ -25,9 +25,8 @@ from dpjax.proving import _places as places
 from dpjax.proving import _powers as powers
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
-from dpjax.proving import _rounding as rounding
 from dpjax.proving import _sequences as sequences
-from dpjax.proving._refusal import RefusalError
+from dpjax.proving._refusal import OverflowRefusalError, RefusalError
 from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, as_dense, constant
 
@@ -81,10 +80,9 @@ class Step:
 
 @dataclasses.dataclass
 class Walk:
-    """The state of a walk: the steps so far, and the bits of constants that multiply."""
+    """The state of a walk: the steps so far."""
 
     steps: list[Step]
-    bits: float = 0.0
     depth: int = 0
     path: tuple[int, ...] = ()
 
@@ -120,11 +118,15 @@ class Walk:
                 outputs = None
                 reason = self.located(refusal, equation)
                 refused.update(dict.fromkeys(equation.outvars, reason))
-                if equation.effects or self.bits > rounding.CONSTANT_BITS:
+                if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             name, place = equation.primitive.name, source_line(equation)
             walked = outputs[0] if outputs else None
-            if lemma := inline.improved(program, equation, values, walked):
+            try:
+                lemma = inline.improved(program, equation, values, walked)
+            except RefusalError as refusal:
+                raise self.located(refusal, equation) from None
+            if lemma:
                 name, outputs = f"{name}: lemma {lemma[0]}", [lemma[1]]
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
@@ -156,41 +158,15 @@ class Walk:
             return loops.unrolled(self.run, equation.params, operands)
         if name == "split":
             return sequences.split(operands[0], equation.params["sizes"], equation.params["axis"])
-        if name in ("mul", "div"):
-            self._count_bits(operands, dtype, divides=name == "div")
         rule = RULES.get(name)
         if rule is None:
             raise RefusalError("it has no rule")
         found = rule(equation.params, dtype, *operands)
-        if name not in ("add", "add_any", "sub"):
-            shift = pending.carried(name, operands)
-            terms = found.terms if found.terms.counts else pending.carried_terms(name, operands)
-            found = dataclasses.replace(found, shift=shift, terms=terms)
+        joined = pending.carried(name, equation.params, operands, found)
+        if name in pending.PRODUCTS:
+            found = elementwise.vanishing(found, joined.bits)
+        found = dataclasses.replace(found, pending=joined)
         return [found]
-
-    def _count_bits(self, operands: Sequence[Abstract], dtype: np.dtype, *, divides: bool) -> None:
-        """Compilers fold constants of a chain into one, which must neither overflow nor vanish.
-
-        They also take a / b / c to a / (b * c), and a / (b / c) to a * c / b.
-        """
-        if dtype.kind != "f":
-            return
-        for x in operands:
-            if x.is_public:
-                sizes = x.magnitude[x.magnitude > 0]
-                sizes = sizes[np.isfinite(sizes)]
-                if sizes.size:
-                    self.bits += float(np.abs(np.log2(sizes)).max())
-        if divides and not operands[1].is_public:
-            top, bottom = operands[0].magnitude, operands[1]
-            ends = np.append(np.abs(bottom.low), np.abs(bottom.high))
-            sizes = np.append(ends[ends > 0], max(1.0, float(top.max())))
-            self.bits += float(np.abs(np.log2(sizes)).max())
-        if self.bits > rounding.CONSTANT_BITS:
-            raise RefusalError(
-                "the numbers that multiply or divide may overflow where a compiler combines"
-                " them: rescale the records"
-            )
 
     def located(self, refusal: RefusalError, equation: Equation) -> RefusalError:
         """The refusal with its equation, its line and a remedy; that of an inner program stays."""
@@ -203,7 +179,7 @@ class Walk:
             f"no proof for {name}({', '.join(shapes)}){source_line(equation)}: {refusal}. Remedy:"
             f" {remedy} (dpjax.sample_sensitivity)"
         )
-        return RefusalError(text, "located")
+        return type(refusal)(text, "located")
 
 
 def _check_type(expected: Any, found: Abstract) -> None:

@@ -97,6 +97,67 @@ def test_a_sum_of_counts_and_a_fraction_is_rounded_at_each_count():
     assert bound(lambda x: -counts(x) / 4 + 0.1, records, (0, 1)) >= 0.25 + n * n / 4 * 2.0**-24
 
 
+SUMS = {
+    "sums": lambda x: x.sum(1).sum(0),
+    "transposed": lambda x: x.sum(0)[:, None].T.sum(),
+    "negative": lambda x: (-x.sum(0)).sum(),
+    "factors": lambda x: (x.sum(0) * 4 / 4).sum(),
+    "times ones": lambda x: x.sum(1) @ np.ones(32, np.float32),
+    "products with ones": lambda x: (x @ np.ones(32, np.float32)).sum(),
+    "products of each record": lambda x: jnp.einsum("ni,ni->n", x, jnp.ones((32, 32))).sum(),
+}
+
+
+@pytest.mark.parametrize("sums", SUMS)
+def test_a_compiler_takes_a_sum_of_sums_to_one_sum(sums):
+    """32 times 32 numbers are added one by one; beyond 512, each addition rounds to 2^-14."""
+    first = np.zeros((32, 32), np.float32)
+    first[1:17], first[16, :4], first[17:] = 1, 0, 1.4 * 2.0**-15
+    second = first.copy()
+    second[0] = 1
+    run = jax.jit(SUMS[sums])
+    apart = abs(float(run(second)) - float(run(first)))
+    records = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    # One sum of all terms, in the order of memory, moves by 32 + 480 * 2^-15.
+    assert max(apart, 32 + 480 * 2.0**-15 - 2.0**-18) <= bound(SUMS[sums], records, (0, 1))
+
+
+def test_a_mean_of_means_is_no_sum_of_sums():
+    records = jax.ShapeDtypeStruct((100, 1000), jnp.float32)
+    assert bound(lambda x: x.mean(1).mean(), records, (0, 1)) <= 0.01 + 3 * 1100 * 2.0**-24
+
+
+PRODUCTS = {
+    "a square": lambda x: jnp.square(x[0] * 2.0**70),
+    "a power": lambda x: (x[0] * 2.0**65) ** 3,
+    "a factor of a broadcast": lambda x: (x * 2.0**75) * jnp.broadcast_to(2.0**40 + x[0], (N,)),
+    "a sum of copies": lambda x: jnp.broadcast_to(x[0] * 2.0**60, (2**20,)).sum() * 2.0**39,
+    "a denominator": lambda x: 1 / (x[0] + 2.0**-42) / 2.0**40 / (x[1] + 2.0**-42),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_factors_that_overflow_together_are_refused(product):
+    """XLA multiplies constants first: (x c) (y d) is (x y) (c d)."""
+    with pytest.raises(NoProofError, match="combines"):
+        bound(PRODUCTS[product], bounds=(0, 2.0**-60))
+
+
+def test_factors_of_numbers_that_vanish_are_counted():
+    product = lambda x: (x[0] * 2.0**50) * (x[1] * 2.0**50)  # noqa: E731
+    assert bound(product, bounds=(2.0**-70, 1.01 * 2.0**-70)) >= 2.0**-26 * 2.0**-14
+
+
+def test_factors_of_many_steps_are_no_product():
+    """Each step stands in a sum, or inside of tanh."""
+
+    def descent(x):
+        step = lambda i, w: w - 0.01 * jnp.tanh(x.mean(0) * w)  # noqa: E731
+        return lax.fori_loop(0, 50, step, jnp.ones(N))
+
+    assert bound(descent, jax.ShapeDtypeStruct((9, N), jnp.float32), (0, 1)) < 1
+
+
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])
 def test_integers_of_few_bits_are_refused(dtype):
     records = jax.ShapeDtypeStruct((N,), dtype)

@@ -186,6 +186,16 @@ def test_a_number_that_becomes_an_integer_is_another_one():
     assert dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2").value >= 2
 
 
+def test_another_function_of_that_name_is_no_search():
+    @jax.jit
+    def searchsorted(levels, x):
+        return x + 0 * levels.sum()
+
+    for levels in (jnp.ones((2, 2)), jnp.ones(()), jnp.arange(3.0)):
+        target = lambda x, levels=levels: searchsorted(levels, x).sum()  # noqa: E731
+        assert dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 1
+
+
 def test_a_slice_that_reads_something_else_is_none():
     jaxpr = jax.make_jaxpr(lambda x, y: jnp.exp(x + y))(1.0, 2.0).jaxpr
     program = Program(jaxpr)

@@ -224,6 +224,9 @@ def test_infinite_constants_are_rounded_with_the_others():
         first, second = (jax.jit(below)(np.float32([x])) for x in (start, 1.0))
         assert (first != second).any()
         assert pair_bound(below, start, 1, "float32") >= 1
+        twice = lambda x: x <= jax.jit(lambda y: y.astype("float32").astype(float))(levels)  # noqa: E731
+        with pytest.raises(RefusalError, match="finite"):
+            pair_bound(twice, 0.1, 0.1 + 1e-10)
 
 
 def test_numbers_of_another_shape_are_refused():
