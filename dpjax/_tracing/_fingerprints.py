@@ -37,6 +37,7 @@ _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDicti
 _BY_TEXT = frozenset((str, int, bool, type(None)))
 # Parameters of their types are values: JAX itself looks programs up by them.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
+_parameters = set[type]()
 
 
 class _Sink:
@@ -74,6 +75,8 @@ def _encode(sink: _Sink, value: Any) -> None:
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
+    elif type(value) in _parameters:
+        text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
         sink.update(struct.pack("<d", value))  # The text of every NaN is one.
     elif isinstance(value, (str, int, float)):
@@ -107,14 +110,22 @@ def _encode(sink: _Sink, value: Any) -> None:
         sink.fixed = False
         text = value.fingerprint
     else:
-        # A parameter of an operation: by its text, unless that is an address or leaves out code.
-        text = repr(value)
-        if " at 0x" in text or callable(value):
-            sink.fixed = False
-            text = fingerprint(value)
-        sink.fixed &= type(value).__module__.partition(".")[0] in _FIXED
+        text = _of_parameter(sink, value)
     if text is not None:
         sink.update(_of_text(text))
+
+
+def _of_parameter(sink: _Sink, value: object) -> str:
+    """A parameter of an operation: by its text, unless that is an address or leaves out code."""
+    text = repr(value)
+    if " at 0x" in text or callable(value):
+        sink.fixed = False
+        return fingerprint(value)
+    if type(value).__module__.partition(".")[0] in _FIXED:
+        _parameters.add(type(value))
+    else:
+        sink.fixed = False
+    return text
 
 
 def _encode_items(sink: _Sink, items: Sequence[object]) -> None:

@@ -58,12 +58,8 @@ class Program:
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
         """
-
-        # A new function object each time: JAX caches traces by function, and would hide that a
-        # closed-over array has changed.
-        def fresh(*args: PyTree) -> PyTree:
-            return _checks.real_arrays(f"the value of the {name}", function(*args))
-
+        kept = function if isinstance(function, Unchanging) else None
+        fresh = _checked(name, function) if kept is None else kept.checked
         settings: list[object] = []
 
         def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
@@ -76,6 +72,9 @@ class Program:
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
             jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+            kind = jaxpr.jaxpr, _configuration()
+            if kept is not None and kind in kept.programs:
+                return kept.programs[kind]
             jaxpr = in_own_operations(name, jaxpr)
             refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
@@ -86,7 +85,10 @@ class Program:
         # Two programs that compute the same may have other rules for `vmap` of the user's.
         rules = (x.params["rule"] for x in equations(jaxpr.jaxpr) if has_users_rule(x))
         settings += [getattr(rule, "rule", rule) for rule in rules]
-        return cls(jaxpr, *specs, _configuration(), tuple(settings))
+        program = cls(jaxpr, *specs, _configuration(), tuple(settings))
+        if kept is not None:
+            kept.programs[kind] = program
+        return program
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -152,6 +154,36 @@ class Program:
         """The variables of the arguments, without the origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
+
+
+class Unchanging:
+    """A function of dpjax's own code and of numbers: it computes the same for as long as it lives.
+
+    So JAX keeps its traces, and programs are kept beside them. No code of a user may be in it.
+    """
+
+    def __init__(self, name: str, function: Callable[..., PyTree]):
+        """The name is for messages, and for the history of ledgers."""
+        self.__name__ = name
+        self.function = function
+        self.checked = _checked(name, function)
+        self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
+
+    def __call__(self, *arguments: PyTree) -> PyTree:
+        """What the function returns."""
+        return self.function(*arguments)
+
+
+def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A new function, whose value is real arrays.
+
+    JAX keeps traces by the function, and would hide that a closed-over array has changed.
+    """
+
+    def fresh(*args: PyTree) -> PyTree:
+        return _checks.real_arrays(f"the value of the {name}", function(*args))
+
+    return fresh
 
 
 @functools.partial(jax.jit, static_argnames="program")

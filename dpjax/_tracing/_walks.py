@@ -3,7 +3,7 @@
 import collections
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -32,6 +32,8 @@ Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
 _REPLACED: dict[Replacement, weakref.WeakKeyDictionary[Program, Program]] = collections.defaultdict(
     weakref.WeakKeyDictionary
 )
+# The operations of programs that were walked through.
+_EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
 def aval(atom: Atom) -> Any:
@@ -171,12 +173,17 @@ def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
 
 
-def equations(jaxpr: jex.Jaxpr) -> Iterator[Equation]:
+def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
     """All operations, also of inner programs."""
+    if (kept := _EQUATIONS.get(jaxpr)) is not None:
+        return kept
+    found = list[Equation]()
     for equation in jaxpr.eqns:
-        yield equation
+        found.append(equation)
         for inner in jex.jaxprs_in_params(equation.params):
-            yield from equations(inner)
+            found += equations(inner)
+    _EQUATIONS[jaxpr] = found
+    return found
 
 
 def live(jaxpr: jex.Jaxpr) -> list[Equation]:

@@ -5,6 +5,7 @@ rounded to a coarser grid, where 32 bits are enough for total and noise. Both gr
 second rounding costs one unit of sensitivity in each coordinate.
 """
 
+import functools
 import math
 from fractions import Fraction
 
@@ -30,6 +31,8 @@ def coarsening(capacity: int, *, bits: int) -> int:
     return bits - LARGEST_TOTAL_BITS + needed
 
 
+# JAX keeps the traces of these: a query is traced anew at every release.
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
     """Floats in units of 2^exponent, as int32 between two ends of at most 2^30."""
     units = jnp.round(jnp.clip(x * 2.0**-exponent, -(2.0**30), 2.0**30)).astype(jnp.int32)
@@ -43,6 +46,7 @@ def ends_in_units(low: float, high: float, exponent: int) -> tuple[int, int]:
     )
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def coarse(total: Limbs, bits: int) -> jax.Array:
     """round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
     half = _limbs.constant(2**bits >> 1)
@@ -50,9 +54,16 @@ def coarse(total: Limbs, bits: int) -> jax.Array:
     return _limbs.to_integers(_limbs.clip(rounded, _LARGEST), jnp.int32)
 
 
+@jax.jit
 def sum_of_integers(x: jax.Array) -> Limbs:
     """The sum of int32 over the leading axis."""
     return _limbs.total(_limbs.from_integers(x))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def multiple(count: jax.Array, weight: int) -> Limbs:
+    """Counts times an integer, below 2^63."""
+    return _limbs.multiply(_limbs.constant(weight), _limbs.from_integers(count))
 
 
 def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:

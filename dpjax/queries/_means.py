@@ -1,5 +1,6 @@
 """The average of numbers that are clamped to public bounds."""
 
+import functools
 import math
 from fractions import Fraction
 
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._exact._limbs import Limbs
 from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._groups import By
-from dpjax.queries._integer_sums import coarse, coarsening, sum_of_integers, to_units
+from dpjax.queries._integer_sums import coarse, coarsening, multiple, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
 from dpjax.queries._query import Query, compiled, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
@@ -115,6 +117,7 @@ def _average(
     return jnp.clip(middle + totals[1:] / count, low, high)
 
 
+@functools.lru_cache(maxsize=64, typed=True)
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
     """The number of records times half of the interval, and sums of distances from its middle.
 
@@ -127,8 +130,9 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
     def total(records: Database, present: jax.Array) -> jax.Array:
         numbers = clamp(records, low, high).reshape(len(present), dims)
         units = to_units(numbers - middle, exponent, (-weight, weight))
-        weighed = jnp.concatenate([jnp.full((len(present), 1), weight, jnp.int32), units], axis=1)
-        return coarse(sum_of_integers(jnp.where(present[:, None], weighed, 0)), bits)
+        sums = sum_of_integers(jnp.where(present[:, None], units, 0))
+        counted = multiple(jnp.sum(present, dtype=jnp.uint32)[None], weight)
+        return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         half = Fraction(weight, 2**bits)

@@ -1,6 +1,7 @@
 """The release of a query, which private statistics then turn into what they estimate."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -11,7 +12,9 @@ from dpjax._core._accuracy import Accuracy
 from dpjax._core._records import check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
+from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
 from dpjax.queries._by import by as by_group
@@ -55,6 +58,22 @@ class Terms(NamedTuple):
     by: By | None = None
 
 
+def _private(
+    query: Query, what: str, epsilon: float, delta: float | None, relation: NeighboringRelation
+) -> tuple[AdditiveMechanism, Callable[..., Release]]:
+    """The mechanism for a query, and its private version."""
+    if delta is None:
+        mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
+    else:
+        mechanism = gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
+
+    return mechanism, privatize(Unchanging(what, query), mechanism)
+
+
+# A query that is made once is prepared once. Nothing here depends on a database.
+_kept_private = functools.lru_cache(maxsize=64, typed=True)(_private)
+
+
 def released(
     key: Key,
     database: Database,
@@ -72,25 +91,19 @@ def released(
     is private) and the scale of the noise. With groups, it takes those of each group. Kind and
     public facts say how intervals are made.
     """
-    epsilon, delta, relation, name, by = terms
-    relation = NeighboringRelation(relation)
+    relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = asked = make_query(slots_of(database, relation))
     for one in reversed(groups_of(by)):
         asked = by_group(asked, column=one.column, keys=one.keys)
-    if delta is None:
-        mechanism = laplace(asked.sensitivity("l1", relation=relation), epsilon)
-    else:
-        mechanism = gaussian(asked.sensitivity("l2", relation=relation), epsilon, delta)
+    known = isinstance(terms.epsilon, (int, float)) and isinstance(terms.delta, float | None)
+    private = _kept_private if known and not _checks.is_staging() else _private
+    mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)
     n = None
     # A replaced record may change its group, so the sizes of groups are private.
     if relation is NeighboringRelation.REPLACE_ONE and not by:
         n = number_of_records(database)
 
-    def target(records: Database) -> jax.Array:
-        return asked(records)
-
-    target.__name__ = what
-    release = privatize(target, mechanism)(key, database, name=name)
+    release = ask(key, database, name=name)
     statistic = each_group(lambda value: finish(query, value, n, mechanism.scale), by)
     finished = post_process(release, statistic)
     if release.accuracy.kind != "noise":

@@ -44,6 +44,7 @@ class Prepared:
         structure: of the mechanism, without the origin of its sensitivity.
         numbers: the leaves.
         compiled: draws as the mechanism does, from its numbers, a key and a value.
+        known: kinds of keys and values that draws of the structure are compiled for.
         accepted: structures, shapes and dtypes of the values that its checks have accepted.
         accuracies: how far releases of such values may be off.
     """
@@ -51,6 +52,7 @@ class Prepared:
     structure: TreeDef
     numbers: list[Scalar]
     compiled: Any  # A compiled function: JAX has no public type of it.
+    known: set[tuple[np.dtype, TreeSpec, np.dtype]]
     accepted: set[PyTree]
     accuracies: dict[TreeSpec, Accuracy]
 
@@ -64,7 +66,10 @@ class Prepared:
         return self.compiled(self.numbers, key, value)
 
     def compile(self, key: Key, value: TreeSpec) -> None:
-        """Compiles the draw of values of these shapes, under a public key."""
+        """Compiles the draw of values of these shapes, under a public key, if no one has yet."""
+        kind = key.dtype, value, jnp.result_type(float)
+        if kind in self.known:
+            return
         mechanism: Drawn = jax.tree.unflatten(self.structure, self.numbers)
         if mechanism._compiles_in_pieces(value.tree()):
             # What this draws, nobody sees.
@@ -72,11 +77,12 @@ class Prepared:
             self.noisy_value(key, jax.tree.unflatten(value.structure, zeros))
         else:
             self.compiled.lower(self.numbers, key, value.tree()).compile()
+        self.known.add(kind)
 
 
 @functools.lru_cache
-def _compiled_draw(structure: TreeDef) -> Any:
-    """The draw of all mechanisms of a structure.
+def _compiled_draw(structure: TreeDef) -> tuple[Any, set[tuple[np.dtype, TreeSpec, np.dtype]]]:
+    """The draw of all mechanisms of a structure, and what it is compiled for.
 
     It is looked up once for each mechanism. To compare the structures of nested dataclasses at
     every call, as `jax.jit` would, takes longer than drawing noise.
@@ -89,7 +95,7 @@ def _compiled_draw(structure: TreeDef) -> Any:
         mechanism: Drawn = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
         return mechanism._draw(key_for_each(key, value), value)
 
-    return draw
+    return draw, set()
 
 
 # By mechanism, and by whether JAX has float64: without it, numbers are rounded outward to float32.
@@ -115,7 +121,7 @@ def prepared(mechanism: Drawn) -> Prepared:
         whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
     )
     numbers, structure = jax.tree.flatten(dataclasses.replace(mechanism, sensitivity=bare))
-    made = Prepared(structure, numbers, _compiled_draw(structure), set(), {})
+    made = Prepared(structure, numbers, *_compiled_draw(structure), set(), {})
     if not any(map(_checks.is_traced, leaves)):
         _PREPARED.setdefault(mechanism, {})[x64] = made
     return made

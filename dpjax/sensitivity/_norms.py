@@ -10,6 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar
 from dpjax._exact._numerics import compute_dtype
+from dpjax._tracing._programs import Unchanging
 
 
 def _flat(difference: Value) -> jax.Array:
@@ -48,11 +49,11 @@ def _range(difference: Value) -> jax.Array:
 
 
 NORMS: dict[str, Callable[[Value], jax.Array]] = {
-    "l1": _l1,
-    "l2": _l2,
-    "linf": _linf,
-    "hamming": _hamming,
-    "range": _range,
+    "l1": Unchanging("norm", _l1),
+    "l2": Unchanging("norm", _l2),
+    "linf": Unchanging("norm", _linf),
+    "hamming": Unchanging("norm", _hamming),
+    "range": Unchanging("norm", _range),
 }
 
 

@@ -4,6 +4,7 @@ docs/proofs/sampled-sensitivity.md has the proofs.
 """
 
 import decimal
+import functools
 import math
 from fractions import Fraction
 from typing import Literal, NoReturn, get_args
@@ -152,6 +153,7 @@ def _covers(m: int, gamma: float, confidence: float) -> bool:
     return power <= (1 - Fraction(confidence)) * _ONE
 
 
+@functools.lru_cache
 def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
     if gamma is None:
         assert m is not None

@@ -77,7 +77,8 @@ class RandomPair:
         _checks.choice("positions", positions, get_args(Positions))
         n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
         oracle_program = _traced_oracle(oracle, key, n)
-        database, _ = jax.eval_shape(neighboring_pair, oracle_program.outputs.tree())
+        leaves = oracle_program.outputs.tree()
+        database = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), leaves)
         target_program = Program.trace("target", target, database)
         shape = unmapped = None
         if isinstance(norm, NoiseShape):

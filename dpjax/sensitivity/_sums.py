@@ -9,6 +9,7 @@ from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Norm
 from dpjax._tracing._affine import is_affine, linear_part
 from dpjax._tracing._programs import Program
+from dpjax._tracing._walks import specs
 from dpjax.sensitivity._norms import difference, distance, is_float, length, resolution
 from dpjax.sensitivity._sum_targets import Summable, sum_of_rows
 
@@ -35,8 +36,9 @@ class SumOfRecords:
         n = jax.tree.leaves(database)[0].shape[0]
         record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
         statistic = Program.trace("statistic", target.statistic, record)
-        statistics = jax.eval_shape(jax.vmap(statistic), database)
-        total = jax.eval_shape(lambda rows: jax.tree.map(sum_of_rows, rows), statistics)
+        rows = (x.update(shape=(n, *x.shape)) for x in specs(statistic.jaxpr.out_avals))
+        sums = [jax.eval_shape(sum_of_rows, x) for x in rows]
+        total = jax.tree.unflatten(statistic.outputs.structure, sums)
         finish = Program.trace("finish", lambda total: target.finish_sum(total, n), total)
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 

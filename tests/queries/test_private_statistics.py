@@ -330,6 +330,19 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
         queries.private_mean(key, np.ones(4), lower=0, upper=2, epsilon=1.0, relation=ADD)
 
 
+def test_a_mean_is_traced_once_for_each_interval(key, monkeypatch):
+    traced, clamp = [], _means.clamp
+    monkeypatch.setattr(_means, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
+
+    def mean(upper, key=key):
+        return queries.private_mean(key, jnp.ones(7), lower=-3.5, upper=upper, epsilon=1e5).value
+
+    jax.eval_shape(functools.partial(mean, 0.5), key=key)  # Leaves nothing behind.
+    assert mean(0.5) == mean(0.5) == pytest.approx(0.5, abs=1e-3)
+    assert mean(2.0) == pytest.approx(1, abs=1e-3)
+    assert traced == [(-3.5, 0.5), (-3.5, 0.5), (-3.5, 2.0)]
+
+
 @pytest.mark.slow
 @both_relations
 def test_statistics_of_no_noise_are_none(key, relation):
