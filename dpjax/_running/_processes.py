@@ -15,16 +15,12 @@ import jax
 from jax._src import distributed  # JAX has no public name for the store.
 from jax.sharding import Mesh
 
-from dpjax._tracing._interruptions import StoppedError, watching
+from dpjax._tracing._interruptions import FailedElsewhereError, StoppedError, watching
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"
 # Processes make their calls in the same order, or could not run collectives either.
 _calls: collections.Counter[tuple[int, ...]] = collections.Counter()
-
-
-class FailedElsewhereError(RuntimeError):
-    """Another process of a call has failed."""
 
 
 class Team:

@@ -27,6 +27,10 @@ _ear: socket.socket | None = None
 _MOST_SIGNALS = 4096
 
 
+class FailedElsewhereError(RuntimeError):
+    """Another process of a call has failed."""
+
+
 class StoppedError(RuntimeError):
     """Raised where somebody waits for a call that was stopped."""
 

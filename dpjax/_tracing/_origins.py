@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dpjax._tracing._interruptions import StoppedError, heeding_ctrl_c
+from dpjax._tracing._interruptions import FailedElsewhereError, StoppedError, heeding_ctrl_c
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
@@ -86,6 +86,8 @@ def host_errors() -> Generator[None, None, None]:
     try:
         with heeding_ctrl_c():
             yield
+    except FailedElsewhereError:  # Its text may be one of these.
+        raise
     except Exception as error:
         said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))
         if not said:

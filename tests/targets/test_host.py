@@ -16,7 +16,8 @@ from sklearn.svm import SVC
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._interruptions import FailedElsewhereError
+from dpjax._tracing._origins import Role, host_errors, sampled
 from dpjax._tracing._programs import Program
 
 N, D = 12, 2
@@ -551,3 +552,9 @@ def test_joblib_is_an_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "joblib", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'dpjax\[host\]'"):
         targets.host(column_means, output=VALUE)
+
+
+def test_an_error_of_another_process_stays_its_own():
+    text = "process 1 of the call failed: RuntimeError: host target failed on pair 50: no"
+    with pytest.raises(FailedElsewhereError, match="process 1"), host_errors():
+        raise FailedElsewhereError(text)
