@@ -4,6 +4,7 @@ docs/proofs/record-bound.md has the proofs.
 """
 
 import math
+import sys
 from collections.abc import Callable
 
 import jax
@@ -15,6 +16,7 @@ from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Sensitivity, Target
 from dpjax._exact._numerics import sum_up
 from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._facade import sampling_key
@@ -65,7 +67,8 @@ def record_bound(
 
     Raises:
         TypeError: if the oracle does not draw independent records, or something is no function.
-        ValueError: if a number is out of range, or the target's value is not like a row. An
+        ValueError: if a number is out of range, rows under `vmap` may touch each other, as with a
+            rule of their own, or the target's value is not like a row. An
             intercept needs a constant feature in every row, whose weight is penalized as well. With
             a free intercept the bound is false: a record with row 0 moves the weights by its label.
 
@@ -108,9 +111,10 @@ def record_bound(
     strength = float(_checks.positive("regularization", regularization))
     left = float(_checks.non_negative("residual", residual))
     database = jax.eval_shape(lambda key: oracle(key, n), key)
-    program = Program.trace("target", target, database)
+    program = Program.trace("target", _checks.function("target", target), database)
     record = jax.eval_shape(oracle.record, key)
-    rows = Program.trace("row", row, record)
+    rows = Program.trace("row", _checks.function("row", row), record)
+    refuse_touching("row", rows.jaxpr)
     _check_row(rows, program)
     point, stated = point_of_each(1, m=m, gamma=gamma, method="exact", confidence=confidence)
     lengths = _lengths(key, oracle, rows, n, point.m)
@@ -123,6 +127,8 @@ def record_bound(
     if longest == 0:
         raise ValueError("the estimated sensitivity is 0: nearly all rows of the oracle are 0")
     moved = longest * margin / (n * strength) * _OUTWARD
+    if not sys.float_info.min <= moved < math.inf:
+        raise ValueError(f"regularization={strength} gives a bound of {moved}, which is no number")
     drawn = Program.trace("oracle", oracle.record, jax.ShapeDtypeStruct((), key.dtype))
     words = np.asarray(jax.random.key_data(key)).tolist()
     facts = (

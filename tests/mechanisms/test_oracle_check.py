@@ -3,12 +3,14 @@
 Sizes are shares of rejections at .05. They may exceed it by 3 standard errors.
 """
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax.mechanisms._oracle_check import _counts
@@ -54,6 +56,81 @@ def test_size_and_power(check):
     assert check.power(seeded_key(1), lambda key, n: 1.3 * EXPONENTIAL(key, n)) >= 0.95
     size = check.power(seeded_key(2), EXPONENTIAL, trials=400)
     assert size <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+@pytest.mark.parametrize(("n_atoms", "offset"), [(1, 0.0), (10, 0.3)])
+def test_rounding_moves_no_atom_into_another_bin(n_atoms, offset):
+    """Where the draw and the score are one program, XLA rounds once: fma(k, .1, -.3).
+
+    Edges at atoms refuted every database of such an oracle: a third of its records changed bins.
+    """
+
+    def record(key):
+        return jax.random.randint(key, (), 0, n_atoms).astype(jnp.float32) * jnp.float32(0.1)
+
+    oracle = dpjax.oracles.independent(record, log_prob=lambda x: x - offset)
+    made = dpjax.check_oracle(jax.random.key(0), oracle, n=500, epsilon=1.0, simulations=19)
+    records = oracle(jax.random.key(1), 500)
+    scores = records - offset
+    gaps = np.abs(np.asarray(scores)[:, None] - made.edges)
+    assert gaps.min() > 5e-5
+    counts = _counts(made.score, made.edges, records)
+    for ulps in (-3, 3):
+        moved = scores + ulps * np.finfo(np.float32).eps
+        assert np.array_equal(_counts(lambda x: x, made.edges, moved), counts)
+
+
+def test_infinite_scores_leave_the_edges_finite():
+    """NaN counts as the lowest. Finite scores lie on both sides of an edge still."""
+
+    def score(x):
+        return jnp.where(x < 0.3, jnp.nan, jnp.where(x < 0.8, x, jnp.inf))
+
+    oracle = dpjax.oracles.independent(jax.random.uniform, log_prob=score)
+    made = dpjax.check_oracle(jax.random.key(0), oracle, n=500, epsilon=1.0, simulations=19)
+    assert np.all(np.isfinite(made.edges))
+    assert np.all(np.diff(made.edges) >= 0)
+    assert np.sum(made.expected.mean > 20) >= 4
+
+
+def test_databases_that_deviate_alike_count_as_ties(check):
+    """Without `jit`, a sum is rounded otherwise in a batch: one in seven was above its ties."""
+    counts = np.array([13, 5, 40, 7, 19, 3, 11, 2])
+    records = -np.repeat(np.append(check.edges[0] - 1, check.edges), counts)
+    mean = np.random.default_rng(53).uniform(0, 40, 8).astype(np.float32)
+    alike = np.tile(counts, (19, 1)).astype(np.int32)
+    tied = dataclasses.replace(
+        check,
+        expected=dataclasses.replace(check.expected, mean=mean, simulated=alike),
+        sensitivity=dataclasses.replace(check.sensitivity, n=100),
+        epsilon=1000.0,  # Noise of scale 2 / 1,000 is 0.
+    )
+    found = tied._draw(seeded_key(0), jnp.asarray(records))  # Operation by operation.
+    assert found.counts.tolist() == counts.tolist()
+    assert float(found.p_value) == 1
+
+
+def drawn_by_rbg(x):
+    """Under `vmap`, all records get bits of the first one's key."""
+    seed = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return jax.random.uniform(jax.random.key(seed, impl="rbg"))
+
+
+@custom_vmap
+def averaged(x):
+    return x
+
+
+@averaged.def_vmap
+def _(size, mapped, x):
+    return jnp.broadcast_to(x.mean(), x.shape), True
+
+
+@pytest.mark.parametrize("score", [drawn_by_rbg, averaged])
+def test_scores_that_touch_each_other_are_refused(score):
+    """With keys of rbg, one record of 200 moved the counts by 60, and noise was for 2."""
+    with pytest.raises(ValueError, match="score must not"):
+        dpjax.check_oracle(jax.random.key(0), EXPONENTIAL, score, n=200, epsilon=1.0)
 
 
 def test_a_ledger_pays_once(tmp_path, check):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 from scipy import optimize
 
 import dpjax
@@ -135,6 +136,41 @@ def test_odd_arguments_are_refused(key):
         bound(key, row=lambda record: record["y"])
     with pytest.raises(ValueError, match="infinite"):
         bound(key, row=lambda record: record["x"] / 0)
+
+
+@custom_vmap
+def averaged(x):
+    return x
+
+
+@averaged.def_vmap
+def _(size, mapped, x):
+    return jnp.broadcast_to(x.mean(axis=0), x.shape), True
+
+
+def drawn_by_rbg(record):
+    """Under `vmap`, all records get bits of the first one's key."""
+    seed = jax.lax.bitcast_convert_type(record["x"][0], jnp.int32)
+    return record["x"] * jax.random.uniform(jax.random.key(seed, impl="rbg"))
+
+
+@pytest.mark.parametrize("row", [lambda record: averaged(record["x"]), drawn_by_rbg])
+def test_rows_that_touch_each_other_are_refused(key, row):
+    """The rule halves the bound: .229 instead of .445 for two features."""
+    with pytest.raises(ValueError, match="row must not"):
+        bound(key, row=row)
+
+
+@pytest.mark.parametrize(("strength", "n"), [(1e308, 10**6), (1e-320, 1)])
+def test_a_bound_that_floats_do_not_hold_is_refused(key, strength, n):
+    """Where n times lambda overflows, the bound would be 0."""
+    with pytest.raises(ValueError, match="regularization"):
+        bound(key, regularization=strength, n=n, residual=0.0)
+
+
+def test_arguments_that_are_no_functions_are_named(key):
+    with pytest.raises(TypeError, match="row must be a function"):
+        bound(key, row="x")
 
 
 @pytest.mark.slow
