@@ -103,6 +103,7 @@ SUMS = {
     "transposed": lambda x: x.sum(0)[:, None].T.sum(),
     "negative": lambda x: (-x.sum(0)).sum(),
     "factors": lambda x: (x.sum(0) * 4 / 4).sum(),
+    "side by side": lambda x: jnp.concatenate([x[:, :16].sum(1), x[:, 16:].sum(1)]).sum(),
     "times ones": lambda x: x.sum(1) @ np.ones(32, np.float32),
     "products with ones": lambda x: (x @ np.ones(32, np.float32)).sum(),
     "products of each record": lambda x: jnp.einsum("ni,ni->n", x, jnp.ones((32, 32))).sum(),
