@@ -1,12 +1,27 @@
-"""A seeded generator of well-typed programs over records, and attacks on claims about them."""
+"""A seeded generator of well-typed programs over records, and attacks on claims about them.
+
+All rules of dpjax.proving are in it but for `lt_to`, `add_any`, `clamp`, `copy` and `is_finite`.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 N, DIMS = 6, 2
 MATRIX = jnp.array([[1.0, -2.0], [0.5, 1.0]])
+LEVELS = np.array([-0.5, 0.1, 0.4], np.float32)
 PLACES = np.arange(N, dtype=np.float32)[:, None]
+
+
+def buckets(v, count):
+    return jnp.clip((v[:, 0] * 2 + count / 2).astype(int), 0, count - 1)
+
+
+def clipped_gradient(row):
+    gradient = jax.grad(lambda w: jnp.tanh(row @ w) ** 2)(jnp.ones(DIMS, row.dtype))
+    return gradient / jnp.maximum(0.3, jnp.sqrt(jnp.sum(gradient**2)))
+
 
 # Keep the shape (N, DIMS), in floats.
 STEPS = {
@@ -76,6 +91,32 @@ STEPS = {
         )[None]
         + v
     ),
+    "sums by group": lambda v: v + jnp.zeros_like(v).at[buckets(v, N)].add(v),
+    "sum of sums": lambda v: v - v.sum(1).sum(0) / 4,
+    "tiled": lambda v: jnp.tile(v, (1, 2))[:, 1 : 1 + DIMS],
+    "stacked": lambda v: jnp.stack([v[:, 1], 2 * v[:, 0]], axis=1),
+    "a part of two": lambda v: lax.dynamic_slice(jnp.concatenate([v, -v], 1), (0, 1), (N, DIMS)),
+    "split": lambda v: jnp.concatenate(jnp.split(v, 2, axis=1)[::-1], 1),
+    "reversed columns": lambda v: jnp.minimum(v, v[:, ::-1]),
+    "cumulative from the end": lambda v: lax.cumsum(v, axis=0, reverse=True),
+    "bytes": lambda v: jnp.clip(v * 20 + 8, 0, 15).astype(jnp.uint8) ** 2,
+    "few bits": lambda v: -jnp.clip(v * 9, -11, 11).astype(jnp.int8) + jnp.int8(3),
+    "signs as numbers": lambda v: (v > 0).astype(int) - 2 * (v < 0.3).astype(int),
+    "exclusive": lambda v: (v > 0) ^ (v.mean(0) > 0.1)[None] | (jnp.round(v * 2) == 1),
+    "different": lambda v: jnp.where(jnp.floor(v * 2) != 1, v, 0.5),
+    "bins": lambda v: v * jnp.searchsorted(LEVELS.astype(v.dtype), v).astype(v.dtype),
+    "minus a quantile": lambda v: v - jnp.quantile(v, 0.3, axis=0),
+    "standardized": lambda v: (v - v.mean(0)) / (jnp.std(v, axis=0) + 0.5),
+    "relu": jax.nn.relu,
+    "softplus": jax.nn.softplus,
+    "inverse power": lambda v: (jnp.abs(v) + 0.5) ** -2,
+    "clipped gradients": lambda v: jax.vmap(clipped_gradient)(v),
+    "one step a column": lambda v: lax.scan(lambda c, x: (c * 0.5 + x, c), v[:, 0], v.T)[1].T,
+    "rows or none": lambda v: jnp.where((v.sum(1) > 0)[:, None], v, 0),
+    "spread": lambda v: v + lax.pad(v[:-1, :1], jnp.zeros((), v.dtype), ((0, 1, 0), (0, 1, 0))),
+    "powers of factors": lambda v: (v * 3) ** 2 / 5 / (2 + jnp.abs(v)),
+    "repeated": lambda v: jnp.broadcast_to(v.mean(0)[None] * 2, v.shape) - v,
+    "all or any": lambda v: v * ((v > -0.9).all(0) | (v > 0.8).any(0)),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {
@@ -88,6 +129,17 @@ ENDS = {
         v, jnp.clip((v[:, 1] * 3).astype(int), 0, 2), num_segments=3
     ),
     "stacked": lambda v: jnp.stack([v.mean(0), v.min(0)]),
+    "counts and a prior": lambda v: jnp.zeros(4, v.dtype).at[buckets(v, 4)].add(1) + 0.1,
+    "logs of counts": lambda v: jnp.log(jnp.zeros(4, v.dtype).at[buckets(v, 4)].add(1) + 1),
+    "sum of row sums": lambda v: v.sum(1).sum(0),
+    "mean of means": lambda v: v.mean(1).mean(),
+    "deviation": lambda v: jnp.std(v, axis=0),
+    "quantile": lambda v: jnp.quantile(v, 0.4, axis=0),
+    "highest totals": lambda v: jnp.cumsum(jnp.sort(v, axis=0), axis=0)[2:],
+    "rows of a table": lambda v: MATRIX[buckets(v, 2)].sum(0),
+    "at bins": lambda v: (jnp.searchsorted(LEVELS.astype(v.dtype), v) == 1).sum(0),
+    "several": lambda v: {"a": v.mean(0), "b": (v > 0).sum(), "c": v.max()},
+    "matrix of sums": lambda v: (v @ MATRIX.astype(v.dtype)).sum(0) + 3,
     "mean": lambda v: v.mean(0),
     "sum": lambda v: v.sum(),
     "max": lambda v: v.max(0),
@@ -127,7 +179,11 @@ def program(rng):
 
 def distance(first, second, norm):
     """The norms of differences, in float64."""
-    moved = (np.asarray(first, float) - np.asarray(second, float)).reshape(len(first), -1)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    moved = np.concatenate(
+        [(np.asarray(a, float) - np.asarray(b, float)).reshape(a.shape[0], -1) for a, b in pairs],
+        axis=1,
+    )
     if norm == "linf":
         return np.abs(moved).max(1)
     return np.abs(moved).sum(1) if norm == "l1" else np.sqrt((moved**2).sum(1))

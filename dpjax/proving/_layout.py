@@ -26,6 +26,13 @@ def _kept(d: Difference, each: np.ndarray) -> Moved:
     return each, d.l1, d.l2
 
 
+def check_places(places: Abstract, size: int) -> None:
+    """XLA takes places for signed integers: in uint8, 200 would be -56."""
+    bits = 8 * places.dtype.itemsize - 1
+    if places.dtype.kind not in "iu" or max(size, float(places.high.max())) >= 2.0**bits:
+        raise RefusalError(f"places in {places.dtype} have no rule here: use int32")
+
+
 def transpose(x: Abstract, order: Sequence[int]) -> Abstract:
     """Entries of a row stay in it."""
     axis = None if x.axis is None else list(order).index(x.axis)

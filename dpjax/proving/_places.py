@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import cut, squeeze
+from dpjax.proving._layout import check_places, cut, squeeze
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, Pending, make
 
@@ -28,7 +28,8 @@ def look_up(table: Abstract, places: Abstract, parameters: Any) -> Abstract:
     )
     if not plain or not table.is_known or not table.is_finite:
         raise RefusalError("a gather of this form has no rule: look up rows of a public table")
-    if places.dtype.kind not in "iu" or places.axis == len(batch):
+    check_places(places, table.shape[0])
+    if places.axis == len(batch):
         raise RefusalError("places of this form have no rule")
     mode = str(getattr(parameters["mode"], "name", parameters["mode"])).lower()
     first, last = int(places.low.min()), int(places.high.max())
@@ -75,6 +76,7 @@ def take(x: Abstract, index: Abstract, parameters: Any) -> Abstract:
     if not plain:
         raise RefusalError("a gather of this form has no rule: take one place of one axis")
     place, axis = int(index.low.flat[0]), axes[0]
+    check_places(index, whole[axis])
     if not 0 <= place < whole[axis]:
         raise RefusalError("the place is out of bounds")
     starts = [place if k == axis else 0 for k in range(len(whole))]
@@ -100,7 +102,8 @@ def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: A
     )
     if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
         raise RefusalError("a scatter of this form has no rule: add one row per record")
-    if places.dtype.kind not in "iu" or not start.dtype == updates.dtype:
+    check_places(places, start.shape[0])
+    if start.dtype != updates.dtype:
         raise RefusalError("a scatter of these dtypes has no rule")
     by_record = places.others.is_zero and updates.others.is_zero
     if not by_record or 0 not in (places.axis, updates.axis):

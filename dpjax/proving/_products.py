@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import multiply
-from dpjax.proving._layout import broadcast, transpose
+from dpjax.proving._layout import broadcast, check_places, transpose
 from dpjax.proving._pending import carried
 from dpjax.proving._reductions import _summed, sum_over
 from dpjax.proving._refusal import RefusalError
@@ -134,7 +134,8 @@ def add_at_places(
         raise RefusalError(
             "a scatter of this form has no rule: add one number per record to one axis"
         )
-    if places.dtype.kind not in "iu" or not start.dtype == updates.dtype:
+    check_places(places, start.shape[0])
+    if start.dtype != updates.dtype:
         raise RefusalError("a scatter of these dtypes has no rule")
     public = places.is_public and updates.is_public
     by_record = places.others.is_zero and updates.others.is_zero

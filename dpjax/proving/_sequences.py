@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import broadcast, cut, join
+from dpjax.proving._layout import broadcast, check_places, cut, join
 from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
@@ -162,6 +162,8 @@ def dynamic_slice(x: Abstract, starts: Sequence[Abstract], sizes: Sequence[int])
     """A part at a public place, which JAX moves so that it lies within the array."""
     if not all(start.is_known for start in starts):
         raise RefusalError("a slice at a place that is not public has no rule")
+    for start, size in zip(starts, x.shape, strict=True):
+        check_places(start, size)
     firsts = [
         min(max(int(start.low), 0), whole - size)
         for start, whole, size in zip(starts, x.shape, sizes, strict=True)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core.primitives import dynamic_slice_p
 
 import dpjax
 from dpjax.proving import NoProofError
@@ -102,6 +103,7 @@ SUMS = {
     "transposed": lambda x: x.sum(0)[:, None].T.sum(),
     "negative": lambda x: (-x.sum(0)).sum(),
     "factors": lambda x: (x.sum(0) * 4 / 4).sum(),
+    "side by side": lambda x: jnp.concatenate([x[:, :16].sum(1), x[:, 16:].sum(1)]).sum(),
     "times ones": lambda x: x.sum(1) @ np.ones(32, np.float32),
     "products with ones": lambda x: (x @ np.ones(32, np.float32)).sum(),
     "products of each record": lambda x: jnp.einsum("ni,ni->n", x, jnp.ones((32, 32))).sum(),
@@ -187,6 +189,43 @@ def test_numbers_that_wrap_around_are_refused():
     assert bound(lambda x: one_hot(x, 256), records, (0, 7)) == pytest.approx(1)
     with pytest.raises(NoProofError, match="iota"):
         bound(lambda x: one_hot(x, 257), records, (0, 7))
+
+
+def taken(array, places):
+    """The places of an array of one axis, without the casts of `array[places]`."""
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    return lax.gather(array, places, numbers, (1,), mode="clip")
+
+
+def added(array, places):
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+    )
+    return lax.scatter_add(array, places[:, None], jnp.ones(len(places)), numbers, mode="clip")
+
+
+def first_then_public(x):
+    return jnp.concatenate([jnp.full(50, x.sum()), jnp.arange(300.0)])
+
+
+AT_200 = {
+    "dynamic_slice": lambda x: dynamic_slice_p.bind(
+        first_then_public(x), jnp.uint8(200), slice_sizes=(2,)
+    ),
+    "take": lambda x: taken(first_then_public(x), jnp.array([200], jnp.uint8)),
+    "look up": lambda x: taken(jnp.arange(300.0), (100 * x + 100).astype(jnp.uint8)[:, None]),
+    "add": lambda x: added(jnp.zeros(300), (100 * x + 100).astype(jnp.uint8)),
+    "int8": lambda x: taken(jnp.arange(300.0), (100 * x).astype(jnp.int8)[:, None]),
+}
+
+
+@pytest.mark.parametrize("at", AT_200)
+def test_places_are_signed_integers(at):
+    """XLA takes 200 of uint8 for -56, which it clips to 0."""
+    with pytest.raises(NoProofError, match="use int32"):
+        bound(AT_200[at], bounds=(0, 1))
 
 
 # Each function, with a range and whether its error is relative to its own value.
