@@ -8,6 +8,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Equation, aval
+from dpjax.proving import _means as means
 from dpjax.proving._exponentials import log_softmax, logsumexp, softmax
 from dpjax.proving._norm_clips import clipped
 from dpjax.proving._slices import Program, is_program_of
@@ -30,6 +31,8 @@ def improved(
     found = clipped(program, equation, values) if name in ("div", "mul") else None
     if found is not None:
         return "clip by norm", meet(walked, found)
+    if walked is not None and (mean := means.known(program, equation, values)):
+        return mean[0], meet(walked, mean[1])
     if name not in _OF_A_MAXIMUM:
         return None
     shown, function, lemma = _OF_A_MAXIMUM[name]
