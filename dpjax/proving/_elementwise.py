@@ -14,7 +14,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import scipy
 
 from dpjax.proving import _moduli as moduli
 from dpjax.proving import _rounding as rounding
@@ -185,7 +184,10 @@ def _ones(x: Abstract) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
-    """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |b - b'| / |b b'|, where no b is near 0."""
+    """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|, where no b is near 0.
+
+    Where |b - b'| <= d, the last factor is at most 1/l - 1/(l + d), with l the least |b|.
+    """
     if dtype.kind != "f":
         raise RefusalError("a quotient of integers has no rule: convert to float first")
     (a, b), shape, axis = aligned(first, second)
@@ -199,7 +201,29 @@ def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
     error = _rounded(rounding.UNITS["div"], low, high, dtype)
     gains = (rounding.up(1 / least), rounding.up(a.magnitude / least**2))
-    return lipschitz((a, b), shape, axis, dtype, (low, high), gains, error)
+    found = lipschitz((a, b), shape, axis, dtype, (low, high), gains, error)
+    flush = 2 * rounding.tiny(dtype) * (1 + gains[0] + gains[1])
+    slip = 2 * rounding.up(over(error + flush, axis))
+    lowest, size = -over(-least, axis), over(a.magnitude, axis)
+
+    def curved(x: Difference, y: Difference) -> np.ndarray:
+        moved = rounding.up(x.each / lowest + size * moduli.RECIPROCAL(lowest, lowest, y.each))
+        moved = moved * (1 + 2.0**-30) + 2.0**-500 + slip
+        return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
+
+    return capped(found, curved(a.changed, b.changed), curved(a.others, b.others))
+
+
+def capped(found: Abstract, changed: np.ndarray, others: np.ndarray) -> Abstract:
+    """The same value, whose entries move by at most as much as a second bound says, too."""
+
+    def both(each: np.ndarray, after: Difference) -> tuple[np.ndarray, float, float]:
+        return np.minimum(after.each, each), after.l1, after.l2
+
+    return make(
+        found.shape, found.dtype, found.low, found.high, found.axis,
+        both(changed, found.changed), both(others, found.others),
+    )  # fmt: skip
 
 
 def negative(x: Abstract, *, dtype: np.dtype) -> Abstract:
@@ -282,149 +306,3 @@ def steps(x: Abstract, function: Callable[..., np.ndarray], *, dtype: np.dtype) 
 def at_least_zero(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The point of an interval that is nearest to 0."""
     return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
-
-
-def _logistic(x: np.ndarray) -> np.ndarray:
-    return scipy.special.expit(x)
-
-
-def _elementary(
-    function: Callable[[np.ndarray], np.ndarray],
-    slope: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    domain: tuple[float, float],
-    *,
-    modulus: moduli.Modulus,
-    reach: tuple[float, float] = (-math.inf, math.inf),
-    absolute_error: bool = True,
-    units: float = rounding.ELEMENTARY,
-    rounded_operand: float = 0.0,
-) -> Rule:
-    """The rule of a monotone function on its domain.
-
-    A compiler takes exp(a) exp(b) to exp(a + b): `rounded_operand` counts that sum's rounding.
-    """
-
-    def rule(x: Abstract, *, dtype: np.dtype) -> Abstract:
-        if dtype.kind != "f":
-            raise RefusalError(f"{dtype} has no rule here: convert to float first")
-        if x.low.min() < domain[0] or x.high.max() > domain[1]:
-            raise RefusalError(
-                f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
-                f" [{domain[0]:.3g}, {domain[1]:.3g}]"
-            )
-        # Subnormal operands may be taken for 0, which lies in the interval.
-        first, second = function(x.low), function(x.high)
-        low, high = np.minimum(first, second), np.maximum(first, second)
-        size = np.maximum(np.abs(low), np.abs(high))
-        size = np.maximum(size, 1.0) if absolute_error else size
-        counted = units * rounding.coarseness(dtype) + rounded_operand * np.abs(x.high)
-        error = counted * rounding.unit(dtype) * size + 2.0**-40 * size * 2.0**-4
-        # Rounding may move a value whose slope is 0 on the host.
-        gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
-        found = lipschitz(
-            (x,), x.shape, x.axis, dtype, (low, high), (gain,), error, keeps_sign=False
-        )
-        flush = 2 * rounding.tiny(dtype) * (1 + gain)
-        slip = rounding.up(2 * over(error + flush, x.axis))
-        lowest, highest = over(-x.low, x.axis) * -1, over(x.high, x.axis)
-
-        def capped(before: Difference, after: Difference) -> tuple[np.ndarray, float, float]:
-            curved = modulus(lowest, highest, before.each) * (1 + 2.0**-30) + 2.0**-500
-            each = np.where(before.each > 0, curved + slip, 0.0)
-            return np.minimum(after.each, each), after.l1, after.l2
-
-        return make(
-            found.shape, dtype, np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1]),
-            found.axis, capped(x.changed, found.changed), capped(x.others, found.others),
-        )  # fmt: skip
-
-    return rule
-
-
-def square_root(x: Abstract, *, dtype: np.dtype) -> Abstract:
-    """|sqrt a - sqrt b| <= min(|a - b| / (2 sqrt low), sqrt |a - b|)."""
-    if dtype.kind != "f":
-        raise RefusalError(f"{dtype} has no rule here: convert to float first")
-    if x.low.min() < 0:
-        raise RefusalError(
-            f"the operand of sqrt lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be"
-            " negative: clamp it from below, as by jnp.maximum(x, 0)"
-        )
-    ends = np.sqrt(x.low), np.sqrt(x.high)
-    with np.errstate(divide="ignore"):
-        gain = np.where(x.low > 0, 0.5 / np.sqrt(x.low), math.inf)
-    # Two subnormal numbers may be taken for 0, and the roots of them are larger than they are.
-    flush = math.sqrt(4 * rounding.tiny(dtype))
-    error = _rounded(rounding.UNITS["sqrt"], *ends, dtype) + flush
-    slope = over(gain, x.axis)
-
-    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
-        with np.errstate(invalid="ignore"):
-            straight = np.where(d.each > 0, slope * d.each, 0.0)
-        each = np.where(d.each > 0, np.minimum(straight, np.sqrt(d.each)), 0.0)
-        slip = np.where(each > 0, 2 * over(error, x.axis), 0.0)
-        return rounding.up(each) + rounding.up(slip), math.inf, math.inf
-
-    low, high = rounding.widened(*ends, error)
-    return make(
-        x.shape, dtype, np.maximum(low, 0.0), high, x.axis, moved(x.changed), moved(x.others),
-    )  # fmt: skip
-
-
-def sine(x: Abstract, *, dtype: np.dtype) -> Abstract:
-    """Sin and cos: gain 1, and values in [-1, 1]."""
-    if dtype.kind != "f":
-        raise RefusalError(f"{dtype} has no rule here: convert to float first")
-    if x.magnitude.max() > 2.0**12:
-        raise RefusalError(
-            "the operand of sin or cos may exceed 4096, where its error is not documented"
-        )
-    ends = -np.ones((1,) * len(x.shape)), np.ones((1,) * len(x.shape))
-    error = rounding.ELEMENTARY * rounding.unit(dtype)
-    return lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), error, keeps_sign=False)
-
-
-def _logistic_slope(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    steepest = at_least_zero(low, high)
-    return _logistic(steepest) * _logistic(-steepest)
-
-
-def _exp_slope(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    del low
-    return np.exp(high)
-
-
-ELEMENTARY: dict[str, Rule] = {
-    "exp": _elementary(
-        np.exp, _exp_slope, (-(2.0**60), 40.0), modulus=moduli.EXP, reach=(0.0, math.inf),
-        absolute_error=False, rounded_operand=16.0,
-    ),
-    "log": _elementary(
-        np.log, lambda low, high: 1 / low, (2.0**-60, 2.0**60), modulus=moduli.LOG,
-    ),
-    "log1p": _elementary(
-        np.log1p, lambda low, high: 1 / (1 + low), (-1 + 2.0**-10, 2.0**60),
-        modulus=moduli.LOG1P,
-    ),
-    "expm1": _elementary(
-        np.expm1, lambda low, high: np.exp(high), (-(2.0**60), 40.0), modulus=moduli.EXP,
-    ),
-    "tanh": _elementary(
-        np.tanh, lambda low, high: 1 - np.tanh(at_least_zero(low, high)) ** 2 + 2.0**-40,
-        (-(2.0**60), 2.0**60), modulus=moduli.TANH,
-    ),
-    "logistic": _elementary(
-        _logistic, _logistic_slope, (-(2.0**60), 2.0**60),
-        modulus=moduli.LOGISTIC, reach=(0.0, math.inf),
-    ),
-    "erf": _elementary(
-        lambda x: scipy.special.erf(x),
-        lambda low, high: 2 / math.sqrt(math.pi) * np.exp(-(at_least_zero(low, high) ** 2)),
-        (-(2.0**60), 2.0**60), modulus=moduli.ERF,
-    ),
-    "rsqrt": _elementary(
-        lambda x: 1 / np.sqrt(x), lambda low, high: 0.5 * low**-1.5, (2.0**-60, 2.0**60),
-        modulus=moduli.UNKNOWN, absolute_error=False,
-    ),
-    "sqrt": square_root, "sin": sine, "cos": sine,
-}  # fmt: skip

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Equation, aval
+from dpjax.proving import _means as means
 from dpjax.proving._exponentials import log_softmax, logsumexp, softmax
 from dpjax.proving._norm_clips import clipped
 from dpjax.proving._pending import carried
@@ -35,6 +36,9 @@ def improved(
         operands: Any = [values[x] for x in equation.invars]  # type: ignore[index]
         joined = carried(name, equation.params, operands, found)
         return "clip by norm", meet(walked, dataclasses.replace(found, pending=joined))
+    if walked is not None and (mean := means.known(program, equation, values)):
+        found = dataclasses.replace(mean[1], pending=walked.pending)
+        return mean[0], meet(walked, found)
     if name not in _OF_A_MAXIMUM:
         return None
     shown, function, lemma = _OF_A_MAXIMUM[name]

@@ -69,7 +69,7 @@ def _places(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
     return None
 
 
-def _variance(x: Abstract, correction: float) -> Abstract | None:
+def variance(x: Abstract, correction: float) -> Abstract | None:
     """One record moves a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
 
     With the mean m and the variance v of the n - 1 other records, the variance of all is
@@ -152,7 +152,7 @@ def _median(x: Abstract) -> Abstract:
 
 # By the name of the inner program: functions that call it, each with its lemma.
 _LEMMAS: dict[str, list[tuple[Callable[..., Any], Lemma]]] = {
-    "_var": [(lambda x: jnp.var(x, axis=0), _variance)],
+    "_var": [(lambda x: jnp.var(x, axis=0), variance)],
     "median": [(lambda x: jnp.median(x, axis=0), _median)],
     "cov": [
         (lambda x: jnp.cov(x, rowvar=False), lambda x: _covariance(x, x.n - 1)),

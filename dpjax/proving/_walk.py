@@ -15,6 +15,7 @@ from jax import lax
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
+from dpjax.proving import _elementary as elementary
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _inline as inline
 from dpjax.proving import _layout as layout
@@ -218,7 +219,7 @@ def _elementary(name: str) -> Rule:
     def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
         if parameters.get("accuracy") is not None:
             raise RefusalError("an accuracy of its own has no rule: leave it out")
-        return elementwise.ELEMENTARY[name](x, dtype=dtype)
+        return elementary.ELEMENTARY[name](x, dtype=dtype)
 
     return rule
 
@@ -318,7 +319,7 @@ RULES: dict[str, Rule] = {
     "max": lambda parameters, dtype, a, b: elementwise.extremum(a, b, largest=True, dtype=dtype),
     "min": lambda parameters, dtype, a, b: elementwise.extremum(a, b, largest=False, dtype=dtype),
     "clamp": _plain(elementwise.clamp),
-    **{name: _elementary(name) for name in elementwise.ELEMENTARY},
+    **{name: _elementary(name) for name in elementary.ELEMENTARY},
     **{name: _rounding(name) for name in _ROUND},
     **{name: _comparison(name) for name in choices.COMPARISONS},
     **{name: _logic(name) for name in ("and", "or", "xor", "not")},

@@ -15,22 +15,10 @@ from dpjax.proving._value import norm_of
 N = 100
 NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
 VECTORS = jax.ShapeDtypeStruct((N, 3), jnp.float32)
-GRID = np.linspace(0, 1, 20, dtype=np.float32)
-MATRIX = np.array([[1.0, -2.0], [0.5, 1.0], [0.0, 3.0]], np.float32)
 HISTOGRAM = jnp.zeros(10)
 
+# More are in tests/proved_targets.py.
 EXACT = {
-    "mean": (jnp.mean, NUMBERS, (0, 1), "l1", 1 / N),
-    "sum of squares": (lambda x: (x**2).sum(), NUMBERS, (0, 1), "l1", 1),
-    "winsorized": (lambda x: jnp.clip(x, 0.2, 0.8).mean(), NUMBERS, (0, 1), "l1", 0.6 / N),
-    "trimmed": (lambda x: jnp.sort(x)[10:-10].mean(), NUMBERS, (0, 1), "l1", 1 / (N - 20)),
-    "sorted": (jnp.sort, NUMBERS, (0, 1), "l1", 1),
-    "variance": (jnp.var, NUMBERS, (0, 1), "l1", (N - 1) / N**2),
-    "standard deviation": (jnp.std, NUMBERS, (0, 1), "l1", (N - 1) ** 0.5 / N),
-    "median": (jnp.median, NUMBERS, (0, 1), "l1", 0.5),
-    "max": (jnp.max, NUMBERS, (0, 1), "l1", 1),
-    "share": (lambda x: (x > 0.5).mean(), NUMBERS, (0, 1), "l1", 1 / N),
-    "ecdf": (lambda x: (x[None] <= GRID[:, None]).mean(1), NUMBERS, (0, 1), "linf", 1 / N),
     "one-hot": (
         lambda x: jax.nn.one_hot((x * 10).astype(int), 10).sum(0), NUMBERS, (0, 1), "l2", 2**0.5,
     ),
@@ -38,18 +26,6 @@ EXACT = {
         lambda x: HISTOGRAM.at[jnp.clip((x * 10).astype(int), 0, 9)].add(1), NUMBERS, (0, 1),
         "l1", 2,
     ),
-    "kde": (
-        lambda x: jnp.exp(-((GRID[:, None] - x[None]) ** 2) / 0.02).mean(1), NUMBERS, (0, 1),
-        "linf", 1 / N,
-    ),
-    "columns": (lambda x: x.mean(0), VECTORS, (0, 1), "l2", 3**0.5 / N),
-    "ball": (lambda x: x.mean(0), VECTORS, Ball(1.0), "l2", 2 / N),
-    "second moments": (lambda x: x.T @ x / N, VECTORS, Ball(1.0), "l2", 2**0.5 / N),
-    "matrix": (
-        lambda x: (x @ MATRIX).mean(0), VECTORS, Ball(1.0), "l2",
-        2 / N * float(np.linalg.norm(MATRIX, 2)),
-    ),
-    "fourier": (lambda x: jnp.cos(50 * (x @ MATRIX)).mean(0), VECTORS, (0, 1), "linf", 2 / N),
 }  # fmt: skip
 
 

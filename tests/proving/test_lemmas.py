@@ -41,6 +41,10 @@ def clipped_gradient(row):
     return gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient))
 
 
+def weighted(x, weights, others=None):
+    return (weights * x).sum() / (weights if others is None else others).sum()
+
+
 # Programs of records of two coordinates.
 PROGRAMS = {
     "softmax": jax.nn.softmax,
@@ -53,6 +57,9 @@ PROGRAMS = {
     "covariance": lambda x: jnp.cov(x, rowvar=False),
     "biased covariance": lambda x: jnp.cov(x, rowvar=False, bias=True),
     "sample variance": lambda x: jnp.var(x, axis=0, ddof=1),
+    "variance in two passes": lambda x: jnp.square(x - x.mean(0, keepdims=True)).mean(0),
+    "variance by moments": lambda x: (x**2).mean(0) - x.mean(0) ** 2,
+    "weighted mean": lambda x: weighted(x[:, 0], x[:, 1] + 1.5),
     "clip by a quotient": lambda x: x / jnp.maximum(1, length(x) / 0.7),
     "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
     "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
@@ -134,6 +141,19 @@ TIGHT = {
     "covariance in a ball": (
         lambda x: jnp.cov(x, rowvar=False, bias=True), VECTORS, Ball(1.0), "l2", 0.0396,
     ),
+    "variance in two passes": (
+        lambda x: ((x - x.mean()) ** 2).mean(), NUMBERS, (0, 1), "l1", 0.0099,
+    ),
+    "variance by moments": (
+        lambda x: jnp.mean(x * x) - jnp.mean(x) ** 2, NUMBERS, (0, 1), "l1", 0.0099,
+    ),
+    "variances of columns": (
+        lambda x: jnp.square(x - x.mean(0, keepdims=True)).mean(0), VECTORS, (0, 1), "l1", 0.0396,
+    ),
+    "weighted mean": (
+        lambda x: weighted(x[:, 0], x[:, 1] + 0.5), VECTORS, (0, 1), "l1",
+        1.5 / (99 * 0.5 + 1.5),
+    ),
     "sample deviation": (lambda x: jnp.std(x, ddof=1), NUMBERS, (0, 1), "l1", 0.1),
     "histogram": (
         lambda x: jnp.histogram(x, bins=5, range=(0, 1))[0], NUMBERS, (0, 1), "l1", 2,
@@ -194,6 +214,27 @@ def test_another_function_of_that_name_is_no_search():
     for levels in (jnp.ones((2, 2)), jnp.ones(()), jnp.arange(3.0)):
         target = lambda x, levels=levels: searchsorted(levels, x).sum()  # noqa: E731
         assert dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 1
+
+
+@pytest.mark.parametrize(
+    ("target", "truth"),
+    [
+        (lambda x: ((x - x.mean()) ** 3).mean(), 0.02),
+        (lambda x: (x**2).mean() + x.mean() ** 2, 0.02),
+        (lambda x: 3 * (x**2).mean() - x.mean() ** 2, 0.019),
+        (lambda x: (x**2).mean() - jnp.square(x[:50].mean()), 0.03),
+        (lambda x: ((x - x.max()) ** 2).mean(), 0.98),
+        (lambda x: weighted(x, x + 0.5, 1.5 - x), 2.9),
+        (lambda x: weighted(1 - x, 1.5 - x, x + 0.5), 2.9),
+    ],
+)
+def test_what_looks_like_a_mean_is_none(target, truth):
+    found = dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+    ones = jnp.ones(100)
+    pairs = [(ones, ones.at[0].set(0)), (0 * ones, (0 * ones).at[0].set(1))]
+    reached = max(float(jnp.abs(target(a) - target(b))) for a, b in pairs)
+    assert reached <= found.value
+    assert ": lemma" not in found.explain()
 
 
 def test_a_slice_that_reads_something_else_is_none():

@@ -26,6 +26,8 @@ RULES = {
     "mul": lambda x: x * x[::1].sum(),
     "mul itself": lambda x: x * x,
     "div": lambda x: x / (4 + x.sum()),
+    "div by what all move": lambda x: x.sum() / (3.5 + x.sum()),
+    "div of a constant": lambda x: 2.0 / (3.2 - x.sum()),
     "neg": lambda x: -x,
     "abs": jnp.abs,
     "square": jnp.square,
@@ -43,8 +45,14 @@ RULES = {
     "erf": lax.erf,
     "rsqrt": lambda x: lax.rsqrt(x + 1.25),
     "sqrt": lambda x: jnp.sqrt(x + 1),
+    "sqrt of a sum": lambda x: jnp.sqrt(x.sum() + 3.1),
+    "rsqrt of a sum": lambda x: lax.rsqrt(x.sum() + 3.1),
     "sin": lambda x: jnp.sin(7 * x),
     "cos": lambda x: jnp.cos(7 * x),
+    "sin of a rise": lambda x: jnp.sin(1.2 * x),
+    "sin of a peak": lambda x: jnp.sin(x + 1.3),
+    "cos of a fall": lambda x: jnp.cos(x + 1.6),
+    "cos of a trough": lambda x: jnp.cos(x - 3.3),
     "floor": lambda x: jnp.floor(1.3 * x),
     "ceil": lambda x: jnp.ceil(1.3 * x),
     "round": lambda x: jnp.round(2 * x),
@@ -116,6 +124,19 @@ def test_no_pair_lies_further_apart(rule, moved):
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
     for norm, bound in bounds_of(RULES[rule], spec, (-1, 1)).items():
         assert distance(moved[0][rule], moved[1][rule], norm).max() <= bound
+
+
+@pytest.mark.parametrize("wave", [jnp.sin, jnp.cos])
+@pytest.mark.parametrize("start", np.linspace(-8, 8, 9).tolist())
+def test_a_wave_between_its_ends(wave, start):
+    """The range of an interval, and so the sensitivity, against a grid."""
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    values = wave(np.linspace(start, start + 2, 10**5, dtype=np.float32))
+    found = dpjax.global_sensitivity(
+        lambda x: wave(x).sum(), spec, bounds=(start, start + 2), norm="l1"
+    )
+    width = float(values.max() - values.min())
+    assert width <= found.value <= width + 1e-4
 
 
 # Programs of records of two coordinates.
