@@ -15,6 +15,7 @@ import numpy as np
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, equations
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._pending import flattened
 from dpjax.proving._value import Abstract, make
 
 Lemma = Callable[..., Abstract | None]
@@ -126,11 +127,17 @@ def _centered(
     x: Abstract, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Widths; errors of computed means; the relative error of sums of centered squares."""
-    sizes = np.maximum(np.abs(low), np.abs(high))
     gamma = rounding.sum_units(x.n, x.dtype)
-    off = (gamma + 16 * rounding.unit(x.dtype)) * sizes + 8 * rounding.tiny(x.dtype) * (x.n + 1)
+    off = mean_error(x, np.maximum(np.abs(low), np.abs(high)))
     relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= 2.0**-6 else math.inf
     return rounding.up(high - low), off, relative
+
+
+def mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
+    """Of a computed mean of records of at most these sizes, which may be sums themselves."""
+    terms, weight = flattened(x)
+    gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
+    return gamma * np.maximum(sizes, weight) + 8 * rounding.tiny(x.dtype) * (x.n * terms + 1)
 
 
 def _median(x: Abstract) -> Abstract:

@@ -13,7 +13,8 @@ import numpy as np
 
 from dpjax._tracing._walks import Atom, Equation
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._lemmas import variance
+from dpjax.proving._lemmas import mean_error, variance
+from dpjax.proving._pending import flattened
 from dpjax.proving._slices import Program, is_program_of
 from dpjax.proving._value import Abstract, make
 
@@ -62,15 +63,17 @@ def _is_of_records(x: Abstract) -> bool:
 def _by_moments(x: Abstract) -> Abstract | None:
     """The mean of squares less the square of the mean: a variance, but for its rounding.
 
-    With M the largest |x|, the mean of squares is off by (gamma_n + 10 u) M^2, the squared mean by
-    2 (gamma_n + 8 u) M^2 and 2 u M^2, the difference by 2 u M^2: at most 4 (gamma_n + 16 u) M^2.
+    With M the largest |x|, the mean of squares is off by (gamma_n + 10 u) M^2. The mean is off by
+    e, so the squared mean by e (2 M + e) and 2 u M^2, and the difference by 2 u M^2.
     """
     exact = variance(x, 0.0)
     gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
     if exact is None or gamma > _LARGEST_ERROR:
         return None
     largest = x.magnitude.max(axis=0)
-    error = 4 * gamma * largest**2 + 16 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + largest)
+    off = mean_error(x, largest)
+    error = 2 * gamma * largest**2 + off * (2 * largest + off)
+    error = error + 16 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + largest)
     error = rounding.up(np.broadcast_to(error, np.broadcast_shapes(error.shape, exact.low.shape)))
     each = np.where(exact.others.each > 0, exact.others.each + 2 * error, 0.0)
     moved = rounding.up(each), math.inf, math.inf
@@ -92,6 +95,8 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
         return None
     x, w = values.get(operands[0]), values.get(weights)
     if x is None or w is None or not (_is_of_records(x) and _is_of_records(w)):
+        return None
+    if flattened(w)[0] > 1:  # The sum of weights may become one sum of all their terms.
         return None
     gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
     least, most = float(w.low.min()), float(w.high.max())

@@ -124,6 +124,15 @@ def test_a_compiler_takes_a_sum_of_sums_to_one_sum(sums):
     assert max(apart, 32 + 480 * 2.0**-15 - 2.0**-18) <= bound(SUMS[sums], records, (0, 1))
 
 
+def test_a_mean_of_sums_is_rounded_at_each_term():
+    """Records of 4,096 terms that cancel: the mean in a variance may add up all of them."""
+    records = jax.ShapeDtypeStruct((100, 4096), jnp.float32)
+    variance = lambda x: jnp.var(x.sum(1) / 1)  # noqa: E731
+    found = dpjax.global_sensitivity(variance, records, bounds=(-1e-3, 1e-3), norm="l1")
+    off = 100 * 4096 * 2.0**-24 * 4.096
+    assert found.value >= 8.192**2 * 99 / 100**2 + 2 * off**2
+
+
 def test_a_mean_of_means_is_no_sum_of_sums():
     records = jax.ShapeDtypeStruct((100, 1000), jnp.float32)
     assert bound(lambda x: x.mean(1).mean(), records, (0, 1)) <= 0.01 + 3 * 1100 * 2.0**-24
