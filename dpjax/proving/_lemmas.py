@@ -4,6 +4,7 @@ A lemma applies to an inner program with the fingerprint of the function itself,
 same shapes. Its name only says which function to compare with.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, equations
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
-from dpjax.proving._value import Abstract, make
+from dpjax.proving._value import Abstract, Pending, make
 
 Lemma = Callable[..., Abstract | None]
 _EXACT_PLACES = 2**23
@@ -36,10 +37,20 @@ def known(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstr
     expected = aval(equation.outvars[0])
     for function, lemma in _LEMMAS.get(str(equation.params.get("name")), ()):
         if _fingerprint(function, x, str(equation.params["name"])) == digest(inner):
-            found = lemma(x, *(float(p.low) for p in public))
+            numbers = [float(p.low) for p in public]
+            found = lemma(x, *numbers)
             if found and (expected.shape, expected.dtype) == (found.shape, found.dtype):
-                return found
+                return dataclasses.replace(found, pending=_pending(x, found, *numbers))
     return None
+
+
+def _pending(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
+    """That of a sum over the records of squares or products, over n less a correction."""
+    load, divisor = float(found.magnitude.max()), x.n - correction
+    bits = 2 * x.pending.bits + abs(math.log2(divisor)) + 1
+    return Pending.of_sum(x.n, load).having(
+        terms=x.n, weight=load, factor=1 / divisor, bits=bits, shift=x.pending.shift
+    )
 
 
 def _fingerprint(function: Callable[..., Any], x: Abstract, name: str) -> str | None:

@@ -54,10 +54,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         old = Pending()
     if not new.starts:
         new = new.having(starts=old.starts, load=old.load * abs(scale))
-    moves = name in ("concatenate", "stack") or (
-        name in _MOVES and sum(not x.is_public for x in operands) == 1
-    )
-    if new.terms == 1 and moves:
+    if new.terms == 1 and name in _MOVES and sum(not x.is_public for x in operands) == 1:
         factor = old.factor * (_first_factor(name, operands) if name in ("mul", "div") else 1.0)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
     return new.having(shift=shift, bits=bits)

@@ -246,8 +246,8 @@ def make(
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
     """Refuses what would be counted at other places than those of the shape."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
-    if any(size not in (1, places) for size, places in pairs):
-        raise RefusalError(f"a rule gave numbers of shape {array.shape} for {shape}")
+    if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
+        raise RefusalError(f"a rule gave NaN, or numbers of shape {array.shape} for {shape}")
 
 
 def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:

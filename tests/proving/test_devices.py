@@ -90,6 +90,14 @@ def test_a_compiler_starts_a_sum_at_what_is_added_to_it(start):
     assert max(2100, (jax.jit(target)(second) - jax.jit(target)(first)).item()) <= found
 
 
+def test_what_is_added_to_a_covariance_is_rounded_by_each_record():
+    records = jax.ShapeDtypeStruct((1000, 2), jnp.float32)
+    alone, more = (
+        bound(lambda x, by=by: jnp.cov(x, rowvar=False) + by, records, (0, 1)) for by in (0.0, 9.0)
+    )
+    assert more >= alone + 2 * 1000 * 2.0**-24 * 9
+
+
 def test_a_sum_of_counts_and_a_fraction_is_rounded_at_each_count():
     counts = lambda x: jnp.zeros(2).at[x.astype(int)].add(1.0)  # noqa: E731
     records, n = jax.ShapeDtypeStruct((1000,), jnp.float32), 1000

@@ -257,6 +257,9 @@ def test_numbers_of_another_shape_are_refused():
         make((2, 1), np.dtype(np.float32), np.zeros((1, 1)), np.ones((1, 1)), None, rows, rows)
     with pytest.raises(RefusalError, match="shape"):
         make((2, 1), np.dtype(np.float32), np.zeros(1), np.ones(1), None, rows, rows)
+    unknown = [np.full((1, 1), np.nan), np.inf, np.inf]
+    with pytest.raises(RefusalError, match="NaN"):
+        make((2, 1), np.dtype(np.float32), np.zeros((1, 1)), np.ones((1, 1)), None, rows, unknown)
 
 
 def test_public_rows_added_at_private_places():
