@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import jax
 
@@ -10,6 +10,9 @@ from dpjax._core._types import PyTree, Value
 
 LossFamily = Literal["laplace", "range", "pure", "gaussian"]
 """Which curve bounds the release of a pair, see `dpjax.privacy_profile`."""
+
+LogPmf: TypeAlias = Callable[[jax.Array], jax.Array]
+"""Takes the logits of a selection to the logarithms of its probabilities."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,9 @@ class PairLoss:
         missed: the mass that these tables miss, for the whole release.
         shifts: for Laplace noise, takes that difference to the shift of every coordinate in scales;
             None for other families.
-        logits: for the exponential mechanism, takes these arrays to logarithms of probabilities,
-            up to a number that is added to all; None for other mechanisms.
+        logits: for a selection, takes these arrays to minus the gap of each option over the scale,
+            plus its log weight, where the largest weight is 1; None for other mechanisms.
+        log_pmf: of a selection, takes logits to logarithms of probabilities.
         options: how many a selection has.
         arrays: takes the target's value to the arrays; None where they are the value.
 
@@ -46,4 +50,5 @@ class PairLoss:
     arrays: Callable[[Value], PyTree] | None = None
     shifts: Callable[[PyTree], list[jax.Array]] | None = None
     logits: Callable[[PyTree], jax.Array] | None = None
+    log_pmf: LogPmf = jax.nn.log_softmax
     options: int = 0

@@ -184,9 +184,8 @@ def privacy_profile(
     difference of scores. Losses of several releases add up, and the squares of u.
 
     These are the worst releases at their distance. For several coordinates of Laplace noise, for
-    several releases, and for the exponential mechanism, one release about each pair gives a second
-    estimate: the average of 1 - exp(e - L), or 0 where that is negative, over its loss L. Here
-    permute-and-flip, and any selection with weights, counts as randomized response.
+    several releases, and for selections, one release about each pair gives a second estimate: the
+    average of 1 - exp(e - L), or 0 where that is negative, over its loss L.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that

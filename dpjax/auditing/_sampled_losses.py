@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
+from dpjax._core._pair_loss import LogPmf
 from dpjax._core._types import Key, PyTree
 from dpjax._tracing._programs import Program
 from dpjax.auditing._profile_pairs import Joint, Stretches
@@ -28,8 +29,10 @@ QUANTILE_ERROR = 2.0**-14
 _LARGEST_NORMAL = 6.0
 # Selections draw multiples of one over this, and options below e^-40 are rare.
 _UNIT, _RARE = 2.0**30, 40.0
-# Bounds the error of a log probability: of 1, of its magnitude, and of 2^8 options.
-_LOGIT_ERROR = 2.0**-14
+# Bounds the error of a log probability: of 2, of its magnitude, and of 2^6 options.
+_LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
+# Weights and gaps that cancel are known so well, if no logit of the best option is below.
+_LEAST_LOGIT = -16.0
 # How far the shift of a randomized response may be off, relative and absolute.
 _SHIFT_ERROR = 2.0**-10
 
@@ -128,20 +131,24 @@ def joint_loss(
         assert loss.logits is not None
         assert values is not None
         first, second = map(loss.logits, values[i])
-        terms.append(_of_selection(each, first, second, loss.shift(moved[i])))
+        shift = loss.shift(moved[i])
+        terms.append(_of_selection(each, loss.log_pmf, first, second, shift))
     return reduce(jnp.add, terms)
 
 
-def _of_selection(key: Key, first: jax.Array, second: jax.Array, shift: jax.Array) -> jax.Array:
+def _of_selection(
+    key: Key, log_pmf: LogPmf, first: jax.Array, second: jax.Array, shift: jax.Array
+) -> jax.Array:
     """The loss of an option that is drawn by its probability, in multiples of 2^-30."""
-    one, other = jax.nn.log_softmax(first), jax.nn.log_softmax(second)
+    one, other = log_pmf(first), log_pmf(second)
     ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
     place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
-    off = _LOGIT_ERROR * (1 + jnp.abs(p) + jnp.abs(q) + first.size / 2**8)
+    off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
     # No option loses more than the shift, and of rare ones nothing else is known.
-    return jnp.where(p > -_RARE, jnp.minimum(p - q + off, shift), shift)
+    known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
+    return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
 
 def chances_of(log_probabilities: jax.Array) -> jax.Array:
@@ -180,7 +187,7 @@ def log_of_chances(joint: Joint) -> float:
     """How much rounding may lower the logarithm of an option's chance, over all selections."""
     # Twice: of the probability, and of the sum of all.
     return sum(
-        2 * (_LOGIT_ERROR * (1 + _RARE + loss.options / 2**8) + _SHIFT_ERROR)
+        2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
         for loss in joint.losses
         if loss.logits
     )

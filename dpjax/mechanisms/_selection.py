@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._pair_loss import PairLoss
+from dpjax._core._pair_loss import LogPmf, PairLoss
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
@@ -54,7 +54,7 @@ class SelectionRule:
     name: str
     draw: Callable[..., jax.Array]
     draw_in_floats: Callable[..., jax.Array]
-    log_pmf: Callable[[jax.Array], jax.Array]
+    log_pmf: LogPmf
     bounded_range: bool = False
 
 
@@ -157,7 +157,7 @@ class SelectionMechanism(LatticeMechanism):
 
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
-        if lattice is None or self.sensitivity.zero_allowed or type(self) is not SelectionMechanism:
+        if lattice is None or self.sensitivity.zero_allowed:
             return super().pair_loss(value)
         ((scores, calibration), scale) = self._asked(None, value), self.effective_scale(like=value)
         step = float(self.grid_for(like=value)) if is_float(scores) else 0.0
@@ -170,10 +170,8 @@ class SelectionMechanism(LatticeMechanism):
             float(calibration.coordinates) * lattice.certificate.loss,
             0.0,
             lambda scores: (scores, -scores if is_float(scores) else ~scores),
-            # Weights and gaps may cancel, and then float32 knows little of their sum.
-            logits=(lambda arrays: self._logits(arrays[0]))
-            if self.rule.bounded_range and self.log_base is None
-            else None,
+            logits=lambda arrays: self._logits(arrays[0]),
+            log_pmf=self.rule.log_pmf,
             options=scores.size,
         )
 
@@ -201,11 +199,13 @@ class SelectionMechanism(LatticeMechanism):
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array) -> jax.Array:
-        """Minus the gap of each score, over the drawn scale, plus its log weight."""
+        """Minus the gap of each score, over the drawn scale, plus its log weight; at most 0."""
         calibration, gaps = self._calibration(scores), score_gaps(scores)
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
-        return logits if self.log_base is None else logits + jnp.asarray(self.log_base, gaps.dtype)
+        if self.log_base is None:
+            return logits
+        return logits + jnp.asarray(np.subtract(self.log_base, max(self.log_base)), gaps.dtype)
 
     def score_gap(
         self,

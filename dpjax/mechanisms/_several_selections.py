@@ -7,10 +7,12 @@ import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
+from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
+from dpjax.mechanisms._lattice_mechanism import LatticeMechanism
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.random._facade import Calibration, indices_of_rows
@@ -111,6 +113,9 @@ class SeveralSelections(SelectionMechanism):
         scale, step = self.effective_scale(like=value), self.grid_for(like=value)
         facts = {"scale": float(scale), "step": float(step), "whole": not is_float(value)}
         return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[-1]})
+
+    def pair_loss(self, value: Value) -> PairLoss:
+        return LatticeMechanism.pair_loss(self, value)  # What several cost is not known.
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)

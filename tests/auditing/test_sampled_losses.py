@@ -19,6 +19,8 @@ from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.auditing import _sampled_losses as losses
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve
 from dpjax.auditing._profile_pairs import Joint
+from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
+from dpjax.mechanisms._permute_and_flip import PERMUTE_AND_FLIP_RULE
 
 EPSILONS = np.array([0.0, 0.2, 0.5, 1.0])
 N, DRAWS = 50, 200_000
@@ -73,7 +75,11 @@ def test_one_part_has_the_exact_curve(key, family, exact, divergence, sign):
         assert abs(sample.mean() - truth) <= 5 * sample.std() / math.sqrt(DRAWS) + margin
 
 
-def selection(options):
+RULES = {"exponential": EXPONENTIAL_RULE, "permute_and_flip": PERMUTE_AND_FLIP_RULE}
+each_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def selection(options, rule="exponential"):
     """A release whose arrays are logits."""
     loss = PairLoss(
         "range",
@@ -83,6 +89,7 @@ def selection(options):
         0.0,
         0.0,
         logits=lambda x: x,
+        log_pmf=RULES[rule].log_pmf,
         options=options,
     )
     return Joint((jnp.mean,), (loss,), 1.0, 0.0, "last")
@@ -96,16 +103,26 @@ def selected(key, releases, first, second, count=DRAWS):
     return np.float64(0) + jax.vmap(one)(jax.random.split(key, count))
 
 
+def exact_pmf(rule, logits):
+    """In float64; for permute-and-flip by the midpoints of 10^4 cells."""
+    likely = np.exp(logits.astype(float) - logits.max())
+    if rule == "exponential":
+        return likely / likely.sum()
+    kept = 1 - likely[:, None] * (np.arange(10**4) + 0.5) / 10**4
+    return likely * (kept.prod(0) / kept).mean(1)
+
+
+@each_rule
 @pytest.mark.parametrize("options", [2, 40])
-def test_a_selection_has_the_exact_curve_of_its_scores(key, options):
-    """Each of 10 comparisons is at 4 standard errors: a false alarm in 1 of 10^3 keys.
+def test_a_selection_has_the_exact_curve_of_its_scores(key, rule, options):
+    """Each of 20 comparisons is at 4 standard errors: a false alarm in 1 of 500 keys.
 
     The curve of the range alone is far above.
     """
     rng = np.random.default_rng(4)
     first, second = rng.normal(size=(2, options)).astype("float32") / 2
-    found = np.asarray(selected(key, selection(options), first, second), np.float64)
-    p, q = (scipy.special.softmax(x.astype(float)) for x in (first, second))
+    found = np.asarray(selected(key, selection(options, rule), first, second), np.float64)
+    p, q = (exact_pmf(rule, x) for x in (first, second))
     for epsilon in (0.0, 0.1, 0.2, 0.4, 0.6):
         exact = np.maximum(p - np.exp(epsilon) * q, 0).sum()
         sample = np.maximum(-np.expm1(epsilon - found), 0)
@@ -134,6 +151,13 @@ def test_no_option_is_drawn_too_rarely(spread):
     assert 1 < factor < 1.02
 
 
+@pytest.mark.parametrize(("best", "known"), [(-15.9, True), (-16.1, False)])
+def test_weights_and_gaps_that_cancel_lose_the_range(key, best, known):
+    first, second = np.array([[best, best - 1], [best, best - 1.5]], np.float32)
+    found = np.asarray(selected(key, selection(2), first, second, 20))
+    assert np.all(found == 0.5) != known
+
+
 def test_the_chances_of_options_are_charged():
     curve = _curve(selection(1000))
     plain = dataclasses.replace(curve, chances=0.0)
@@ -146,10 +170,28 @@ def scores(database):
     return -jnp.abs(database[:, None] - jnp.linspace(0, 4, 20)[None]).mean(0)
 
 
-def test_the_profile_of_a_selection_is_near_the_truth(key):
-    """At epsilon 0 the range says five times as much."""
-    mechanism = dpjax.exponential(4 / N, 1.0)
-    profile = dpjax.privacy_profile(key, (scores, mechanism), exponential, n=N, m=5000)
+BASE = np.linspace(0.5, -1, 20)
+MECHANISMS = {
+    "exponential": dpjax.exponential(4 / N, 1.0),
+    "permute-and-flip": dpjax.permute_and_flip(4 / N, 1.0),
+    "weights": dpjax.permute_and_flip(4 / N, 1.0, log_base=BASE),
+    "posterior": dpjax.posterior_sampler(8.0, 1.0, log_prior=BASE),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [x if x == "weights" else pytest.param(x, marks=pytest.mark.slow) for x in MECHANISMS],
+)
+def test_the_profile_of_a_selection_is_near_the_truth(key, name):
+    """At epsilon 0 the range says at least three times as much."""
+    mechanism = MECHANISMS[name]
+    unit = 4.0 * N if name == "posterior" else 1.0
+
+    def target(database):
+        return unit * scores(database)
+
+    profile = dpjax.privacy_profile(key, (target, mechanism), exponential, n=N, m=5000)
     by_distance = dataclasses.replace(profile, losses=None)
 
     @jax.jit
@@ -157,10 +199,12 @@ def test_the_profile_of_a_selection_is_near_the_truth(key):
     def of_pair(key):
         records = exponential(key, N + 1)
         databases = jnp.stack([records[:-1], jnp.concatenate([records[: N - 1], records[N:]])])
-        values = jax.vmap(scores)(databases)
-        return jax.vmap(lambda x: jax.nn.softmax(mechanism._logits(x)))(values)
+        values = jax.vmap(target)(databases)
+        return jax.vmap(lambda x: jax.vmap(mechanism.log_prob, (0, None))(jnp.arange(20), x))(
+            values
+        )
 
-    p, q = np.moveaxis(np.asarray(of_pair(jax.random.split(key, 5000)), float), 1, 0)
+    p, q = np.exp(np.moveaxis(np.asarray(of_pair(jax.random.split(key, 5000)), float), 1, 0))
     truth = np.maximum(p - q, 0).sum(1).mean()
     assert truth < profile.advantage < 1.5 * truth
     assert by_distance.advantage > 3 * truth

@@ -3,6 +3,8 @@
 Chi-square tests: 2 * 10^5 draws under a fixed key, a false alarm once in 10^6 keys each.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -11,6 +13,7 @@ import pytest
 from scipy import stats
 
 import dpjax
+from dpjax.mechanisms._permute_and_flip import PERMUTE_AND_FLIP_RULE, _rule
 
 FALSE_ALARM = 1e-6
 DRAWS = 100_000
@@ -90,6 +93,30 @@ def test_probabilities_of_many_responses_sum_to_one(rule, log_probs, key):
     scores = 20 * jax.random.normal(key, (1000,))
     log_prob = log_probs(RULES[rule](1.0, 1.0), np.arange(1000), scores)
     assert np.exp(log_prob).sum() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [1, 2, 7, 30, 300])
+def test_the_quadrature_of_permute_and_flip_has_a_proven_error(options):
+    """Against coefficients of the polynomial, with 200 digits: nodes and all of float32."""
+    t, rest, weights = _rule(options)
+    assert weights.sum() == pytest.approx(1, rel=1e-14)
+    np.testing.assert_allclose(t + rest, 1, rtol=1e-15)
+    rng = np.random.default_rng(options)
+    for spread in (0.0, 1.0, 30.0):
+        logits = (-spread * rng.exponential(size=options)).astype("float32")
+        logits -= logits.max()
+        likely = np.exp(logits.astype(float))
+        with mpmath.workdps(200):
+            coefficients = [mpmath.mpf(1)]
+            for x in map(mpmath.mpf, likely[1:]):
+                below = [*coefficients, 0], [0, *coefficients]
+                coefficients = [a - x * b for a, b in zip(*below, strict=True)]
+            exact = float(sum(c / (i + 1) for i, c in enumerate(coefficients)))
+        products = np.prod(rest[:, None] + t[:, None] * (1 - likely[1:]), axis=1)
+        assert products @ weights == pytest.approx(exact, rel=2.0**-40)
+        exact = math.log(exact) + logits[0]
+        found = float(PERMUTE_AND_FLIP_RULE.log_pmf(jnp.asarray(logits))[0])
+        assert abs(found - exact) <= 2.0**-15 * (2 + abs(exact) + options / 2**6) / 8
 
 
 @each_rule
