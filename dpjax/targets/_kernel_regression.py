@@ -137,6 +137,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
+@jax.jit  # Which JAX traces once, and not at every call that traces the target.
 def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorts records by x. Of those with the same x, the first gets the least y, others infinity.
 
