@@ -36,7 +36,7 @@ class TailBand:
         m = draws.size
         steps = math.ceil(math.log(m) / math.log(_RATIO)) + 1
         ranks = np.unique(np.minimum(np.ceil(_RATIO ** np.arange(steps)), m)).astype(np.int64)
-        ordered = np.sort(np.where(np.isnan(draws), np.inf, draws))[::-1]
+        ordered = np.sort(np.where(np.isnan(draws), np.inf, draws), stable=True)[::-1]
         each = float(error / len(ranks)) * (1 - 1e-15)
         limits = clopper_pearson_upper(ranks - 1, m, each)
         return cls(ordered[ranks - 1], np.maximum.accumulate(limits))

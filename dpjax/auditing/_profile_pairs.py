@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._pair_loss import PairLoss
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target
 from dpjax._running._layout import outside_any_mesh
@@ -61,6 +62,7 @@ class Joint:
         pure: the sum of the epsilons of those without Gaussian noise.
         deviations: of the others, the distance of their sensitivities in standard deviations.
         positions: which record changes: "last" if all sensitivities say so.
+        records: those that sensitivities were sampled from.
     """
 
     targets: tuple[Target, ...]
@@ -68,6 +70,7 @@ class Joint:
     pure: float
     deviations: float
     positions: Positions
+    records: tuple[TreeSpec, ...] = ()
 
     @property
     def target(self) -> Target:
@@ -80,6 +83,14 @@ class Joint:
             target(database) if loss.arrays is None else loss.arrays(target(database))
             for target, loss in releases
         ]
+
+    def check_records(self, drawn: TreeSpec) -> None:
+        """Refuses an oracle of other records than those of the sensitivities."""
+        for sampled in self.records:
+            if sampled != drawn:
+                raise ValueError(
+                    f"oracle must draw records like those that were sampled, {sampled}, got {drawn}"
+                )
 
     def stretch(self, moved: PyTree) -> jax.Array:
         """How often a difference of values spends what the releases were calibrated to."""
@@ -105,7 +116,7 @@ class Stretches:
     """The stretch of every pair.
 
     Attributes:
-        values: with all that rounding may hide.
+        values: with all that rounding may hide; in the order of the pairs, where losses are known.
         absolute: so much did grids and the rounding of the target add to each.
         relative: this share of each did the rounding of the norm add.
         losses: of one release about each pair, without these; None where it says nothing more.
@@ -139,12 +150,13 @@ def sampled_stretches(
         point=point,
         released=released,
     )
-    sampled, losses = sampled.T if sampled.ndim > 1 else (sampled, None)
+    # Half as many bytes are sorted much faster.
+    sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
     # The norm rounds once for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     error = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
     absolute = hidden + joint.rounding
-    values = (sampled + absolute) * (1 + error)
+    values = (np.asarray(sampled, np.float64) + absolute) * (1 + error)
     return Stretches(values, absolute, error, losses, plan.identity)
 
 
@@ -169,7 +181,7 @@ def sampled_distances(
         rounding = rounding_of_releases(plan)
         drawn = plan if released is None else dataclasses.replace(plan, pair=released(pair))
         block = sample_block(drawn)
-        sampled = np.asarray(all_distances(block, layout=layout), np.float64)
+        sampled = np.asarray(all_distances(block, layout=layout))
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 
 

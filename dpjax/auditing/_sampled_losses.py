@@ -73,6 +73,7 @@ class ReleasedPair(RandomPair):
 
 def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
     """The pair with a release, unless the curve of its stretch is exact."""
+    joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
     value, key = pair.target.outputs.tree(), pair.oracle.inputs.argument(0).tree()
@@ -195,7 +196,7 @@ def log_of_chances(joint: Joint) -> float:
 
 def losses_of(stretches: Stretches, joint: Joint) -> np.ndarray:
     """An upper bound on the loss of the release about each pair, in the order of the pairs."""
-    losses = np.asarray(stretches.losses)
+    losses = np.asarray(stretches.losses, np.float64)
     if max(stretches.relative, stretches.absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -187,14 +187,14 @@ class CoordinatewiseMechanism(LatticeMechanism):
         if family is None or self._lattice is None or self.sensitivity.zero_allowed:
             return super().pair_loss(value)
         norm = NORMS["l1" if family == "laplace" else "l2"]
-        scales = [float(x) for x in jax.tree.leaves(self.effective_scale(like=value))]
-        arrays = jax.tree.leaves(jax.eval_shape(self._before_noise, value))
+        asked, calibration = self._asked(None, value)
+        arrays = jax.tree.leaves(asked)
+        scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
+        steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
         # A step of the grid in every coordinate, in units of the noise.
         moved = [
-            np.full(leaf.size, float(step) / scale if is_float(leaf) else 0.0)
-            for leaf, step, scale in zip(
-                arrays, jax.tree.leaves(self.grid_for(like=value)), scales, strict=True
-            )
+            np.full(leaf.size, step / scale)
+            for leaf, step, scale in zip(arrays, steps, scales, strict=True)
         ]
         order = 1 if family == "laplace" else 2
         certificate, coordinates = self._lattice.certificate, sum(leaf.size for leaf in arrays)

@@ -159,14 +159,15 @@ class SelectionMechanism(LatticeMechanism):
         lattice = self._lattice
         if lattice is None or self.sensitivity.zero_allowed:
             return super().pair_loss(value)
-        ((scores, calibration), scale) = self._asked(None, value), self.effective_scale(like=value)
-        step = float(self.grid_for(like=value)) if is_float(scores) else 0.0
+        scores, calibration = self._asked(None, value)
+        scale = float(self._scale_drawn(scores, calibration))
+        step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
         return PairLoss(
             "range" if self.rule.bounded_range else "pure",
             # Adding one number to all scores changes nothing: the range of the difference counts.
-            lambda moved: (jnp.max(moved[0]) + jnp.max(moved[1])) / float(scale),
+            lambda moved: (jnp.max(moved[0]) + jnp.max(moved[1])) / scale,
             float(self.epsilon),
-            2 * step / float(scale),
+            2 * step / scale,
             float(calibration.coordinates) * lattice.certificate.loss,
             0.0,
             lambda scores: (scores, -scores if is_float(scores) else ~scores),

@@ -366,7 +366,7 @@ def test_no_epsilon_is_too_large(key):
             assert deltas[-1] < 2e-14 or stretch == 50
 
 
-def test_what_is_profiled_is_what_is_released():
+def test_what_is_profiled_is_what_is_released(key):
     """A bound that was proved for clamped records: without the clamp, no pair would differ."""
 
     def folded(database):
@@ -383,4 +383,4 @@ def test_what_is_profiled_is_what_is_released():
     assert found == 2
     for other in (lambda *args: coins(*args).astype(int), lambda *args: coins(*args)[:, None]):
         with pytest.raises(ValueError, match="records like those"):
-            _joint([release], other, 4)
+            dpjax.privacy_profile(key, release, other, n=4, m=10)
