@@ -14,6 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, parts
 
@@ -122,10 +123,10 @@ def _of_parameter(sink: _Sink, value: object) -> str:
     if " at 0x" in text or callable(value):
         sink.fixed = False
         return fingerprint(value)
-    if type(value).__module__.partition(".")[0] in _FIXED:
-        _parameters.add(type(value))
-    else:
+    if type(value).__module__.partition(".")[0] not in _FIXED or _checks.is_traced(value):
         sink.fixed = False
+    else:
+        _parameters.add(type(value))
     return text
 
 

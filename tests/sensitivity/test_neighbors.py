@@ -42,3 +42,13 @@ def test_rotating_keeps_records_whole(steps):
     order = np.roll(np.arange(5), steps)
     for before, after in zip(*map(jax.tree.leaves, (database, moved)), strict=True):
         np.testing.assert_array_equal(after, np.asarray(before)[order])
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0), (0, None)])
+def test_each_of_many_databases_is_rotated_by_steps_of_its_own(axes):
+    databases, steps = np.arange(30).reshape(3, 5, 2), np.array([0, 2, 4])
+    given = [x if axis == 0 else x[1] for x, axis in zip((databases, steps), axes, strict=True)]
+    found = jax.jit(jax.vmap(rotated, axes))(*map(jnp.asarray, given))
+    for i, one in enumerate(found):
+        database, step = (x[i] if axis == 0 else x for x, axis in zip(given, axes, strict=True))
+        np.testing.assert_array_equal(one, np.roll(database, step, axis=0))
