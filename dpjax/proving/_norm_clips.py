@@ -4,9 +4,13 @@ Take x / v with v at least alpha ||x||, as max(1, ||x|| / C) is with alpha = 1 /
 f at most beta / ||x||, as min(1, C / (||x|| + eps)) is. The norm runs over some axes of x. Then the
 norm of each such group of the result is at most 1 / alpha or beta. Each step is read off the
 program, and every axis of the divisor must be that of x, so that no row meets another one's norm.
+
+If x is an array less its means, the norm may be that of the same difference, computed anew: layer
+norms do so. Both differ by rounding, which `_slack` bounds.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -18,8 +22,8 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, Difference, make
 
-_MOST_STEPS = 40
-_REPEATS = ("convert_element_type", "broadcast_in_dim")
+_MOST_STEPS, _EXACT = 80, 100
+_OF_NUMBERS = ("convert_element_type", "broadcast_in_dim", "sub", "gt")
 _SAME = ("stop_gradient", "copy", "copy_p")
 
 
@@ -50,6 +54,41 @@ class _Search:
     values: Mapping[jex.Var, Abstract | None]
     steps: int = 0
 
+    @functools.cached_property
+    def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
+        """The array that x is, less its means over some axes."""
+        return self.less_its_means(self.x, self.root)
+
+    def less_its_means(self, atom: Atom, scope: _Scope) -> tuple[jex.Var, tuple[int, ...]] | None:
+        _, equation, scope = self.definition(atom, scope)
+        if equation is None or equation.primitive.name != "sub":
+            return None
+        whole, _, home = self.definition(equation.invars[0], scope)
+        mean = self.mean(equation.invars[1], scope, whole)
+        shape = aval(whole).shape
+        if home is not self.root or isinstance(whole, jex.Literal) or mean is None:
+            return None
+        kept = [k for k, size in enumerate(shape) if k not in mean.summed and size > 1]
+        along = len(mean.places) == len(shape) and all(mean.places[k] == k for k in kept)
+        count = math.prod(shape[k] for k in mean.summed)
+        return (whole, mean.summed) if along and mean.factor == 1 / count else None
+
+    def mean(self, atom: Atom, scope: _Scope, whole: Atom) -> _Norm | None:
+        """A sum of an array over some axes, times a factor."""
+        _, equation, scope = self.definition(atom, scope)
+        if equation is None:
+            return None
+        name, first = equation.primitive.name, equation.invars[0]
+        if name == "reduce_sum" and self.definition(first, scope)[0] is whole:
+            axes = tuple(equation.params["axes"])
+            places = tuple(k for k in range(len(aval(whole).shape)) if k not in axes)
+            return _Norm(1.0, axes, places)
+        norm = self.mean(first, scope, whole) if name in ("broadcast_in_dim", "div") else None
+        if norm is None or name == "broadcast_in_dim":
+            return None if norm is None else _repeated(equation, norm)
+        number = self.number(equation.invars[1], scope)
+        return None if not number else dataclasses.replace(norm, factor=norm.factor / number)
+
     def definition(self, atom: Atom, scope: _Scope) -> tuple[Atom, Equation | None, _Scope]:
         """Where a variable is computed, inside of calls and outside of them."""
         while True:
@@ -79,16 +118,31 @@ class _Search:
         if scope is self.root and (known := self.values.get(atom)) is not None and known.is_known:
             first = float(known.low.flat[0])
             return first if (known.low == first).all() else None
-        if equation is None or equation.primitive.name not in _REPEATS:
+        if equation is None or (name := equation.primitive.name) not in _OF_NUMBERS:
             return None
-        # Floats keep their value, up to rounding that the lemma counts; 1.9 as an integer does not.
-        dtype = np.dtype(aval(equation.outvars[0]).dtype)
-        is_float = dtype.kind == "f" and dtype.itemsize >= 4
-        return self.number(equation.invars[0], scope) if is_float else None
+        found = [self.number(operand, scope) for operand in equation.invars]
+        numbers, kind = [x for x in found if x is not None], np.dtype(aval(atom).dtype)
+        if len(numbers) < len(found):
+            return None
+        if name == "broadcast_in_dim":
+            return numbers[0]
+        if name == "convert_element_type" and kind.kind == "f" and kind.itemsize >= 4:
+            return numbers[0]
+        # Rounding or an overflow could make another number of it.
+        if not all(x.is_integer() and abs(x) < _EXACT for x in numbers) or kind.kind not in "fib":
+            return None
+        if name == "convert_element_type":
+            return numbers[0] if kind.kind == "i" else None
+        if name == "gt":
+            return float(numbers[0] > numbers[1])
+        apart = numbers[0] - numbers[1]
+        return apart if abs(apart) < _EXACT else None
 
     def is_x(self, atom: Atom, scope: _Scope) -> bool:
-        atom, _, scope = self.definition(atom, scope)
-        return scope is self.root and atom is self.x
+        found, _, home = self.definition(atom, scope)
+        if home is self.root and found is self.x:
+            return True
+        return self.centered is not None and self.less_its_means(atom, scope) == self.centered
 
     def _of_square(self, atom: Atom, scope: _Scope) -> tuple[Atom, _Scope] | None:
         _, equation, scope = self.definition(atom, scope)
@@ -104,20 +158,32 @@ class _Search:
 
     def squares(self, atom: Atom, scope: _Scope) -> tuple[bool, _Norm | None]:
         """Whether this adds up squares, and the squared norm of x if it is among them."""
-        if self.number(atom, scope) == 0:
-            return True, None
+        if (known := self.number(atom, scope)) is not None:
+            return known >= 0, None
         _, equation, scope = self.definition(atom, scope)
         if equation is None:
             return False, None
-        if equation.primitive.name == "broadcast_in_dim":
-            sure, norm = self.squares(equation.invars[0], scope)
+        name, operands = equation.primitive.name, equation.invars
+        if name == "broadcast_in_dim":
+            sure, norm = self.squares(operands[0], scope)
             return sure, None if norm is None else _repeated(equation, norm)
-        if equation.primitive.name == "add":
-            found = [self.squares(operand, scope) for operand in equation.invars]
+        if name == "select_n" and (place := self.number(operands[0], scope)) is not None:
+            return self.squares(operands[1 + int(place)], scope)
+        if name == "div" and (number := self.number(operands[1], scope)) is not None:
+            sure, norm = self.squares(operands[0], scope)
+            if norm is None or not 2.0**-60 <= number <= 2.0**60:
+                return False, None
+            return sure, dataclasses.replace(norm, factor=norm.factor / math.sqrt(number))
+        if name == "max":
+            for one, other in (operands, operands[::-1]):
+                if self.number(other, scope) is not None:
+                    return self.squares(one, scope)
+        if name == "add":
+            found = [self.squares(operand, scope) for operand in operands]
             norms = [norm for _, norm in found if norm is not None]
             same = norms if all(norm == norms[0] for norm in norms) else []
             return all(sure for sure, _ in found), same[0] if same else None
-        if equation.primitive.name != "reduce_sum":
+        if name != "reduce_sum":
             return False, None
         squared = self._of_square(equation.invars[0], scope)
         if squared is None:
@@ -154,6 +220,11 @@ class _Search:
             for one, other in (operands, operands[::-1]):
                 if self.number(other, scope) is not None:
                     return self.below_reciprocal(one, scope)
+        if name == "rsqrt":
+            sure, norm = self.squares(operands[0], scope)
+            if norm is None or not sure:
+                return None
+            return dataclasses.replace(norm, factor=1 / norm.factor)
         if name == "div" and (number := self.number(operands[0], scope)) is not None:
             norm = self.above(operands[1], scope)
             if norm is None or number < 0:
@@ -208,7 +279,8 @@ def clipped(
         divides = equation.primitive.name == "div"
         norm = (search.above if divides else search.below_reciprocal)(second, root)
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
-            return _in_ball(x, by, norm, divides=divides)
+            slack = _slack(search, norm)
+            return None if slack is None else _in_ball(x, by, norm, slack, divides=divides)
     return None
 
 
@@ -220,7 +292,26 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
     return all(norm.places[k] == k and shape[k] == x.shape[k] for k in groups)
 
 
-def _in_ball(x: Abstract, by: Abstract, norm: _Norm, *, divides: bool) -> Abstract | None:
+def _slack(search: _Search, norm: _Norm) -> float | None:
+    """How far apart the norms of x and of the same difference, computed anew, may lie.
+
+    An entry of each is off by (gamma_k + 16 u) M, with M the largest entry of the array.
+    """
+    if search.centered is None:
+        return 0.0
+    whole, axes = search.centered
+    if (values := search.values.get(whole)) is None or not values.is_finite:
+        return None
+    k = math.prod(values.shape[axis] for axis in axes)
+    units = rounding.sum_units(k, values.dtype) + 16 * rounding.unit(values.dtype)
+    count = math.prod(values.shape[axis] for axis in norm.summed)
+    entry = units * float(values.magnitude.max()) + 16 * rounding.tiny(values.dtype) * (k + 1)
+    return 2.1 * entry * math.sqrt(count) if units <= 2.0**-8 else None
+
+
+def _in_ball(
+    x: Abstract, by: Abstract, norm: _Norm, slack: float, *, divides: bool
+) -> Abstract | None:
     """Rounding: the norm is off by theta, and by s where squares vanish as subnormal numbers."""
     count = math.prod(x.shape[k] for k in norm.summed)
     groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
@@ -229,12 +320,13 @@ def _in_ball(x: Abstract, by: Abstract, norm: _Norm, *, divides: bool) -> Abstra
         return None
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
     if divides:
-        radius = (1 / norm.factor + vanished / float(by.low.min())) / (1 - theta)
+        radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
         short = 2.0**20 * vanished  # Shorter groups stay short; longer ones lose little.
         radius = max(
             norm.factor / (1 - 2 * theta - 2.0**-20), short * float(by.high.max()) * (1 + theta)
         )
+        radius += slack * float(by.high.max()) * (1 + theta)
     radius = float(rounding.up(radius * (1 + theta))) + 64 * count * rounding.tiny(x.dtype)
     ends = np.full((1,) * len(x.shape), radius)
     row = float(rounding.up(radius * math.sqrt(groups)))

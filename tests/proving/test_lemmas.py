@@ -41,6 +41,10 @@ def clipped_gradient(row):
     return gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient))
 
 
+def centered(x):
+    return x - x.mean(1, keepdims=True)
+
+
 def weighted(x, weights, others=None):
     return (weights * x).sum() / (weights if others is None else others).sum()
 
@@ -60,6 +64,12 @@ PROGRAMS = {
     "variance in two passes": lambda x: jnp.square(x - x.mean(0, keepdims=True)).mean(0),
     "variance by moments": lambda x: (x**2).mean(0) - x.mean(0) ** 2,
     "weighted mean": lambda x: weighted(x[:, 0], x[:, 1] + 1.5),
+    "layer norm": lambda x: centered(x) / jnp.sqrt(x.var(1, keepdims=True) + 0.05),
+    "layer norm by a factor": lambda x: centered(x) * lax.rsqrt(x.var(1, keepdims=True) + 0.05),
+    "rms norm": lambda x: x * lax.rsqrt((x**2).mean(1, keepdims=True) + 0.05),
+    "layer norm of other means": lambda x: (
+        (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(1, keepdims=True) + 0.05)
+    ),
     "clip by a quotient": lambda x: x / jnp.maximum(1, length(x) / 0.7),
     "clip by a factor": lambda x: x * jnp.minimum(1, 0.3 / (length(x) + 0.01)),
     "clip, then a sum": lambda x: (x / jnp.maximum(0.7, length(x))).sum(0),
@@ -132,6 +142,14 @@ TIGHT = {
     "softmax": (lambda x: jax.nn.softmax(x).mean(0), VECTORS, (-1, 1), "l1", 0.0152319),
     "clip by norm": (
         lambda x: (x / jnp.maximum(1, length(x) / 2)).mean(0), VECTORS, (-10, 10), "l2", 0.04,
+    ),
+    "layer norm": (
+        lambda x: (centered(x) / jnp.sqrt(x.var(1, keepdims=True) + 1e-5)).mean(0), VECTORS,
+        (-1, 1), "l2", 0.04,
+    ),
+    "rms norm": (
+        lambda x: (x * lax.rsqrt((x**2).mean(1, keepdims=True) + 1e-5)).mean(0), VECTORS,
+        (-1, 1), "l2", 0.04,
     ),
     "clipped gradients": (
         lambda x: jax.vmap(clipped_gradient)(x).mean(0),
@@ -258,6 +276,38 @@ def test_what_looks_like_a_clip_is_not(clip):
     """Rows of length 20 become longer than 1."""
     found = dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2")
     assert found.value > 2.1
+
+
+def deviation(x):
+    return jnp.sqrt(x.var(1, keepdims=True) + 0.01)
+
+
+@jax.jit
+def least_divisor(x, number):
+    return jnp.maximum(0.001, length(x) * number.astype(jnp.int32).astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x: x / deviation(x),
+        lambda x: (x - x.sum(1, keepdims=True) / 5) / deviation(x),
+        lambda x: (x - x[::-1].mean(1, keepdims=True)) / deviation(x),
+        lambda x: (x - x.mean(0, keepdims=True)) / deviation(x),
+        lambda x: centered(x) / jnp.sqrt((x**2).mean(1, keepdims=True) - x**2 + 101),
+        lambda x: x * lax.rsqrt((centered(x) ** 2).mean(1, keepdims=True) + 0.01),
+        lambda x: x / least_divisor(x, jnp.float32(1.9)),
+    ],
+)
+def test_what_looks_like_a_norm_is_not(norm):
+    """No pair is further apart than is proved; many records, and one that changes sign."""
+    found = dpjax.global_sensitivity(norm, VECTORS, bounds=(-10, 10), norm="l2")
+    rng = np.random.default_rng(0)
+    for row in (np.full(4, 10.0), rng.choice([-10.0, 10], 4), np.array([10.0, -10, 0, 0])):
+        first = np.full((100, 4), -row).astype(np.float32)
+        second = np.array(first)
+        second[0] = row
+        assert distance(norm(first)[None], norm(second)[None], "l2")[0] <= found.value
 
 
 @pytest.mark.parametrize(
