@@ -25,6 +25,7 @@ from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import as_released
 from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._sampler import rounding_of_a_distance
 from dpjax.sensitivity._samples import sensitivity_samples
 
 _GAMMA = 0.05
@@ -241,7 +242,8 @@ def _check_sensitivity(sensitivity: Sensitivity, n: int) -> None:
 def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
     one = TreeSpec.of(jax.eval_shape(oracle.record, jax.random.key(0)))
     got = TreeSpec.of(known)
-    like = got.structure == one.structure and len({x.shape[:1] for x in got.leaves}) == 1
+    sizes = {x.shape[:1] for x in got.leaves}
+    like = got.structure == one.structure and len(sizes) == 1 and sizes != {()}
     if not like or any(
         (x.shape[1:], x.dtype) != (y.shape, y.dtype)
         for x, y in zip(got.leaves, one.leaves, strict=True)
@@ -259,7 +261,9 @@ def _uncovered(
     hidden: float,
 ) -> np.ndarray:
     """For each record, how many pairs lie further apart than the sensitivity covers."""
-    limit = -outward(-(float(sensitivity.value) - hidden), np.inf)  # Rounded down.
+    value = float(sensitivity.value)
+    hidden += rounding_of_a_distance(plan, sensitivity.norm, value)
+    limit = -outward(-(value - hidden), np.inf)  # Rounded down.
 
     @jax.jit
     def count(known: PyTree) -> jax.Array:

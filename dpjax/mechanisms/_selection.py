@@ -29,8 +29,10 @@ from dpjax.random._facade import (
     Lattice,
     clamped_scores,
     largest_gap,
+    remaining_scores,
     score_gaps,
     usable_scale,
+    without_weight,
 )
 from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
@@ -165,7 +167,7 @@ class SelectionMechanism(LatticeMechanism):
         return PairLoss(
             "range" if self.rule.bounded_range else "pure",
             # Adding one number to all scores changes nothing: the range of the difference counts.
-            lambda moved: (jnp.max(moved[0]) + jnp.max(moved[1])) / scale,
+            lambda moved: _range_at_most(moved, exact=is_float(scores)) / scale,
             float(self.epsilon),
             2 * step / scale,
             float(calibration.coordinates) * lattice.certificate.loss,
@@ -201,7 +203,9 @@ class SelectionMechanism(LatticeMechanism):
 
     def _logits(self, scores: jax.Array) -> jax.Array:
         """Minus the gap of each score, over the drawn scale, plus its log weight; at most 0."""
-        calibration, gaps = self._calibration(scores), score_gaps(scores)
+        calibration = self._calibration(scores)
+        # The best score is one of those that can be selected.
+        gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
         if self.log_base is None:
@@ -247,6 +251,17 @@ class SelectionMechanism(LatticeMechanism):
         return scores.size
 
 
+def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Array:
+    """The range of a difference, from it and its negative; casts of large integers may hide some.
+
+    What the subtraction of floats hides is charged as their resolution.
+    """
+    upper, lower = map(jnp.max, moved)
+    largest, eps = jnp.maximum(upper, lower), float(jnp.finfo(jnp.float32).eps)
+    hidden = jnp.where(largest < 1 / eps, 0, 2 * eps * largest)
+    return upper + lower if exact else upper + lower + hidden
+
+
 def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
     """The log probability of an index; -inf if it is out of range."""
     possible = (index >= 0) & (index < log_pmf.size)
@@ -272,7 +287,7 @@ def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
     """Public log weights of all responses; not all of them are -inf."""
     if _checks.is_traced(weights):
         raise TypeError(f"{name} must be known when the mechanism is made, got a traced array")
-    found = np.asarray(weights, np.float64)
+    found = _checks.host_numbers(name, weights).astype(np.float64)
     if found.ndim != 1 or not found.size or np.isnan(found).any() or not found.max() < math.inf:
         raise ValueError(f"{name} must be log weights, shape (K,), got {_checks.shown(weights)}")
     if found.max() == -math.inf:

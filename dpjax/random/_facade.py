@@ -40,5 +40,6 @@ from dpjax.random._selected_index import largest_gap as largest_gap
 from dpjax.random._selected_index import permute_and_flip_index as permute_and_flip_index
 from dpjax.random._selected_index import remaining_scores as remaining_scores
 from dpjax.random._selected_index import score_gaps as score_gaps
+from dpjax.random._selected_index import without_weight as without_weight
 from dpjax.random._several_indices import indices_of_rows as indices_of_rows
 from dpjax.random._several_indices import peeled_indices as peeled_indices

@@ -45,9 +45,9 @@ def permute_and_flip_index(
     The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
-    gaps = _scaled_gaps(scores, fit, log_base)
+    gaps = _scaled_gaps(remaining_scores(scores, without_weight(log_base)), fit, log_base)
     race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), gaps)
-    return _selected(_first_largest(race), scores, calibration, fit.scale, _without(log_base))
+    return _selected(_first_largest(race), scores, calibration, fit.scale, without_weight(log_base))
 
 
 def exponential_index(
@@ -70,6 +70,7 @@ def exponential_index(
         taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    taken = without_weight(log_base) if taken is None else taken
     scores = remaining_scores(scores, taken)
     gaps = _scaled_gaps(scores, fit, log_base)
     options = scores.size
@@ -96,7 +97,6 @@ def exponential_index(
     # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
-    taken = _without(log_base) if taken is None else taken
     return _selected(index, scores, calibration, fit.scale, taken)
 
 
@@ -121,10 +121,10 @@ def float_index(
     scale = usable_scale(calibration.scale, scores.dtype)
     race = float_exponential if flip else float_gumbel
     noise = race(key, scores.shape, scale.dtype)
-    worse = score_gaps(scores) / (OUTWARD * scale)
+    worse = score_gaps(remaining_scores(scores, without_weight(log_base))) / (OUTWARD * scale)
     worse = worse if log_base is None else worse - jnp.asarray(log_base, worse.dtype)
     index = jnp.argmax(noise - worse).astype(jnp.int32)
-    return _selected(index, scores, calibration, scale, _without(log_base))
+    return _selected(index, scores, calibration, scale, without_weight(log_base))
 
 
 def _selected(
@@ -143,7 +143,7 @@ def _selected(
     return index
 
 
-def _without(log_base: LogBase | None) -> jax.Array | None:
+def without_weight(log_base: LogBase | None) -> jax.Array | None:
     """The options without weight; None if there are none."""
     if log_base is None or min(log_base) > -math.inf:
         return None

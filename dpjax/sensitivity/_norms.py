@@ -127,11 +127,11 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
         A float scalar, 0 or above.
     """
     if norm == "range":
-        _refuse_integers(value)
+        refuse_integers(value)
     return length(norm, difference(value, other))
 
 
-def _refuse_integers(value: Value) -> None:
+def refuse_integers(value: Value) -> None:
     """A range may be far smaller than the differences, which are cast to floats."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
@@ -154,7 +154,6 @@ def resolution(norm: Norm, value: Value) -> jax.Array:
     nothing.
     """
     if norm == "range":
-        _refuse_integers(value)
         return 2 * resolution("linf", value)
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     if not floats:

@@ -21,7 +21,13 @@ from dpjax._tracing._origins import Role, sampled
 from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.sensitivity._neighbors import neighboring_pair
-from dpjax.sensitivity._norms import difference, distance, norm_function, resolution
+from dpjax.sensitivity._norms import (
+    difference,
+    distance,
+    norm_function,
+    refuse_integers,
+    resolution,
+)
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sum_targets import Summable
 from dpjax.sensitivity._sums import SumOfRecords
@@ -48,6 +54,7 @@ class RandomPair:
             the one to spare. Only where the distance needs no others and they are independent.
         shape: of the noise, where the norm has one.
         unmapped: the target itself, where the norm has a shape.
+        in_range: whether the norm is "range", whose rounding it does not measure itself.
     """
 
     target: Program
@@ -58,6 +65,7 @@ class RandomPair:
     two_records: Program | None = None
     shape: NoiseShape | None = None
     unmapped: Program | None = None
+    in_range: bool = False
 
     @classmethod
     def trace(
@@ -89,6 +97,8 @@ class RandomPair:
             target_program = Program.trace("target", lambda x: norm.mapped(target(x)), database)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
+        if in_range := isinstance(norm, str) and norm == "range":
+            refuse_integers(value)
         norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
@@ -96,7 +106,7 @@ class RandomPair:
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
-        pair = cls(*programs, positions, shape=shape, unmapped=unmapped)
+        pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
         # The map comes after `finish`, so the shortcut for sums does not know it.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
@@ -231,7 +241,9 @@ class RandomPair:
 
     def resolution(self, value: Value) -> jax.Array:
         """The norm of a unit in the last place of every coordinate of the target's value."""
-        return resolution(self.norm, value) if self.shape is None else self.shape.resolution(value)
+        if self.shape is not None:
+            return self.shape.resolution(value)
+        return resolution("range" if self.in_range else self.norm, value)
 
     def _changed(self, key: Key, index: jax.Array, position: jax.Array) -> jax.Array | int:
         if self.positions == "last":
@@ -244,7 +256,8 @@ class RandomPair:
         """As `distance`, by a shortcut; from two records, the resolution is left to the probes."""
         assert self.sums is not None
         if self.two_records is None:
-            return self.sums.distance(self.norm, self.records_of(key, index), changed)
+            found, value = self.sums.distance(self.norm, self.records_of(key, index), changed)
+            return found, self.resolution(value)
         records = self.two_records(jax.random.fold_in(key, index), jnp.asarray(changed, jnp.int32))
         moved = self.sums.distance_of_records(self.norm, *records)
         return moved, jnp.zeros_like(moved)

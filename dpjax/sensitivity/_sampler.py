@@ -218,7 +218,7 @@ def sample_sensitivity(
             estimate, resolution, plan = _worst_of_all_positions(plan, store, progress, watch)
     point = plan.point
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
-    hidden = max(resolution, rounding), _rounding_of_a_distance(plan, norm, estimate)
+    hidden = max(resolution, rounding), rounding_of_a_distance(plan, norm, estimate)
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,
@@ -293,7 +293,7 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
         )
 
 
-def _rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
+def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
     """How far the norm of a difference of integers may be rounded down in floats.
 
     Whole numbers that the dtype holds are exact. Else at most as many coordinates are rounded as

@@ -10,7 +10,7 @@ from dpjax._core._values import Norm
 from dpjax._tracing._affine import is_affine, linear_part
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import specs
-from dpjax.sensitivity._norms import difference, distance, is_float, length, resolution
+from dpjax.sensitivity._norms import difference, distance, is_float, length
 from dpjax.sensitivity._sum_targets import Summable, sum_of_rows
 
 
@@ -62,8 +62,8 @@ class SumOfRecords:
 
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int
-    ) -> tuple[jax.Array, jax.Array]:
-        """The same for any finish, with the value's resolution, from all n + 1 records.
+    ) -> tuple[jax.Array, Value]:
+        """The same for any finish, with the value, from all n + 1 records.
 
         The sum over the records that both databases have is computed once, and added to last.
         """
@@ -83,4 +83,4 @@ class SumOfRecords:
 
         total = jax.tree.map(common, statistics)
         value, other = value_with(position), value_with(n)
-        return distance(norm, value, other), resolution(norm, value)
+        return distance(norm, value, other), value

@@ -90,10 +90,27 @@ def test_drawn_records_share_the_confidence(key):
     assert found(np.full(10, 50), 50, drawn=True).share_above(0.5) == 1
 
 
+def test_a_distance_that_rounding_lowers_is_raised(key):
+    """2^24 + 1 is 2^24 in float32, and does not lie within 2^24."""
+    far = 2**24 + 1
+    oracle = oracles.independent(lambda key: jax.random.randint(key, (), 0, 2) * jnp.int32(far))
+    found = dpjax.gamma_by_record(
+        key,
+        lambda database: database.sum(),
+        oracle,
+        sensitivity=dpjax.analytic_sensitivity(2.0**24, norm="l1"),
+        n=1,
+        records=jnp.array([0, far], jnp.int32),
+        pairs=50,
+    )
+    assert np.all(found.upper > 0.5)
+    assert np.all(found.estimates > 0.2)
+
+
 def test_what_is_refused(key):
     with pytest.raises(TypeError, match="record by record"):
         by_record(key, oracle=lambda key, n: jax.random.exponential(key, (n,)))
-    for records in (jnp.ones((3, 2)), jnp.ones(3, int), {"x": jnp.ones(3)}):
+    for records in (jnp.ones((3, 2)), jnp.ones(3, int), jnp.float32(3), {"x": jnp.ones(3)}):
         with pytest.raises(ValueError, match="records must be like"):
             by_record(key, records=records)
     sampled = dpjax.sample_sensitivity(key, MEAN, ORACLE, n=N, norm="l1", m=100)

@@ -133,6 +133,40 @@ def test_the_sampler_measures_the_range(key):
     assert dpjax.posterior_sampler(found, 1.0, log_prior=jnp.zeros(9)).guarantee.gamma > 0
 
 
+FAR_INTEGERS = jnp.array([[0, 0], [2**25, 2**25 + 2], [0, 1]], jnp.int32)
+
+
+@pytest.mark.parametrize("targets", ["summable", "whole"])
+def test_the_sampler_refuses_integers_in_the_range(targets):
+    """In float32 row 1 is even, so its range of 2 was 0. The estimate was 1 at gamma .05."""
+    oracle = dpjax.oracles.independent(lambda key: jax.random.randint(key, (), 0, 3))
+    target = {
+        "summable": dpjax.targets.summable(lambda x: FAR_INTEGERS[x]),
+        "whole": lambda database: FAR_INTEGERS[database].sum(axis=0),
+    }[targets]
+    settings = {"n": 3, "norm": "range", "m": 200}
+    with pytest.raises(ValueError, match="floats"):
+        dpjax.sample_sensitivity(jax.random.key(0), target, oracle, gamma=0.2, **settings)
+    with pytest.raises(ValueError, match="floats"):
+        dpjax.sensitivity_samples(jax.random.key(0), target, oracle, **settings)
+
+
+def test_values_that_are_alike_are_rounded_all_the_same():
+    """The range of a unit in the last place of each is 0 where all are as large."""
+    found = dpjax.sample_sensitivity(
+        jax.random.key(0),
+        lambda database: 1e6 + database[0] * jnp.array([0.1, 0.2]),
+        dpjax.oracles.independent(jax.random.uniform),
+        n=1,
+        norm="range",
+        m=200,
+        gamma=0.2,
+        allow_cancellation=True,
+    )
+    # The range of the differences, which are multiples of 1/16, is at most 3/16.
+    assert found.value > 0.0625 + 2e6 * np.finfo(np.float32).eps
+
+
 def exact_weighted(scores, weights, temperature):
     logits = np.asarray(scores) / temperature + np.asarray(weights)
     return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
@@ -187,6 +221,29 @@ def test_a_weight_of_zero_never_wins(rule, key):
 
 
 @each_rule
+def test_an_option_without_weight_hides_no_gap(rule, key, log_probs):
+    """Its score was the best one, so all others were as far behind as a score can be: alike."""
+    mechanism = RULES[rule](1.0, 2.0, log_base=[0.0, -np.inf, 0.0])
+    scores = jnp.array([0.0, 1e7, -100.0])
+    assert {int(mechanism(jax.random.fold_in(key, i), scores).value) for i in range(8)} == {0}
+    assert log_probs(mechanism, np.arange(3), scores)[0] == pytest.approx(0, abs=1e-4)
+
+
+@each_rule
+def test_the_profile_charges_casts_of_large_integers(rule, key):
+    """All scores rise by 2^27 at least, and in float32 by exactly that: their range of 10 was 0."""
+    scores = jnp.array([[0, 0, 0], [2**27, 2**27 + 7, 2**27 - 3]], jnp.int32)
+    profile = dpjax.privacy_profile(
+        key,
+        [(lambda database: scores[database].sum(axis=0), RULES[rule](1.0, epsilon=1.0))],
+        dpjax.oracles.independent(lambda key: jax.random.randint(key, (), 0, 2)),
+        n=1,
+        m=200,
+    )
+    assert profile.gamma(4.9) >= 0.5
+
+
+@each_rule
 def test_scores_that_rise_alike_keep_their_gaps(rule, log_probs):
     """Near the largest float, too: clamping some of them would change what the range hides."""
     sensitivity = dpjax.analytic_sensitivity(1e37, norm="range")
@@ -217,6 +274,9 @@ def test_what_is_no_public_list_is_refused():
         dpjax.posterior_sampler(linf, 1.0, log_prior=[0.0])
     for bad in ([], [[0.0]], [np.nan], [np.inf], [-np.inf, -np.inf]):
         with pytest.raises(ValueError, match="log_prior"):
+            dpjax.posterior_sampler(1.0, 1.0, log_prior=bad)
+    for bad in ("abc", [1j], {"a": 0.0}, jax.random.key(0)):
+        with pytest.raises(TypeError, match="log_prior must be real"):
             dpjax.posterior_sampler(1.0, 1.0, log_prior=bad)
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda w: dpjax.exponential(1.0, 1.0, log_base=w).temperature)(jnp.zeros(2))
