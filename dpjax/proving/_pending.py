@@ -120,8 +120,8 @@ def _bits(name: str, parameters: Any, operands: Sequence[Abstract], dtype: np.dt
     if name == "dot_general":
         return sum(own)
     x = operands[0] if operands else None
-    if name == "reduce_sum" and x is not None:  # Of k copies it is a product with k.
-        return own[0] + math.log2(math.prod(x.shape))
+    if name == "reduce_sum" and x is not None and x.axis not in parameters["axes"]:
+        return own[0] + math.log2(math.prod(x.shape))  # Of k copies it is a product with k.
     if name not in PRODUCTS or x is None:
         return max(own, default=0.0)
     if name in ("mul", "div"):

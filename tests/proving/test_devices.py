@@ -162,6 +162,12 @@ def test_factors_that_overflow_together_are_refused(product):
         bound(PRODUCTS[product], bounds=(0, 2.0**-60))
 
 
+def test_a_sum_of_records_is_no_product():
+    """A variance of 10^6 records, written out, has 60 bits: those of the mean count twice."""
+    records = jax.ShapeDtypeStruct((10**6,), jnp.float32)
+    assert bound(lambda x: ((x - x.mean()) ** 2).mean() * 2.0**-50, records, (0, 1)) > 0
+
+
 def test_factors_of_numbers_that_vanish_are_counted():
     product = lambda x: (x[0] * 2.0**50) * (x[1] * 2.0**50)  # noqa: E731
     assert bound(product, bounds=(2.0**-70, 1.01 * 2.0**-70)) >= 2.0**-26 * 2.0**-14
