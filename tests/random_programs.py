@@ -23,14 +23,15 @@ def clipped_gradient(row):
     return gradient / jnp.maximum(0.3, jnp.sqrt(jnp.sum(gradient**2)))
 
 
-def _weighted(v, weights):
-    return (weights * v).sum() / weights.sum()
-
-
 # Keep the shape (N, DIMS), in floats.
 STEPS = {
     "tanh": jnp.tanh,
     "exp": jnp.exp,
+    "moments": lambda v: v + jnp.square(v).mean(0) - jnp.square(v.mean(0)),
+    "means of squares": lambda v: v * ((v - v.mean(0)) ** 2).mean(0),
+    "weighted means": lambda v: v - by_weight(v[:, 0], jnp.tanh(v[:, 1]) + 1.2),
+    "waves": lambda v: jnp.sin(0.7 * v + 0.5) + jnp.cos(0.4 * v),
+    "roots of sums": lambda v: v * jnp.sqrt(jnp.abs(v).sum() + 0.1),
     "abs": jnp.abs,
     "square": jnp.square,
     "cube": lambda v: v**3,
@@ -121,11 +122,6 @@ STEPS = {
     "powers of factors": lambda v: (v * 3) ** 2 / 5 / (2 + jnp.abs(v)),
     "repeated": lambda v: jnp.broadcast_to(v.mean(0)[None] * 2, v.shape) - v,
     "all or any": lambda v: v * ((v > -0.9).all(0) | (v > 0.8).any(0)),
-    "moments": lambda v: v + jnp.square(v).mean(0) - jnp.square(v.mean(0)),
-    "means of squares": lambda v: v * ((v - v.mean(0)) ** 2).mean(0),
-    "weighted means": lambda v: v - _weighted(v[:, 0], jnp.tanh(v[:, 1]) + 1.2),
-    "waves": lambda v: jnp.sin(0.7 * v + 0.5) + jnp.cos(0.4 * v),
-    "roots of sums": lambda v: v * jnp.sqrt(jnp.abs(v).sum() + 0.1),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {
@@ -171,6 +167,10 @@ ENDS = {
     "any": lambda v: (v > 0.9).any(0),
 }  # fmt: skip
 NORMS = ("l1", "l2", "linf")
+
+
+def by_weight(v, weights):
+    return (weights * v).sum() / weights.sum()
 
 
 def program(rng):

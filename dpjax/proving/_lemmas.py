@@ -97,6 +97,8 @@ def variance(x: Abstract, correction: float) -> Abstract | None:
     scale = n / (n - correction)
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     width, off, relative = _centered(x, low, high)
+    if not math.isfinite(relative):
+        return None
     error = (off**2 + relative * (width / 2 + 2 * off) ** 2) * scale
     sizes = np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) * (1 + sizes) * scale)
@@ -118,6 +120,8 @@ def _covariance(x: Abstract, over: float) -> Abstract | None:
     n = x.n
     low, high = (np.broadcast_to(end, (end.shape[0], x.shape[1])) for end in (x.low, x.high))
     width, off, relative = _centered(x, low.min(axis=0), high.max(axis=0))
+    if not math.isfinite(relative):
+        return None
     share = (n - 1) / n / over
     sides = width / 2 + 2 * off
     tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
