@@ -8,15 +8,15 @@ N, DIMS = 6, 2
 MATRIX = jnp.array([[1.0, -2.0], [0.5, 1.0]])
 PLACES = np.arange(N, dtype=np.float32)[:, None]
 
+
+def _weighted(v, weights):
+    return (weights * v).sum() / weights.sum()
+
+
 # Keep the shape (N, DIMS), in floats.
 STEPS = {
     "tanh": jnp.tanh,
     "exp": jnp.exp,
-    "moments": lambda v: v + jnp.square(v).mean(0) - jnp.square(v.mean(0)),
-    "means of squares": lambda v: v * ((v - v.mean(0)) ** 2).mean(0),
-    "weighted means": lambda v: v - by_weight(v[:, 0], jnp.tanh(v[:, 1]) + 1.2),
-    "waves": lambda v: jnp.sin(0.7 * v + 0.5) + jnp.cos(0.4 * v),
-    "roots of sums": lambda v: v * jnp.sqrt(jnp.abs(v).sum() + 0.1),
     "abs": jnp.abs,
     "square": jnp.square,
     "cube": lambda v: v**3,
@@ -81,6 +81,11 @@ STEPS = {
         )[None]
         + v
     ),
+    "moments": lambda v: v + jnp.square(v).mean(0) - jnp.square(v.mean(0)),
+    "means of squares": lambda v: v * ((v - v.mean(0)) ** 2).mean(0),
+    "weighted means": lambda v: v - _weighted(v[:, 0], jnp.tanh(v[:, 1]) + 1.2),
+    "waves": lambda v: jnp.sin(0.7 * v + 0.5) + jnp.cos(0.4 * v),
+    "roots of sums": lambda v: v * jnp.sqrt(jnp.abs(v).sum() + 0.1),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {
@@ -115,10 +120,6 @@ ENDS = {
     "any": lambda v: (v > 0.9).any(0),
 }  # fmt: skip
 NORMS = ("l1", "l2", "linf")
-
-
-def by_weight(v, weights):
-    return (weights * v).sum() / weights.sum()
 
 
 def program(rng):

@@ -6,7 +6,7 @@ norm of each such group of the result is at most 1 / alpha or beta. Each step is
 program, and every axis of the divisor must be that of x, so that no row meets another one's norm.
 
 If x is an array less its means, the norm may be that of the same difference, computed anew: layer
-norms do so. Both differ by rounding, which `_apart` bounds.
+norms do so. Both differ by rounding, which `_slack` bounds.
 """
 
 import dataclasses
@@ -22,9 +22,8 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, Difference, make
 
-_MOST_STEPS = 40
+_MOST_STEPS, _EXACT = 80, 100
 _SAME = ("stop_gradient", "copy", "copy_p")
-_SMALL = 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,12 +59,6 @@ class _Search:
         return self.less_its_means(self.x, self.root)
 
     def less_its_means(self, atom: Atom, scope: _Scope) -> tuple[jex.Var, tuple[int, ...]] | None:
-        steps, self.steps = self.steps, 0
-        found = self._less_its_means(atom, scope)
-        self.steps = steps  # `_apart` counts the rounding of those steps.
-        return found
-
-    def _less_its_means(self, atom: Atom, scope: _Scope) -> tuple[jex.Var, tuple[int, ...]] | None:
         _, equation, scope = self.definition(atom, scope)
         if equation is None or equation.primitive.name != "sub":
             return None
@@ -123,9 +116,28 @@ class _Search:
         if scope is self.root and (known := self.values.get(atom)) is not None and known.is_known:
             first = float(known.low.flat[0])
             return first if (known.low == first).all() else None
-        if equation and equation.primitive.name in ("convert_element_type", "broadcast_in_dim"):
-            return self.number(equation.invars[0], scope)
-        return None
+        name = "" if equation is None else equation.primitive.name
+        if equation is None or name not in (
+            "convert_element_type",
+            "broadcast_in_dim",
+            "sub",
+            "gt",
+        ):
+            return None
+        found = [self.number(operand, scope) for operand in equation.invars]
+        numbers, kind = [x for x in found if x is not None], np.dtype(aval(atom).dtype)
+        if len(numbers) < len(found):
+            return None
+        if name == "broadcast_in_dim":
+            return numbers[0]
+        if name == "convert_element_type" and kind.kind == "f" and kind.itemsize >= 4:
+            return numbers[0]
+        # Rounding or an overflow could make another number of it.
+        if not all(x.is_integer() and abs(x) < _EXACT for x in numbers) or kind.kind not in "fib":
+            return None
+        if name == "convert_element_type":
+            return numbers[0] if kind.kind == "i" else None
+        return numbers[0] - numbers[1] if name == "sub" else float(numbers[0] > numbers[1])
 
     def is_x(self, atom: Atom, scope: _Scope) -> bool:
         found, _, home = self.definition(atom, scope)
@@ -145,19 +157,6 @@ class _Search:
             return first, scope
         return None
 
-    def computed(self, atom: Atom, scope: _Scope) -> float | None:
-        """A public number, also a difference or a comparison of small integers, which is exact."""
-        if (number := self.number(atom, scope)) is not None:
-            return number
-        _, equation, scope = self.definition(atom, scope)
-        if equation is None or equation.primitive.name not in ("sub", "gt"):
-            return None
-        found = [self.computed(operand, scope) for operand in equation.invars]
-        first, second = (x if x is not None and x in range(_SMALL) else None for x in found)
-        if first is None or second is None or aval(equation.invars[0]).dtype.kind != "f":
-            return None
-        return first - second if equation.primitive.name == "sub" else float(first > second)
-
     def squares(self, atom: Atom, scope: _Scope) -> tuple[bool, _Norm | None]:
         """Whether this adds up squares, and the squared norm of x if it is among them."""
         if (known := self.number(atom, scope)) is not None:
@@ -169,9 +168,9 @@ class _Search:
         if name == "broadcast_in_dim":
             sure, norm = self.squares(operands[0], scope)
             return sure, None if norm is None else _repeated(equation, norm)
-        if name == "select_n" and (place := self.computed(operands[0], scope)) is not None:
+        if name == "select_n" and (place := self.number(operands[0], scope)) is not None:
             return self.squares(operands[1 + int(place)], scope)
-        if name == "div" and (number := self.computed(operands[1], scope)) is not None:
+        if name == "div" and (number := self.number(operands[1], scope)) is not None:
             sure, norm = self.squares(operands[0], scope)
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
@@ -281,7 +280,7 @@ def clipped(
         divides = equation.primitive.name == "div"
         norm = (search.above if divides else search.below_reciprocal)(second, root)
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
-            slack = _apart(search, norm)
+            slack = _slack(search, norm)
             return None if slack is None else _in_ball(x, by, norm, slack, divides=divides)
     return None
 
@@ -294,7 +293,7 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
     return all(norm.places[k] == k and shape[k] == x.shape[k] for k in groups)
 
 
-def _apart(search: _Search, norm: _Norm) -> float | None:
+def _slack(search: _Search, norm: _Norm) -> float | None:
     """How far apart the norms of x and of the same difference, computed anew, may lie.
 
     An entry of each is off by (gamma_k + 16 u) M, with M the largest entry of the array.
