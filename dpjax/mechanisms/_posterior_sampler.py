@@ -71,7 +71,7 @@ def posterior_sampler(
             chain that has run for finitely many steps is no draw from the posterior. It would cost
             e^epsilon + 1 times its total variation distance as delta, on the worst database, and no
             diagnostic bounds that.
-        ValueError: as for `dpjax.exponential`, or if the norm is not "range".
+        ValueError: as for `dpjax.exponential`, or if the norm is not "range", or the sensitivity 0.
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by the proof in
@@ -105,5 +105,7 @@ def posterior_sampler(
             " certified bound; pass draws from the prior as parameters, and zeros"
         )
     sensitivity, epsilon = begin("range", sensitivity, epsilon)
+    if sensitivity.zero_allowed:
+        raise ValueError("sensitivity must be above 0: where it is 0, the prior is the posterior")
     base = log_weights("log_prior", log_prior)
     return PosteriorSampler(sensitivity, epsilon, EXPONENTIAL_RULE, log_base=base)

@@ -275,6 +275,9 @@ def test_what_is_no_public_list_is_refused():
     for bad in ([], [[0.0]], [np.nan], [np.inf], [-np.inf, -np.inf]):
         with pytest.raises(ValueError, match="log_prior"):
             dpjax.posterior_sampler(1.0, 1.0, log_prior=bad)
+    nothing = dpjax.Sensitivity(0.0, 0.0, 1.0, "range", None, zero_allowed=True)
+    with pytest.raises(ValueError, match="sensitivity must be above 0"):
+        dpjax.posterior_sampler(nothing, 1.0, log_prior=[0.0])
     for bad in ("abc", [1j], {"a": 0.0}, jax.random.key(0)):
         with pytest.raises(TypeError, match="log_prior must be real"):
             dpjax.posterior_sampler(1.0, 1.0, log_prior=bad)
