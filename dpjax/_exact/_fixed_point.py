@@ -5,19 +5,15 @@ is more than one term adds to it. A sum of integers is exact.
 """
 
 import math
-import operator
-from collections.abc import Sequence
 from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
+from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
-
-Arrays = tuple[jax.Array, ...]
 
 # Terms with a smaller bound are rounded as if this power of two bounded them: 1 / grid must be a
 # float.
@@ -53,22 +49,12 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
         digits.append(digit.astype(integers))
         rest = _shifted(rest - digit, bits)
     result = jnp.zeros(terms.shape[1:], dtype)
-    for digit_sum in reversed(_sums(digits)):
+    for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
     # Rounding must not take the average beyond the bound. Both are doubled, because XLA may
     # multiply the two powers of a shift first, and 2^128 is not a float32.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
-
-
-def _sums(arrays: list[jax.Array]) -> Sequence[jax.Array]:
-    """Their sums over the leading axis in one pass. For several, XLA would keep all terms."""
-
-    def add(x: Arrays, y: Arrays) -> Arrays:
-        return tuple(map(operator.add, x, y))
-
-    zeros = tuple(np.zeros((), x.dtype) for x in arrays)
-    return lax.reduce(tuple(arrays), zeros, add, (0,))
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:

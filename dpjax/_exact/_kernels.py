@@ -5,6 +5,8 @@ a reduction has several results in one loop. XLA fuses the steps before a reduct
 each of them once, except steps that more than 15 results share.
 """
 
+import operator
+from collections.abc import Sequence
 from typing import TypeVar, cast
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 from jax import lax
 
 _Tree = TypeVar("_Tree")
+_Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
@@ -33,3 +36,16 @@ def reduced(results: _Tree) -> _Tree:
 
 def _either(some: _Tree, others: _Tree) -> _Tree:
     return jax.tree.map(lax.bitwise_or, some, others)
+
+
+def sums_of_rows(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """Sums of integers over the leading axis, in one pass. For several, XLA would keep all terms.
+
+    They wrap, where they leave their dtypes.
+    """
+
+    def add(x: _Arrays, y: _Arrays) -> _Arrays:
+        return tuple(map(operator.add, x, y))
+
+    zeros = tuple(np.zeros((), x.dtype) for x in arrays)
+    return lax.reduce(arrays, zeros, add, (0,))

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from dpjax._exact._kernels import sums_of_rows
+
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
 # The sum of this many halves of a limb is below 2^32.
@@ -223,9 +225,5 @@ def total(x: Limbs) -> Limbs:
 def _total_of_a_block(x: Limbs) -> Limbs:
     """The sum of at most 2^16 integers: sums of 16-bit halves do not wrap. High limbs may wrap."""
     shift = np.uint32(16)
-
-    def sum_of(limb: jax.Array) -> jax.Array:
-        return jnp.sum(limb, axis=0, dtype=jnp.uint32)
-
-    bottom, middle, high = sum_of(x.low & _HALF), sum_of(x.low >> shift), sum_of(x.high)
+    bottom, middle, high = sums_of_rows(x.low & _HALF, x.low >> shift, x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
