@@ -4,6 +4,8 @@ An oracle states no bounds. So records are taken from a range so wide that only 
 clips itself has a useful bound there, or else from [0, 1], as an example.
 """
 
+import dataclasses
+import functools
 import math
 from typing import cast, get_args
 
@@ -53,12 +55,31 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
     dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
     for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
         ends = tuple(_within(low, high, dtype) for dtype in dtypes)
-        bound = walked_bound(program, norm, RecordBounds(ends))
+        bound = _walked(_ByFingerprint(program), norm, RecordBounds(ends))
         if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
             every = all(map(_is_all, ends, dtypes))
             records = "all records" if every else f"records in {shown}"
             return f"dpjax.global_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
     return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ByFingerprint:
+    """A program as the key of a cache: a target is traced anew at every call."""
+
+    program: Program
+
+    def __eq__(self, other: object) -> bool:
+        own = self.program.fingerprint
+        return isinstance(other, _ByFingerprint) and own == other.program.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.program.fingerprint)
+
+
+@functools.lru_cache(maxsize=64)
+def _walked(program: _ByFingerprint, norm: ProvedNorm, bounds: RecordBounds) -> float:
+    return walked_bound(program.program, norm, bounds)
 
 
 def _within(low: int, high: int, dtype: np.dtype) -> Interval:

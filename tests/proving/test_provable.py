@@ -81,7 +81,7 @@ def test_a_defect_in_a_proof_ends_no_sampling(monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(_provable, "walked_bound", broken)
+    monkeypatch.setattr(_provable, "_walked", broken)
     assert line_of(jnp.mean, NUMBERS) is None
 
 
