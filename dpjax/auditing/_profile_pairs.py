@@ -176,11 +176,11 @@ def sampled_distances(
     key = other_pairs(key)
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-        layout = layout_that_fits(key, pair, layout_of(pair, point.m, None, None))
+        drawn = pair if released is None else released(pair)
+        layout = layout_that_fits(key, drawn, layout_of(drawn, point.m, None, None))
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
         rounding = rounding_of_releases(plan)
-        drawn = plan if released is None else dataclasses.replace(plan, pair=released(pair))
-        block = sample_block(drawn)
+        block = sample_block(dataclasses.replace(plan, pair=drawn))
         sampled = np.asarray(all_distances(block, layout=layout))
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
@@ -40,11 +41,18 @@ def _log_pmf(logits: jax.Array) -> jax.Array:
     No factor cancels: in float32, K options cost K * 2^-21 at most.
     """
     logits = logits - jnp.max(logits)
-    absent = 1 - jnp.minimum(jnp.exp(logits), 1)[None]
-    t, rest, weights = (jnp.asarray(x, logits.dtype)[:, None] for x in _rule(logits.size))
-    factors = rest + t * absent
-    products = weights * jnp.prod(factors, axis=1, keepdims=True)
-    return logits + jnp.log(jnp.sum(products / factors, axis=0))
+    absent = 1 - jnp.minimum(jnp.exp(logits), 1)
+
+    # One node after the other: products of all of them take too much memory in a batch.
+    def add(total: jax.Array, node: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        t, rest, weight = node
+        factors = rest + t * absent
+        return total + weight * jnp.prod(factors) / factors, None
+
+    rule = tuple(jnp.asarray(x, logits.dtype) for x in _rule(logits.size))
+    # Zero, but varying over devices as the logits do: a loop under `shard_map` starts with that.
+    total, _ = lax.scan(add, 0 * absent, rule)
+    return logits + jnp.log(total)
 
 
 PERMUTE_AND_FLIP_RULE = SelectionRule(

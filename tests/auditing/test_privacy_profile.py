@@ -1,5 +1,6 @@
 """The privacy profile: exact curves, the band, and what is refused."""
 
+import dataclasses
 import math
 from fractions import Fraction
 from functools import partial
@@ -298,6 +299,9 @@ def test_what_is_refused(key):
     laplace = dpjax.laplace(sampled(key, jnp.mean, "l1"), 1.0)
     with pytest.raises(ValueError, match="n=50"):
         profile((jnp.mean, laplace), n=51)
+    other = dataclasses.replace(laplace, sensitivity=dataclasses.replace(laplace.sensitivity, n=49))
+    with pytest.raises(ValueError, match="n=49"):
+        profile([(jnp.mean, laplace), (jnp.mean, other)])
     with pytest.raises(ValueError, match="target"):
         profile((jnp.sum, laplace))
     with pytest.raises(TypeError, match="not known"):

@@ -179,10 +179,7 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [x if x == "weights" else pytest.param(x, marks=pytest.mark.slow) for x in MECHANISMS],
-)
+@pytest.mark.parametrize("name", MECHANISMS)
 def test_the_profile_of_a_selection_is_near_the_truth(key, name):
     """At epsilon 0 the range says at least three times as much."""
     mechanism = MECHANISMS[name]
