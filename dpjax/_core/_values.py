@@ -164,9 +164,8 @@ class Sensitivity:
 
         Returns:
             One line for each operation, indented where it is part of an inner function. Random
-            pairs of neighbors are run as well. Where an operation takes the bound further from
-            them, a line says by which factor, and what to use instead. Of a sampled sensitivity,
-            the line that says that a proof exists.
+            pairs of neighbors are run as well. Where an operation loosens the bound, a line gives
+            the factor and a remedy. For a sampled sensitivity it is one line: a proof exists.
 
         Raises:
             ValueError: if no proof is known.
@@ -251,10 +250,6 @@ def norm_name(norm: Norm) -> str:
     return norm if isinstance(norm, str) else getattr(norm, "__name__", repr(norm))
 
 
-def __dir__() -> list[str]:
-    return __all__
-
-
 class KnowsSensitivity(abc.ABC):
     """A target whose own docstring proves a bound on how far one record moves it.
 
@@ -269,3 +264,7 @@ class KnowsSensitivity(abc.ABC):
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
         """The bound, rounded up; 0 where no record moves the value."""
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -39,7 +39,7 @@ _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDicti
 _BY_TEXT = frozenset((str, int, bool, type(None)))
 # Parameters of their types are values: JAX itself looks programs up by them.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
-_parameters = set[type]()
+_TYPES_BY_TEXT = set[type]()  # Found so far.
 
 
 class _Sink:
@@ -77,7 +77,7 @@ def _encode(sink: _Sink, value: Any) -> None:
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
-    elif type(value) in _parameters:
+    elif type(value) in _TYPES_BY_TEXT:
         text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
         sink.update(struct.pack("<d", value))  # The text of every NaN is one.
@@ -126,7 +126,7 @@ def _of_parameter(sink: _Sink, value: object) -> str:
     if type(value).__module__.partition(".")[0] not in _FIXED or _checks.is_traced(value):
         sink.fixed = False
     else:
-        _parameters.add(type(value))
+        _TYPES_BY_TEXT.add(type(value))
     return text
 
 
@@ -172,7 +172,7 @@ def _encoded(*values: object) -> bytes:
 
 
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Operations and shapes, of which the encoding is kept if only arrays in them can change."""
+    """Operations and shapes. Their encoding is kept, unless more than its arrays can change."""
     kept = _KEPT.get(jaxpr)
     if kept is None:
         inner = _Sink()

@@ -66,7 +66,6 @@ def _private(
         mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
     else:
         mechanism = gaussian(query.sensitivity("l2", relation=relation), epsilon, delta)
-
     return mechanism, privatize(Unchanging(what, query), mechanism)
 
 
