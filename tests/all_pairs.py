@@ -25,9 +25,19 @@ def all_pairs(values, dims=()):
     return databases[[i for i, _ in pairs]], np.array([other for _, other in pairs], np.float32)
 
 
-def bounds_of(target, spec, bounds):
-    """The bounds in all three norms, from one walk."""
+def traced(target, spec, bounds):
+    """The program that is walked, for `outputs_of`."""
     public = _entry._bounds(bounds, spec)
     program = _entry._traced(target, spec, public)
-    _, outputs = _entry._walk(_entry._after_the_clamp(program, spec, public), program, public)
+    return _entry._after_the_clamp(program, spec, public), program, public
+
+
+def outputs_of(target, spec, bounds):
+    """The abstract values of the outputs, from one walk."""
+    return _entry._walk(*traced(target, spec, bounds))[1]
+
+
+def bounds_of(target, spec, bounds):
+    """The bounds in all three norms, from one walk."""
+    outputs = outputs_of(target, spec, bounds)
     return {norm: norm_of(outputs, norm) for norm in ("l1", "l2", "linf")}

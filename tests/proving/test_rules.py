@@ -1,5 +1,8 @@
 """Every rule, on all pairs of neighbors over three values a coordinate."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +11,11 @@ from jax import lax
 from jax.extend.core.primitives import lt_to_p
 
 import dpjax
-from all_pairs import VALUES, N, all_pairs, bounds_of
-from dpjax.proving import Ball, NoProofError
+from all_pairs import VALUES, N, all_pairs, bounds_of, traced
+from dpjax.proving import Ball, NoProofError, _entry, _walk
 from dpjax.proving._layout import cut, reshape
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import as_dense, make
+from dpjax.proving._value import Difference, as_dense, make, norm_of
 from random_programs import distance
 
 NAN = jnp.array([jnp.nan] * N)
@@ -30,6 +33,7 @@ RULES = {
     "div of a constant": lambda x: 2.0 / (3.2 - x.sum()),
     "neg": lambda x: -x,
     "abs": jnp.abs,
+    "abs of one sign": lambda x: jnp.abs(x - 1),
     "square": jnp.square,
     "integer_pow": lambda x: x**3,
     "negative power": lambda x: (x + 2.0) ** -2,
@@ -106,6 +110,15 @@ RULES = {
     "variance": jnp.var,
     "median": jnp.median,
     "pairs": lambda x: jnp.abs(x[:, None] - x[None, :]).mean(),
+    "pow": lambda x: (x + 1.5) ** 1.5,
+    "cumsum": jnp.cumsum,
+    "stack": lambda x: jnp.stack([x, -x]),
+    "tile": lambda x: jnp.tile(x, 2),
+    "dynamic_slice": lambda x: lax.dynamic_slice(x, (1,), (2,)),
+    "rev": lambda x: x[::-1],
+    "pad": lambda x: jnp.pad(x, (1, 0)),
+    "stop_gradient": lax.stop_gradient,
+    "copy": jnp.copy,
 }
 
 
@@ -124,6 +137,52 @@ def test_no_pair_lies_further_apart(rule, moved):
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
     for norm, bound in bounds_of(RULES[rule], spec, (-1, 1)).items():
         assert distance(moved[0][rule], moved[1][rule], norm).max() <= bound
+
+
+def shorter(d):
+    return Difference(0.75 * d.each, 0.75 * d.l1, 0.75 * d.l2)
+
+
+FAULTS = {
+    "differences": lambda x: dataclasses.replace(
+        x, changed=shorter(x.changed), others=shorter(x.others)
+    ),
+    "range": lambda x: dataclasses.replace(x, high=x.high - 0.1 * (x.high - x.low)),
+}
+# No record moves what these return; or this jax calls them by another name.
+WITHOUT_A_BOUND = {"iota", "is_finite", "add_any", "copy_p", "scatter_add"}
+
+
+@functools.cache
+def program_of(rule):
+    return traced(RULES[rule], jax.ShapeDtypeStruct((N,), jnp.float32), (-1, 1))
+
+
+def holds(rule, moved):
+    """Whether the values of a program on all pairs are as is claimed."""
+    claimed = _entry._walk(*program_of(rule))[1]
+    values, others = (jax.tree.map(np.asarray, x[rule]) for x in moved)
+    (low, high) = (np.broadcast_to(x, values.shape[1:]) for x in (claimed[0].low, claimed[0].high))
+    return bool(((low <= values) & (values <= high)).all()) and all(
+        distance(values, others, norm).max() <= norm_of(claimed, norm)
+        for norm in ("l1", "l2", "linf")
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", sorted(set(_walk.RULES) - WITHOUT_A_BOUND))
+def test_a_fault_in_any_rule_is_found(name, fault, moved, monkeypatch):
+    """These programs show where a rule claims three quarters of a distance, or a short range."""
+    rule = _walk.RULES[name]
+
+    def faulty(*operands):
+        found = rule(*operands)
+        return found if found.is_public else FAULTS[fault](found)
+
+    users = [program for program in RULES if f" {name}" in str(program_of(program)[0])]
+    assert all(holds(program, moved) for program in users)
+    monkeypatch.setitem(_walk.RULES, name, faulty)
+    assert not all(holds(program, moved) for program in users)
 
 
 @pytest.mark.parametrize("wave", [jnp.sin, jnp.cos])
