@@ -8,7 +8,6 @@ import dataclasses
 import json
 import pathlib
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,18 +17,10 @@ from accelerators.programs import QUICK, Call, programs
 from accelerators.targets import ACCELERATORS
 
 
-def compiled_facts(call: Call) -> Facts:
-    """The facts of a call's program on the devices of its arguments."""
-    lowered = call.trace().lower()
-    start = time.perf_counter()
-    compiled = lowered.compile()
-    return facts_of(compiled, time.perf_counter() - start)
-
-
 def checked(platform: str, name: str, make: Callable[[], Call]) -> tuple[Facts | None, list[str]]:
     """The facts of a program, if it compiles, and what is wrong with it."""
     try:
-        facts = compiled_facts(make())
+        facts = facts_of(make().trace().lower())
     except Exception as error:  # XLA raises errors of many kinds.
         return None, [f"{type(error).__name__}: {str(error)[:800]}"]
     return facts, limits.problems(facts, platform, name)

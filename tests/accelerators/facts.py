@@ -3,7 +3,10 @@
 import collections
 import dataclasses
 import re
+import time
 from typing import Any
+
+import jax
 
 # Instructions that XLA starts a kernel for, where they stand outside of fusions.
 _LAUNCHED = frozenset(
@@ -33,7 +36,8 @@ class Facts:
         host: bytes of host memory.
         flops: operations.
         bytes: read and written.
-        launches: kernels that one run starts; a loop of unknown length counts once.
+        launches: kernels that one run starts; a loop of unknown length counts once. None, as the
+            next three, if this jaxlib cannot read what a newer compiler wrote.
         loops: loops whose length depends on data, as often as they are entered.
         wide: arithmetic instructions on 64 bits.
         doubles: those on float64.
@@ -45,30 +49,39 @@ class Facts:
     host: int
     flops: float
     bytes: float
-    launches: int
-    loops: int
-    wide: int
-    doubles: int
+    launches: int | None
+    loops: int | None
+    wide: int | None
+    doubles: int | None
     calls_host: bool
 
 
-def facts_of(compiled: Any, seconds: float = 0.0) -> Facts:
-    """The facts of a program that was compiled ahead of time."""
-    text = compiled.as_text()
+def facts_of(lowered: Any) -> Facts:
+    """Compiles a program ahead of time and reads it."""
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - start
     memory, cost = compiled.memory_analysis(), _cost(compiled)
-    parts, entry = _computations(text)
-    launches, loops = _started(parts, entry, 1)
-    wide = [x for part in parts.values() for x in part if x.is_wide]
+    counts = dict.fromkeys(("launches", "loops", "wide", "doubles"))
+    try:
+        text = compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        if "RET_CHECK" not in str(error):
+            raise
+        text = lowered.as_text()
+    else:
+        parts, entry = _computations(text)
+        launches, loops = _started(parts, entry, 1)
+        wide = [x for part in parts.values() for x in part if x.is_wide]
+        doubles = sum("f64" in x.type for x in wide)
+        counts = {"launches": launches, "loops": loops, "wide": len(wide), "doubles": doubles}
     return Facts(
         compile_seconds=seconds,
         temporary=memory.temp_size_in_bytes,
         host=memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
         flops=cost.get("flops", 0.0),
         bytes=cost.get("bytes accessed", 0.0),
-        launches=launches,
-        loops=loops,
-        wide=len(wide),
-        doubles=sum("f64" in x.type for x in wide),
+        **counts,
         calls_host=bool(_CALLS_HOST.search(text)),
     )
 
@@ -77,7 +90,6 @@ def _cost(compiled: Any) -> dict[str, float]:
     """XLA's count; a program for a GPU has none without a GPU, so the client of the CPU counts."""
     if found := compiled.cost_analysis():
         return found
-    import jax
     from jaxlib import _jax
 
     client = jax.local_devices(backend="cpu")[0].client

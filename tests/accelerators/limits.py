@@ -38,6 +38,7 @@ def broken(facts: Facts, limits: dict[str, int]) -> list[str]:
             f" {limits['temporary_mib']} are allowed"
         )
     for name in ("launches", "loops", "wide"):
-        if (count := getattr(facts, name)) > limits[name]:
+        count = getattr(facts, name)
+        if count is not None and count > limits[name]:
             found.append(f"it has {count} {name}, and {limits[name]} are allowed")
     return found

@@ -18,7 +18,7 @@ def line(facts: Facts) -> str:
     return (
         f"{facts.compile_seconds:5.1f} s, {facts.temporary / 2**20:6.1f} MiB,"
         f" {facts.flops:.1e} flops, {facts.bytes:.1e} bytes,"
-        f" {facts.launches} launches, {facts.loops} loops, {facts.wide} wide"
+        f" {_shown(facts.launches)} launches, {_shown(facts.loops)} loops, {_shown(facts.wide)} wide"
     )
 
 
@@ -37,7 +37,8 @@ def write(found: dict[str, dict[str, Any]]) -> None:
 def estimate(facts: Facts, accelerator: Accelerator) -> float:
     """Seconds of a run, by a roofline: the larger of arithmetic and memory, and what is waited."""
     busy = max(facts.flops / accelerator.flops, facts.bytes / accelerator.bandwidth)
-    return busy + facts.launches * accelerator.launch + facts.loops * accelerator.wait
+    waits = (facts.launches or 0) * accelerator.launch + (facts.loops or 0) * accelerator.wait
+    return busy + waits
 
 
 def _table(name: str, rows: dict[str, Any]) -> str:
@@ -50,7 +51,12 @@ def _table(name: str, rows: dict[str, Any]) -> str:
         date, facts = values["date"], Facts(**{k: v for k, v in values.items() if k != "date"})
         lines.append(
             f"| {program} | {date} | {facts.compile_seconds:.0f} | {facts.temporary / 2**20:.1f}"
-            f" | {facts.flops:.1e} | {facts.bytes:.1e} | {facts.launches} | {facts.loops}"
+            f" | {facts.flops:.1e} | {facts.bytes:.1e}"
+            f" | {_shown(facts.launches)} | {_shown(facts.loops)}"
             f" | {1e3 * estimate(facts, ACCELERATORS[name]):.2g} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _shown(count: int | None) -> str:
+    return "-" if count is None else str(count)
