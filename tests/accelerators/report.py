@@ -18,7 +18,8 @@ def line(facts: Facts) -> str:
     return (
         f"{facts.compile_seconds:5.1f} s, {facts.temporary / 2**20:6.1f} MiB,"
         f" {facts.flops:.1e} flops, {facts.bytes:.1e} bytes,"
-        f" {_shown(facts.launches)} launches, {_shown(facts.loops)} loops, {_shown(facts.wide)} wide"
+        f" {_shown(facts.launches)} launches, {_shown(facts.loops)} loops,"
+        f" {_shown(facts.wide)} wide"
     )
 
 
