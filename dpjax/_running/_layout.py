@@ -112,7 +112,7 @@ def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, .
 
 def placed(key: jax.Array, layout: Layout) -> jax.Array:
     """The key where this host's devices can use it, wherever it was."""
-    if layout.devices == (None,):
+    if layout.devices == (None,) and len(key.devices()) == 1:
         return key
     # By way of the host: a key that is committed to a device, or to a mesh, fits no other.
     data: Any = np.asarray(jax.random.key_data(key))

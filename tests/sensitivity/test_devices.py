@@ -59,6 +59,12 @@ for mesh in (meshes[3], every):
     with jax.set_mesh(every):
         assert sample(mesh) == value
 np.testing.assert_array_equal(distances(meshes[3]), expected)
+
+with jax.set_mesh(every):
+    key = jax.random.key(0)
+    assert len(key.devices()) == 8
+    assert sample() == sample(meshes[3]) == value
+assert sample() == value
 """,
     "selection": SETUP
     + """
