@@ -56,7 +56,7 @@ test-mutants: export XLA_FLAGS ?= $(QUICKLY)
 test-mutants: .venv/test
 	$(BIN)/python -m pytest -m slow tests/mutation
 
-# Half an hour: random programs are proved and attacked, 2,000 in float32 and in float64. The seed is
+# Ten minutes: random programs are proved and attacked, 2,000 in float32 and in float64. The seed is
 # the day, such as SEED=20261123, which also repeats what failed. cron: 0 2 * * * make -C PATH nightly
 SEED ?= $(shell date +%Y%m%d)
 nightly: export XLA_FLAGS ?= $(QUICKLY)
