@@ -129,7 +129,7 @@ def _bits(name: str, parameters: Any, operands: Sequence[Abstract], dtype: np.dt
         return 0.0
     own = [x.pending.bits for x in operands]
     if name in ("dot_general", "conv_general_dilated"):
-        return sum(own)
+        return sum(own) + sum(_log(x) for x in operands if x.is_public)
     x = operands[0] if operands else None
     if name == "reduce_sum" and x is not None and x.axis not in parameters["axes"]:
         return own[0] + math.log2(math.prod(x.shape))  # Of k copies it is a product with k.

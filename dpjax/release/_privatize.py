@@ -192,16 +192,12 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
     """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}
-    platforms = platforms or {jax.default_backend()}
-    unknown = sorted(platforms - _PROVED_ON)
-    if convolves and platforms - {"cpu"}:
-        raise ValueError(
-            "a proved sensitivity of a convolution counts the rounding of CPUs, and the database is"
-            f" on {', '.join(sorted(platforms))}: move it to a CPU, as by jax.device_put"
-        )
+    proved_on = _PROVED_ON & {"cpu"} if convolves else _PROVED_ON
+    unknown = sorted((platforms or {jax.default_backend()}) - proved_on)
     if unknown:
+        known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
-            "a proved sensitivity counts the rounding of CPUs and GPUs, and the database is on"
+            f"a proved sensitivity counts the rounding of {known}, and the database is on"
             f" {', '.join(unknown)}: move it to one of them, as by jax.device_put"
         )
 
