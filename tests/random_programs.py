@@ -23,6 +23,12 @@ def clipped_gradient(row):
     return gradient / jnp.maximum(0.3, jnp.sqrt(jnp.sum(gradient**2)))
 
 
+def smoothed(v, convolve):
+    """Two kernels of the columns of each record, which are one feature."""
+    kernels = jnp.array([[[0.5, -1.0]], [[1.5, 0.25]]], v.dtype)
+    return convolve(v[:, None, :], kernels).sum(1) + v
+
+
 # Keep the shape (N, DIMS), in floats.
 STEPS = {
     "tanh": jnp.tanh,
@@ -122,6 +128,21 @@ STEPS = {
     "powers of factors": lambda v: (v * 3) ** 2 / 5 / (2 + jnp.abs(v)),
     "repeated": lambda v: jnp.broadcast_to(v.mean(0)[None] * 2, v.shape) - v,
     "all or any": lambda v: v * ((v > -0.9).all(0) | (v > 0.8).any(0)),
+    "convolved": lambda v: smoothed(v, lambda x, k: lax.conv_general_dilated(x, k, (1,), "SAME")),
+    "convolved with steps": lambda v: smoothed(
+        v, lambda x, k: lax.conv_general_dilated(x, k, (2,), ((2, 1),), (2,), (2,))
+    ),
+    "smoothed over records": lambda v: (
+        jnp.convolve(v[:, 0], LEVELS.astype(v.dtype), "same")[:, None] - v
+    ),
+    "sums of windows": lambda v: (
+        lax.reduce_window(v, np.zeros((), v.dtype), lax.add, (3, 1), (1, 1), "SAME")
+        + lax.reduce_window(v, np.zeros((), v.dtype), lax.add, (1, 2), (1, 1), "SAME")
+    ),
+    "maxima of windows": lambda v: (
+        lax.reduce_window(v, np.array(-np.inf, v.dtype), lax.max, (1, 2), (1, 1), "SAME")
+        * lax.reduce_window(v, np.array(np.inf, v.dtype), lax.min, (2, 1), (1, 1), "SAME")
+    ),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {

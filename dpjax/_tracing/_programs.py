@@ -136,6 +136,11 @@ class Program:
         return "pure_callback" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
+    def convolves(self) -> bool:
+        """Whether it holds a convolution."""
+        return "conv_general_dilated" in primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
     def has_loops(self) -> bool:
         """Whether a step is repeated, so that a device starts kernels again and again."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))

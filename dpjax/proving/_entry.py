@@ -65,9 +65,9 @@ def global_sensitivity(
         so nothing is assumed of the data: NaN, infinities and outliers become public numbers. The
         bound counts rounding in the dtype that runs: sums in any order, fused products, subnormal
         numbers that become 0, and 64 eps for elementary functions (512 in float64). Releases on
-        other platforms than CPU and GPU are refused. It assumes XLA without fast math, that the
-        compiled program is deterministic, and that its elementwise part computes an entry from
-        the entries at its place.
+        other platforms than CPU and GPU are refused, and of convolutions on GPUs. It assumes XLA
+        without fast math, that the compiled program is deterministic, and that its elementwise part
+        computes an entry from the entries at its place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for

@@ -33,7 +33,18 @@ _MOVES = frozenset(
     (
         *("broadcast_in_dim", "clamp", "concatenate", "convert_element_type", "copy", "copy_p"),
         *("cumsum", "div", "dynamic_slice", "gather", "max", "min", "mul", "neg", "pad"),
-        *("reduce_max", "reduce_min", "reshape", "rev", "select_n", "slice", "sort", "split"),
+        *(
+            "reduce_max",
+            "reduce_min",
+            "reduce_window_max",
+            "reduce_window_min",
+            "reshape",
+            "rev",
+            "select_n",
+            "slice",
+            "sort",
+            "split",
+        ),
         *("squeeze", "stack", "stop_gradient", "tile", "transpose"),
     )
 )
@@ -63,7 +74,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
 def _shift(name: str, operands: Sequence[Abstract]) -> float:
     if name in _NEVER_UNDONE:
         return 0.0
-    if name == "mul":
+    if name in ("mul", "dot_general", "conv_general_dilated"):
         a, b = operands
         return a.pending.shift * _largest(b) + b.pending.shift * _largest(a)
     if name == "div":
@@ -117,8 +128,8 @@ def _bits(name: str, parameters: Any, operands: Sequence[Abstract], dtype: np.dt
     if dtype.kind != "f" or name in _NEVER_UNDONE:
         return 0.0
     own = [x.pending.bits for x in operands]
-    if name == "dot_general":
-        return sum(own)
+    if name in ("dot_general", "conv_general_dilated"):
+        return sum(own) + sum(_log(x) for x in operands if x.is_public)
     x = operands[0] if operands else None
     if name == "reduce_sum" and x is not None and x.axis not in parameters["axes"]:
         return own[0] + math.log2(math.prod(x.shape))  # Of k copies it is a product with k.

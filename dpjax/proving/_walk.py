@@ -15,6 +15,7 @@ from jax import lax
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
+from dpjax.proving import _convolutions as convolutions
 from dpjax.proving import _elementary as elementary
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _inline as inline
@@ -27,6 +28,7 @@ from dpjax.proving import _powers as powers
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _sequences as sequences
+from dpjax.proving import _windows as windows
 from dpjax.proving._refusal import OverflowRefusalError, RefusalError
 from dpjax.proving._slices import Program
 from dpjax.proving._value import Abstract, as_dense, constant
@@ -35,7 +37,7 @@ _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
     "scan": "take fewer steps, or sample it",
     "cond": "choose with jnp.where",
-    "conv_general_dilated": "multiply by a public matrix, or sample it",
+    "conv_general_dilated": "convolve records, as the batch, with a public kernel, or sample it",
     "pure_callback": "write it in JAX, or sample it",
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
@@ -347,6 +349,10 @@ RULES: dict[str, Rule] = {
         parameters["shape"], parameters["dimension"], dtype
     ),
     "dot_general": _dot,
+    "conv_general_dilated": convolutions.convolve,
+    "reduce_window_sum": windows.pooled_sum,
+    "reduce_window_max": windows.pooled_extremum(True),
+    "reduce_window_min": windows.pooled_extremum(False),
     "gather": _gather,
     "cumsum": lambda parameters, dtype, x: sequences.cumulative_sum(
         x, parameters["axis"], reverse=parameters["reverse"]

@@ -114,9 +114,9 @@ def privatize(
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
         records = _records(database, sensitivity)
-        if sensitivity.bounds is not None:
-            _check_platform(records)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
+        if sensitivity.bounds is not None:
+            _check_platform(records, convolves=traced.convolves)
         # What was traced just now is unchanged, but for code on the host.
         if program is not None or (traced.is_concrete and traced.calls_host):
             traced.check_unchanged("target")
@@ -185,14 +185,19 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
     return dataclasses.replace(clamped, sensitivity=dataclasses.replace(sensitivity, bounds=None))
 
 
-def _check_platform(records: Database) -> None:
-    """Refuses devices on which nobody bounds the rounding that a proof counts."""
+def _check_platform(records: Database, *, convolves: bool = False) -> None:
+    """Refuses devices on which nobody bounds the rounding that a proof counts.
+
+    Libraries of GPUs choose among algorithms of convolutions, and some add up other products.
+    """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}
-    unknown = sorted((platforms or {jax.default_backend()}) - _PROVED_ON)
+    proved_on = _PROVED_ON & {"cpu"} if convolves else _PROVED_ON
+    unknown = sorted((platforms or {jax.default_backend()}) - proved_on)
     if unknown:
+        known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
-            "a proved sensitivity counts the rounding of CPUs and GPUs, and the database is on"
+            f"a proved sensitivity counts the rounding of {known}, and the database is on"
             f" {', '.join(unknown)}: move it to one of them, as by jax.device_put"
         )
 
