@@ -20,6 +20,7 @@ from random_programs import distance
 
 NAN = jnp.array([jnp.nan] * N)
 TABLE = np.array([0.5, -2.0, 1.0], np.float32)
+TAPS = np.array([[[2.0, 1.0]]], np.float32)
 MATRIX = np.array([[1.0, -2.0]], np.float32)
 
 # One program for each primitive with a rule.
@@ -110,6 +111,18 @@ RULES = {
     "variance": jnp.var,
     "median": jnp.median,
     "pairs": lambda x: jnp.abs(x[:, None] - x[None, :]).mean(),
+    "conv_general_dilated": lambda x: lax.conv(
+        jnp.stack([x, x], 1)[:, None], TAPS, (1,), "VALID", precision="highest"
+    ),
+    "reduce_window_sum": lambda x: lax.reduce_window(
+        jnp.stack([x, x], 1), 0.0, lax.add, (1, 2), (1, 1), "VALID"
+    ),
+    "reduce_window_max": lambda x: lax.reduce_window(
+        jnp.stack([x, x], 1), -jnp.inf, lax.max, (1, 2), (1, 1), "SAME"
+    ),
+    "reduce_window_min": lambda x: lax.reduce_window(
+        jnp.stack([x, x], 1), jnp.inf, lax.min, (1, 2), (1, 1), "VALID"
+    ),
     "pow": lambda x: (x + 1.5) ** 1.5,
     "cumsum": jnp.cumsum,
     "stack": lambda x: jnp.stack([x, -x]),
