@@ -97,3 +97,13 @@ def test_lemmas_count_what_uses_are_apart(name, monkeypatch):
         )
         found[apart] = bound(target, (10, 3), "linf", (0, 1))
     assert found[0.01] > found[0.0] * (1 + 1e-6)
+
+
+def test_both_factors_of_a_scatter_are_uses(monkeypatch):
+    """Rows of 0 and 1, whose second use is .01 larger where the first one is 1."""
+    clamped = _entry._clamped
+    exact = bound(LEMMAS["covariance"], (10, 3), "linf", (0, 1))
+    monkeypatch.setattr(
+        _entry, "_clamped", lambda *xs: dataclasses.replace(clamped(*xs), apart=0.01)
+    )
+    assert bound(LEMMAS["covariance"], (10, 3), "linf", (0, 1)) >= exact + 2 * 0.01 * 0.5
