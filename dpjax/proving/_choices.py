@@ -53,7 +53,9 @@ def compare(name: str, first: Abstract, second: Abstract) -> Abstract:
         return moved, l1, l2
 
     changed, others = answers(a.changed, b.changed), answers(a.others, b.others)
-    return make(shape, BOOL, low, high, axis, changed, others, whole=True)
+    still = a.apart == b.apart == 0 and not zeros.any()
+    apart = 0.0 if still else math.inf
+    return make(shape, BOOL, low, high, axis, changed, others, whole=True, apart=apart)
 
 
 def _least(a: Abstract) -> np.ndarray:
@@ -78,7 +80,7 @@ def _one_true(a: Abstract, b: Abstract, axis: int | None) -> int:
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
         if len(long) == 1 and long[0] in x.tied and long[0] != axis:
             values = np.sort(levels.low.ravel())
-            if np.diff(values).min() > 4 * rounding.tiny(levels.dtype):
+            if np.diff(values).min() > 4 * rounding.tiny(levels.dtype) + x.apart * (not x.whole):
                 sizes = [s for k, s in enumerate(x.shape) if k not in (axis, long[0])]
                 return math.prod(sizes)
     return 0
@@ -133,7 +135,8 @@ def select(which: Abstract, *cases: Abstract) -> Abstract:
 
     changed = moved(choice.changed, [x.changed for x in values])
     others = moved(choice.others, [x.others for x in values])
-    return make(shape, values[0].dtype, low, high, axis, changed, others, whole=whole)
+    apart = max(x.apart for x in values) + flush if choice.apart == 0 else math.inf
+    return make(shape, values[0].dtype, low, high, axis, changed, others, whole=whole, apart=apart)
 
 
 def convert(x: Abstract, dtype: np.dtype) -> Abstract:

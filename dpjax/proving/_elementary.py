@@ -85,15 +85,18 @@ def square_root(x: Abstract, *, dtype: np.dtype) -> Abstract:
     error = rounding.UNITS["sqrt"] * rounding.unit(dtype) * ends[1] + flush
     lowest = -over(-x.low, x.axis)
 
-    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
+    def curved(d: np.ndarray | float) -> np.ndarray:
         with np.errstate(invalid="ignore"):
-            curved = moduli.SQRT(lowest, lowest, d.each) + 2 * over(error, x.axis)
-        each = np.where(d.each > 0, curved, 0.0)
-        return rounding.up(rounding.up(each)), math.inf, math.inf
+            root = moduli.SQRT(lowest, lowest, np.asarray(d))
+        return rounding.up(rounding.up(np.where(d > 0, root, 0.0) + 2 * over(error, x.axis)))
+
+    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
+        return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
 
     low, high = rounding.widened(*ends, error)
     return make(
         x.shape, dtype, np.maximum(low, 0.0), high, x.axis, moved(x.changed), moved(x.others),
+        apart=float(curved(x.apart).max()),
     )  # fmt: skip
 
 

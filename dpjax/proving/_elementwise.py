@@ -69,7 +69,13 @@ def lipschitz(
         least = [np.maximum(end * (1 - 2.0**-10) - rounding.up(flush), 0.0) for end in positive]
         low = np.where(interval[0] >= 0, np.maximum(low, least[0]), low)
         high = np.where(interval[1] <= 0, np.minimum(high, -least[1]), high)
-    return make(shape, dtype, low, high, axis, changed, others, whole=whole)
+    apart = sum(
+        float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
+    )
+    return make(
+        shape, dtype, low, high, axis, changed, others, whole=whole,
+        apart=float(rounding.up(apart + 2 * slip.max())),
+    )  # fmt: skip
 
 
 def _ranked(array: np.ndarray | float, rank: int) -> np.ndarray:
@@ -222,7 +228,7 @@ def capped(found: Abstract, changed: np.ndarray, others: np.ndarray) -> Abstract
 
     return make(
         found.shape, found.dtype, found.low, found.high, found.axis,
-        both(changed, found.changed), both(others, found.others),
+        both(changed, found.changed), both(others, found.others), apart=found.apart,
     )  # fmt: skip
 
 
@@ -279,7 +285,7 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, dtype: np.dtyp
 
     return make(
         shape, dtype, found.low, found.high, axis, larger(a.changed, b.changed),
-        larger(a.others, b.others), whole=found.whole,
+        larger(a.others, b.others), whole=found.whole, apart=found.apart,
     )  # fmt: skip
 
 
@@ -300,7 +306,8 @@ def steps(x: Abstract, function: Callable[..., np.ndarray], *, dtype: np.dtype) 
     changed, others = jumped(x.changed), jumped(x.others)
     if not _exact(*ends, dtype):
         raise RefusalError("the integer may be too large for its dtype")
-    return make(x.shape, dtype, *ends, x.axis, changed, others, whole=True)
+    apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
+    return make(x.shape, dtype, *ends, x.axis, changed, others, whole=True, apart=apart)
 
 
 def at_least_zero(low: np.ndarray, high: np.ndarray) -> np.ndarray:

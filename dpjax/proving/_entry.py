@@ -203,12 +203,13 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     """What the clamp makes of any array: its record i moves, and no other one."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
-    ones = (1,) * len(shape)
+    ones, apart = (1,) * len(shape), 0.0
     none = np.zeros(ones), 0.0, 0.0
     if isinstance(bound, Ball):
         dims = math.prod(shape[1:])
         radius = bound.radius * (1 + (dims + 16) * 4 * rounding.unit(dtype))
         ends, moves, norm = (-bound.radius, bound.radius), 2 * radius, radius
+        apart = 2 * (radius - bound.radius)
     elif isinstance(bound, Categories):
         ends = min(bound.values), max(bound.values)
         moves = norm = math.inf
@@ -224,7 +225,7 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     changed = np.minimum(width, widest), math.inf, float(rounding.up(moves))
     return make(
         shape, dtype, low, high, 0, changed, none, whole=whole,
-        l2_of_row=float(rounding.up(norm)),
+        l2_of_row=float(rounding.up(norm)), apart=apart,
     )  # fmt: skip
 
 

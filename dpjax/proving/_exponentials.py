@@ -11,15 +11,19 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._value import Abstract, Difference, as_dense, make, over
 
-_LARGEST_ERROR = 2.0**-8
+_LARGEST_ERROR = 2.0**-4
 
 
 def _error(x: Abstract, count: int) -> float:
-    """The relative error of the exponentials, and of their sum."""
+    """The relative error of the exponentials, and of their sum.
+
+    Numbers are used twice, and may be rounded in two ways; so is their maximum.
+    """
     width = float(x.high.max() - x.low.min())
     units = 2 * rounding.ELEMENTARY + 40 * width + 64
-    found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype)
-    return found if found <= _LARGEST_ERROR else math.inf
+    found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype) + x.apart
+    # e^x - 1 and -log(1 - x) are at most x / (1 - x).
+    return found / (1 - found) if found <= _LARGEST_ERROR else math.inf
 
 
 def _farthest_two(each: np.ndarray, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +47,7 @@ def softmax(x: Abstract, axis: int) -> Abstract | None:
         return None
     low, high = _probabilities(x, axis)
     flush = 8 * rounding.tiny(x.dtype) * (count + 1)
-    error = 2.05 * error + 16 * rounding.unit(x.dtype)  # (1 + e) / (1 - e), e at most 2^-8.
+    error = 2.05 * error + 16 * rounding.unit(x.dtype)
 
     def moved(d: Difference) -> tuple[np.ndarray, float, float]:
         entry, both = _farthest_two(d.each, axis, count)
@@ -60,7 +64,7 @@ def softmax(x: Abstract, axis: int) -> Abstract | None:
     low, high = low * (1 - error) * (1 - 2.0**-30) - flush, high * (1 + error) * (1 + 2.0**-30)
     return make(
         x.shape, x.dtype, np.maximum(low, 0.0), high + flush, x.axis, moved(x.changed),
-        moved(x.others),
+        moved(x.others), apart=_up(2 * (error + flush)),
     )  # fmt: skip
 
 
@@ -131,7 +135,8 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     else:
         changed, others = moved(x.changed), moved(x.others)
     ends = rounding.widened(low, high, error)
-    return make(shape, x.dtype, *ends, axis, changed, others)
+    apart = _up(2 * float(error.max()))
+    return make(shape, x.dtype, *ends, axis, changed, others, apart=apart)
 
 
 def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
@@ -155,7 +160,7 @@ def log_softmax(x: Abstract, axis: int) -> Abstract | None:
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)
-    slip = error + u * (rounding.ELEMENTARY * (1 + math.log(count)) + 16 * (1 + size))
+    slip = error + x.apart + u * (rounding.ELEMENTARY * (1 + math.log(count)) + 16 * (1 + size))
     slip = _up(slip + 2.0**-30 * u * size + 64 * rounding.tiny(x.dtype) * (count + 1))
 
     def moved(d: Difference) -> tuple[np.ndarray, float, float]:
@@ -164,4 +169,6 @@ def log_softmax(x: Abstract, axis: int) -> Abstract | None:
         return each, math.inf, math.inf
 
     low, high = rounding.widened(low, high, np.asarray(slip))
-    return make(x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others))
+    return make(
+        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), apart=_up(2 * slip)
+    )

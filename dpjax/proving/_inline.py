@@ -81,5 +81,5 @@ def meet(first: Abstract | None, second: Abstract) -> Abstract:
         first.shape, first.dtype, low, high, first.axis, better(first.changed, second.changed),
         better(first.others, second.others), whole=first.whole,
         l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source,
-        pending=first.pending,
+        pending=first.pending, apart=min(first.apart, second.apart),
     )  # fmt: skip

@@ -42,7 +42,7 @@ def transpose(x: Abstract, order: Sequence[int]) -> Abstract:
         _kept(x.changed, x.changed.each.transpose(order)),
         _kept(x.others, x.others.each.transpose(order)), whole=x.whole,
         tied=frozenset(k for k, old in enumerate(order) if old in x.tied),
-        l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending,
+        l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending, apart=x.apart,
     )  # fmt: skip
     return found
 
@@ -97,7 +97,7 @@ def reshape(x: Abstract, shape: Sequence[int]) -> Abstract:
         shape, x.dtype, low, high, axis,
         _kept(x.changed, changed_shape(x.changed.each)),
         _kept(x.others, changed_shape(x.others.each)),
-        whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending,
+        whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending, apart=x.apart,
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def cut(x: Abstract, starts: Sequence[int], ends: Sequence[int], steps: Sequence
     return make(
         shape, x.dtype, part(x.low), part(x.high), x.axis, _kept(changed, part(changed.each)),
         _kept(x.others, part(x.others.each)), whole=x.whole, tied=x.tied,
-        l2_of_row=x.l2_of_row, pending=x.pending,
+        l2_of_row=x.l2_of_row, pending=x.pending, apart=x.apart,
     )  # fmt: skip
 
 
@@ -179,6 +179,7 @@ def join(parts: Sequence[Abstract], dim: int) -> Abstract:
         whole_of([x.high for x in parts], record=False), axis,
         moved([x.changed for x in parts]), moved([x.others for x in parts]),
         whole=all(x.whole for x in parts), pending=Pending.of_all(parts),
+        apart=max(x.apart for x in parts),
     )  # fmt: skip
 
 

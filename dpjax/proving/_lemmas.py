@@ -125,7 +125,8 @@ def _covariance(x: Abstract, over: float) -> Abstract | None:
     share = (n - 1) / n / over
     sides = width / 2 + 2 * off
     tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
-    error = (off[:, None] * off + relative * sides[:, None] * sides) * (n / over)
+    error = off[:, None] * off + relative * sides[:, None] * sides
+    error = (error + x.apart * (sides[:, None] + sides)) * (n / over)  # Both factors are uses.
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
@@ -149,10 +150,14 @@ def _centered(
 
 
 def mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
-    """Of a computed mean of records of at most these sizes, which may be sums themselves."""
+    """Of a computed mean of records of at most these sizes, which may be sums themselves.
+
+    The mean of the same records, as another use of them rounds, is `apart` from that.
+    """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
-    return gamma * np.maximum(sizes, weight) + 8 * rounding.tiny(x.dtype) * (x.n * terms + 1)
+    flush = 8 * rounding.tiny(x.dtype) * (x.n * terms + 1)
+    return gamma * np.maximum(sizes, weight) + flush + x.apart
 
 
 def _median(x: Abstract) -> Abstract:

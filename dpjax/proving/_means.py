@@ -84,7 +84,8 @@ def _by_moments(x: Abstract) -> Abstract | None:
 def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abstract | None:
     """It moves by at most the width of the numbers, times the largest share of one record.
 
-    The sums are off by gamma_n, relative to their terms, and the quotient by 8 u.
+    The sums are off by gamma_n, relative to their terms, and the quotient by 8 u. The weights of
+    both sums are uses apart.
     """
     over, weights = (_summed(program, atom) for atom in equation.invars)
     product = None if over is None else program.definition(over)
@@ -98,9 +99,11 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
         return None
     if flattened(w)[0] > 1:  # The sum of weights may become one sum of all their terms.
         return None
-    gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
     least, most = float(w.low.min()), float(w.high.max())
-    if x.shape != w.shape or len(x.shape) != 1 or gamma > _LARGEST_ERROR or least < 2.0**-30:
+    if x.shape != w.shape or len(x.shape) != 1 or least < 2.0**-30:
+        return None
+    gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype) + w.apart / least
+    if gamma > _LARGEST_ERROR:
         return None
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     error = 2.5 * gamma * np.maximum(np.abs(low), np.abs(high))

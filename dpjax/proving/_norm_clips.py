@@ -300,20 +300,26 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 
 
 def _apart(search: _Search, norm: _Norm) -> float | None:
-    """How far apart the norms of x and of the same difference, computed anew, may lie.
+    """How far apart the norms of x and of what the norm reads may lie.
 
-    An entry of each is off by (gamma_k + 16 u) M, with M the largest entry of the array.
+    These are two uses of x, or x and the same difference, computed anew. Then an entry of each is
+    off by (gamma_k + 16 u) M, with M the largest entry of the array, and by how far its uses lie
+    apart.
     """
+    x = search.values[search.x]  # type: ignore[index]
+    assert x is not None
+    count = math.prod(x.shape[axis] for axis in norm.summed)
+    uses = x.apart * math.sqrt(count)
     if search.centered is None:
-        return 0.0
+        return uses
     whole, axes = search.centered
     if (values := search.values.get(whole)) is None or not values.is_finite:
         return None
     k = math.prod(values.shape[axis] for axis in axes)
     units = rounding.sum_units(k, values.dtype) + 16 * rounding.unit(values.dtype)
-    count = math.prod(values.shape[axis] for axis in norm.summed)
     entry = units * float(values.magnitude.max()) + 16 * rounding.tiny(values.dtype) * (k + 1)
-    return 2.1 * entry * math.sqrt(count) if units <= 2.0**-8 else None
+    entry += values.apart
+    return uses + 2.1 * entry * math.sqrt(count) if units <= 2.0**-8 else None
 
 
 def _in_ball(

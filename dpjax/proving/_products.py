@@ -46,15 +46,15 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     if not summed:
         return multiply(x, y, dtype=dtype)
     products = multiply(x, y, dtype=dtype)
-    count = math.prod(shape[k] for k in summed)
     load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
     products = dataclasses.replace(products, pending=carried("mul", {}, (x, y), products))
     found = sum_over(products, summed)
-    start = Pending.of_sum(found.pending.terms, max(load, found.pending.weight))
+    terms, weight = found.pending.terms, found.pending.weight
+    start = Pending.of_sum(terms, max(load, weight))
     # Compilers take a product with a vector for a sum, and sum over batches in one product.
     free_sizes = [math.prod(x.shape[k] for k in f) for x, f in ((first, fa), (second, fb))]
     if batch or min(free_sizes) == 1:
-        start = start.having(terms=found.pending.terms, weight=start.load)
+        start = start.having(terms=terms, weight=start.load)
     found = dataclasses.replace(found, pending=start)
     bounds = (
         _public_factor(first, second, ca, cb, batch),
@@ -66,9 +66,10 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     # Rounding of each entry, in both databases, on top of the real bound.
     sizes = rounding.up(products.magnitude)
     copies = math.prod(shape[k] // sizes.shape[k] for k in summed)
-    units = rounding.sum_units(count, dtype) + 4 * rounding.unit(dtype)
+    units = rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
+    sizes = np.maximum(sizes.sum(tuple(summed)) * copies, weight)
     exact = 0.0 if found.whole else units
-    slip = 2 * (exact * sizes.sum(tuple(summed)) * copies + 8 * rounding.tiny(dtype) * count)
+    slip = 2 * (exact * sizes + 8 * rounding.tiny(dtype) * terms)
     repeats = math.prod(found.shape) / max(1, slip.size)
     slip = rounding.norm2(slip, repeats)
 
@@ -107,7 +108,8 @@ def _outer(a: Abstract, b: Abstract, ca: Any, cb: Any, batch: int) -> tuple[floa
     ra, rb = a.l2_of_row, b.l2_of_row
     l2 = ra * b.changed.l2 + rb * a.changed.l2
     if a.origin is b.origin:
-        l2 = min(l2, math.sqrt(2) * max(ra, rb) ** 2)
+        apart = max(a.apart, b.apart) * math.sqrt(math.prod(a.shape) / a.n)
+        l2 = min(l2, math.sqrt(2) * (max(ra, rb) + apart) ** 2)
     return l2, l2
 
 

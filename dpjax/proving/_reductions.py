@@ -81,7 +81,10 @@ def sum_over(x: Abstract, axes: Sequence[int]) -> Abstract:
     if axis is None:
         others = changed
     pending = Pending(terms=count * terms, weight=float(sizes.max()))
-    return make(shape, x.dtype, low, high, axis, changed, others, whole=exact, pending=pending)
+    apart = float(rounding.up(count * x.apart + 2 * float(slip_full.max())))
+    return make(
+        shape, x.dtype, low, high, axis, changed, others, whole=exact, pending=pending, apart=apart
+    )
 
 
 def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool) -> Abstract:
@@ -100,8 +103,9 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool) -> Abstrac
 
     low, high = pick(x.low, axis=axes), pick(x.high, axis=axes)
     return make(
-        shape, x.dtype, low, high, axis, moved(dense.changed), moved(dense.others), whole=x.whole
-    )
+        shape, x.dtype, low, high, axis, moved(dense.changed), moved(dense.others), whole=x.whole,
+        apart=x.apart + flush,
+    )  # fmt: skip
 
 
 def sort(x: Abstract, dimension: int) -> Abstract:
@@ -122,5 +126,6 @@ def sort(x: Abstract, dimension: int) -> Abstract:
         return each, float(rounding.up(d.l1 + count)), float(rounding.up(d.l2 + count))
 
     return make(
-        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), whole=x.whole
-    )
+        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), whole=x.whole,
+        apart=x.apart + flush,
+    )  # fmt: skip

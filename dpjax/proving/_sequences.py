@@ -72,7 +72,11 @@ def cumulative_sum(x: Abstract, axis: int, *, reverse: bool) -> Abstract:
         changed, others = in_row(x.changed), in_row(x.others)
     low, high = rounding.widened(added(x.low), added(x.high), error)
     pending = Pending(terms=count * terms, weight=float(sizes.max()))
-    return make(x.shape, x.dtype, low, high, rows, changed, others, whole=whole, pending=pending)
+    apart = count * x.apart + 2 * float(error.max())
+    return make(
+        x.shape, x.dtype, low, high, rows, changed, others, whole=whole, pending=pending,
+        apart=float(rounding.up(apart)),
+    )  # fmt: skip
 
 
 def reverse(x: Abstract, axes: Sequence[int]) -> Abstract:
@@ -82,7 +86,7 @@ def reverse(x: Abstract, axes: Sequence[int]) -> Abstract:
     changed, others = ((d.each[turn], d.l1, d.l2) for d in (x.changed, x.others))
     return make(
         x.shape, x.dtype, x.low[turn], x.high[turn], x.axis, changed, others, whole=x.whole,
-        tied=x.tied, l2_of_row=x.l2_of_row, source=x.origin,
+        tied=x.tied, l2_of_row=x.l2_of_row, source=x.origin, apart=x.apart,
     )  # fmt: skip
 
 
@@ -121,7 +125,7 @@ def pad(x: Abstract, value: Abstract, config: Sequence[tuple[int, int, int]]) ->
     return make(
         shape, x.dtype, filled(x.low, number, padded), filled(x.high, number, padded), x.axis,
         changed, others, whole=x.whole and number.is_integer(),
-        l2_of_row=x.l2_of_row if number == 0 else math.inf,
+        l2_of_row=x.l2_of_row if number == 0 else math.inf, apart=x.apart,
     )  # fmt: skip
 
 

@@ -13,10 +13,12 @@ Its concretization is the set of all families of arrays x(D) such that, for ever
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
 5. l2_of_row bounds the l2 norm of each row of x(D) itself.
 6. `pending` says what a compiler may join with operations to come; _pending.py has the list.
+7. Two uses of one entry of x(D) are at most `apart` from each other.
 
 x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
 rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
-place. So an entry whose inputs do not differ does not differ.
+place. So an entry whose inputs do not differ does not differ. Lemmas that read an array twice
+count `apart`.
 
 Theorem. If every input is in its concretization, and every rule takes values in concretizations to
 a value in the concretization of its output, the output differs by at most `norm_of` of it on every
@@ -143,6 +145,7 @@ class Abstract:
     l2_of_row: float = math.inf
     source: object | None = None
     pending: Pending = Pending()
+    apart: float = 0.0
 
     @property
     def origin(self) -> object:
@@ -210,8 +213,9 @@ def make(
     l2_of_row: float = math.inf,
     source: object | None = None,
     pending: Pending = Pending(),
+    apart: float = math.inf,
 ) -> Abstract:
-    """An abstract value whose differences are capped by its range.
+    """An abstract value whose differences are capped by its range, as is what uses are apart.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -239,7 +243,7 @@ def make(
     row = difference(largest, shape, axis).l2
     return Abstract(
         shape, dtype, low, high, axis, made[0], made[-1], whole, tied, min(l2_of_row, row),
-        source, pending,
+        source, pending, min(apart, float(rounding.up((high - low).max()))),
     )  # fmt: skip
 
 

@@ -132,6 +132,16 @@ def test_a_compiler_takes_a_sum_of_sums_to_one_sum(sums):
     assert max(apart, 32 + 480 * 2.0**-15 - 2.0**-18) <= bound(SUMS[sums], records, (0, 1))
 
 
+def test_a_product_with_ones_is_rounded_at_each_term_in_l2_too():
+    records = jax.ShapeDtypeStruct((2, 64, 64), jnp.float32)
+    ones = np.ones((64, 1), np.float32)
+    found, whole = (
+        dpjax.global_sensitivity(target, records, bounds=(1000, 1000.01), norm="l2").value
+        for target in (lambda x: x.sum(2) @ ones, lambda x: x.sum((1, 2)))
+    )
+    assert found >= whole > 2 * 4096 * 1000 * 4096 * 2.0**-24
+
+
 def test_a_mean_of_sums_is_rounded_at_each_term():
     """Records of 4,096 terms that cancel: the mean in a variance may add up all of them."""
     records = jax.ShapeDtypeStruct((100, 4096), jnp.float32)
