@@ -270,8 +270,8 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, dtype: np.dtyp
     (a, b), shape, axis = aligned(first, second)
     pick = np.maximum if largest else np.minimum
     ends = pick(a.low, b.low), pick(a.high, b.high)
-    found = exact((a, b), shape, axis, dtype, ends, (1.0, 1.0), whole=a.whole and b.whole)
-    flush = 0.0 if found.whole else 4 * rounding.tiny(dtype)
+    whole = a.whole and b.whole
+    flush = 0.0 if whole else 4 * rounding.tiny(dtype)
 
     def larger(x: Difference, y: Difference) -> tuple[np.ndarray, float, float]:
         each = np.maximum(x.each, y.each)
@@ -284,8 +284,8 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, dtype: np.dtyp
         )
 
     return make(
-        shape, dtype, found.low, found.high, axis, larger(a.changed, b.changed),
-        larger(a.others, b.others), whole=found.whole, apart=found.apart,
+        shape, dtype, *ends, axis, larger(a.changed, b.changed), larger(a.others, b.others),
+        whole=whole, apart=float(rounding.up(max(a.apart, b.apart) + flush)),
     )  # fmt: skip
 
 

@@ -1,29 +1,52 @@
-"""The rule of `lax.scan`, and of `lax.fori_loop` with a fixed number of steps: unrolled.
+"""The rule of `lax.scan`, and of `lax.fori_loop` with a fixed number of steps.
 
-One step after the other is walked like an inner program, so nothing is assumed of the loop.
+Of few steps, one after the other is walked like an inner program, so nothing is assumed of the
+loop. Of many steps, or if each takes one record, an invariant is walked (_long_loops.py). XLA
+unrolls loops of at most 64 steps, and so may join operations of two steps of a short loop. Where
+carries are sums and counters alone, joining steps changes no bound.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dpjax._tracing._walks import live, parts
 from dpjax.proving._layout import broadcast, cut, join, squeeze
+from dpjax.proving._long_loops import LongLoop, Run
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract
+from dpjax.proving._value import Abstract, norm_of
 
-_MOST_OPERATIONS = 2000
-Run = Callable[[Any, Sequence[object], Sequence[Abstract]], list[Abstract]]
+_MOST_OPERATIONS, _MOST_UNROLLED = 2000, 64
 
 
-def unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
+def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
     """The last carry, and the results of all steps along a new first axis."""
+    body, _ = parts(parameters["jaxpr"])
+    few = parameters["length"] * len(live(body)) <= _MOST_OPERATIONS
+    loop = LongLoop(parameters, operands)
+    apart = parameters["length"] > _MOST_UNROLLED and parameters["unroll"] == 1
+    if few and not (loop.by_record and (apart or not loop.others)):
+        return _unrolled(run, parameters, operands)
+    if loop.others and not apart:
+        raise RefusalError(
+            f"{parameters['length']} steps have more operations than the {_MOST_OPERATIONS} that a"
+            " proof walks"
+        )
+    try:
+        found = loop.outputs(run, tried)
+    except RefusalError:
+        if not few:
+            raise
+        return _unrolled(run, parameters, operands)
+    if few:
+        other = _unrolled(tried, parameters, operands)
+        return min(found, other, key=lambda xs: norm_of(xs, "l1"))
+    return found
+
+
+def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
     body, consts = parts(parameters["jaxpr"])
     length, fixed = parameters["length"], parameters["num_consts"]
     carries = parameters["num_carry"]
-    if length * len(live(body)) > _MOST_OPERATIONS:
-        raise RefusalError(
-            f"{length} steps have more operations than the {_MOST_OPERATIONS} that a proof walks"
-        )
     public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
     arrays = operands[fixed + carries :]
     made: list[list[Abstract]] = [[] for _ in body.outvars[carries:]]

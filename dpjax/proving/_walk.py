@@ -35,7 +35,8 @@ from dpjax.proving._value import Abstract, as_dense, constant
 
 _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
-    "scan": "take fewer steps, or sample it",
+    "scan": "clip what each step carries, take fewer steps, or sample it",
+    "dynamic_slice": "take rows by jax.lax.scan over them, or at public places, or sample it",
     "cond": "choose with jnp.where",
     "conv_general_dilated": "convolve records, as the batch, with a public kernel, or sample it",
     "pure_callback": "write it in JAX, or sample it",
@@ -138,6 +139,17 @@ class Walk:
         self.path = outer
         return [read(atom) for atom in jaxpr.outvars]
 
+    def tried(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Abstract | None]
+    ) -> list[Abstract]:
+        """The same, of which no step is shown."""
+        shown, path = len(self.steps), self.path
+        try:
+            return self.run(jaxpr, consts, inputs)
+        finally:
+            del self.steps[shown:]
+            self.path = path
+
     def outputs(self, equation: Equation, read: Callable[[Atom], Abstract]) -> list[Abstract]:
         """What the rule of an operation says; an inner program is walked."""
         operands = [read(atom) for atom in equation.invars]
@@ -158,7 +170,7 @@ class Walk:
             raise RefusalError("random bits have no rule: draw them outside of the target")
         name, dtype = equation.primitive.name, np.dtype(kind)
         if name == "scan":
-            return loops.unrolled(self.run, equation.params, operands)
+            return loops.looped(self.run, self.tried, equation.params, operands)
         if name == "split":
             return sequences.split(operands[0], equation.params["sizes"], equation.params["axis"])
         rule = RULES.get(name)
