@@ -64,7 +64,7 @@ def difference(
     whole: bool = False,
 ) -> Difference:
     """The tightest bounds that follow from the given ones."""
-    each = np.asarray(each, float)
+    each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
     if whole:  # An integer below 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
