@@ -116,12 +116,14 @@ def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkey
 
 
 def test_progress_counts_probes_and_what_was_found(sample, capsys):
+    """Probes of a sum, which are databases of their own."""
     sample()
     capsys.readouterr()
     sample(progress=True, gamma=0.1)
-    shown = capsys.readouterr().err
-    assert re.search(r"50\.0/50\.0 .* probes/s", shown)
-    assert re.search(r"100/100 .* pairs/s", shown)
+    assert re.search(r"100/100 .* pairs/s", capsys.readouterr().err)
+    mean = dpjax.targets.summable(lambda x: x, average=True)
+    sample(target=mean, progress=True, gamma=0.1, checkpoint=None)
+    assert re.search(r"50\.0/50\.0 .* probes/s", capsys.readouterr().err)
 
 
 OTHERS = {

@@ -251,7 +251,7 @@ def test_probes_look_at_five_over_gamma_databases(uniform):
         jax.random.key(0), jnp.max, uniform, n=2, norm="l1", positions="last"
     )
     counts = [
-        _probes._probes(sampler, dpjax.operating_point(m=10**4, gamma=gamma))
+        _probes.probed_pairs(sampler, dpjax.operating_point(m=10**4, gamma=gamma))
         for gamma in (0.2, 0.05, 0.01)
     ]
     assert counts == [32, 100, 500]
