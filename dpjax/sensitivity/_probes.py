@@ -11,6 +11,10 @@ enough for every position, too, because any rotation is one uniform rotation aft
 random rotation moves the target with probability g, over databases and rotations, then each fixed
 rotation moves it with probability at most 2 g. docs/proofs/shorter.md has the proof.
 
+The databases are those of the first pairs of the sample. So a pair counts in the estimate and in
+the probes. Both statements hold: each is about independent draws, and a refusal returns nothing.
+docs/proofs/shorter.md says what that means. Only sums are probed on databases of their own.
+
 Rotations do not show everything: reversals, exchanges of two records and odd permutations may still
 move a target that passes, such as a sum over neighbors in a ring. All positions of such a target
 are alike.

@@ -104,8 +104,8 @@ def sample_sensitivity(
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
             any number of them, but with `until`, which ends after other pairs. By default the
             default device.
-        progress: shows progress bars with rate and time left, of the probes of the target and of
-            the pairs (needs tqdm).
+        progress: shows progress bars with rate and time left, of the pairs and of the probes of a
+            sum (needs tqdm).
         checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
             when the run ends or is interrupted; the same call goes on from there. With several
             processes each adds a suffix of its own.

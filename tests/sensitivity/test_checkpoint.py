@@ -115,6 +115,31 @@ def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkey
     assert "no pair is kept: given checkpoint=PATH" in ended.value.__notes__[0]
 
 
+def test_chunks_that_a_file_holds_with_fewer_probes_are_drawn_again(sample, computed):
+    """32 pairs are probed of gamma .5; the smaller gammas need all 100."""
+    loose = sample(gamma=0.5)
+    computed.clear()
+    assert sample().m == loose.m
+    assert computed == [(0, 1), (0, 2), (0, 3)]
+    computed.clear()
+    sample(gamma=0.5)
+    assert computed == []
+
+
+def test_a_resumed_run_adds_what_probes_had_seen(key, uniform, sample, computed):
+    """The order of summands moves this target by a few units in the last place."""
+    settings = {"target": lambda d: jnp.cumsum(d)[-1], "n": 50, "allow_cancellation": True}
+    first = sample(**settings)
+    computed.clear()
+    assert sample(**settings).value == first.value
+    assert computed == []
+    distances = dpjax.sensitivity_samples(
+        key, settings["target"], uniform, n=50, norm="l1", m=M, chunk_size=SIZE
+    )
+    added = first.value - np.sort(distances)[first.k - 1]
+    assert added > 1.1 * 25 * np.finfo(np.float32).eps  # More than a unit of the values.
+
+
 def test_progress_counts_probes_and_what_was_found(sample, capsys):
     """Probes of a sum, which are databases of their own."""
     sample()
