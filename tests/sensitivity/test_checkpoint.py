@@ -127,17 +127,16 @@ def test_chunks_that_a_file_holds_with_fewer_probes_are_drawn_again(sample, comp
 
 
 def test_a_resumed_run_adds_what_probes_had_seen(key, uniform, sample, computed):
-    """The order of summands moves this target by a few units in the last place."""
-    settings = {"target": lambda d: jnp.cumsum(d)[-1], "n": 50, "allow_cancellation": True}
-    first = sample(**settings)
+    """The order of the records moves this target by little enough to be added."""
+    target = lambda d: jnp.max(d) + 0.001 * d[-1]  # noqa: E731
+    first = sample(target=target)
     computed.clear()
-    assert sample(**settings).value == first.value
+    assert sample(target=target).value == first.value
     assert computed == []
     distances = dpjax.sensitivity_samples(
-        key, settings["target"], uniform, n=50, norm="l1", m=M, chunk_size=SIZE
+        key, target, uniform, n=4, norm="l1", m=M, chunk_size=SIZE
     )
-    added = first.value - np.sort(distances)[first.k - 1]
-    assert added > 1.1 * 25 * np.finfo(np.float32).eps  # More than a unit of the values.
+    assert 0.001 < first.value - np.sort(distances)[first.k - 1] < 0.002
 
 
 def test_progress_counts_probes_and_what_was_found(sample, capsys):
