@@ -26,8 +26,8 @@ from dpjax.random._release import OUTWARD, usable_scale
 
 # Log weights of options, one for each.
 LogBase: TypeAlias = tuple[float, ...]
-# The round to go on from, whether a try succeeded, and the index that it selected.
-_Tries: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+# The round to go on from, and the index that a try selected, or -1.
+_Tries: TypeAlias = tuple[jax.Array, jax.Array]
 # No noise of the lattice reaches it. A weight of 0 lies further away than any gap and other weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
@@ -82,19 +82,23 @@ def exponential_index(
     consume(key)
     # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
-    start = zero, zero != 0, zero.astype(jnp.int32)
-    *_, index = lax.while_loop(lambda state: ~state[1], attempt, start)
+    start = zero, zero.astype(jnp.int32) - 1
+    _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
     return _selected(index, scores, calibration, fit.scale, taken)
 
 
 def tried_index(
     key: jax.Array, round_number: jax.Array, scores: jax.Array, calibration: Calibration
-) -> _Tries:
-    """One step of the loop of `exponential_index`, for loops that do more than to try again."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One step of the loop of `exponential_index`, for loops that do more than to try again.
+
+    Returns:
+        The round to go on from, whether a try succeeded, and the index that it selected.
+    """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     gaps = _scaled_gaps(scores, fit, None)
-    round_number, found, index = _tried(key, round_number, gaps, None)
-    return round_number, found, _selected(index, scores, calibration, fit.scale)
+    round_number, index = _tried(key, round_number, gaps, None)
+    return round_number, index >= 0, _selected(index, scores, calibration, fit.scale)
 
 
 def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Array | None) -> _Tries:
@@ -110,7 +114,7 @@ def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Arra
     if taken is not None:
         kept &= ~taken[option]
     first = jnp.argmax(kept)
-    return round_number, kept[first], option[first]
+    return round_number, jnp.where(kept[first], option[first], -1)
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
