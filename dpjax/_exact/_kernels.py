@@ -1,4 +1,4 @@
-"""Several results from one loop over their elements.
+"""Several results from one loop over their elements, and arrays that are computed once.
 
 XLA on CPU makes a loop for each result, and every loop repeats the steps that results share. Only
 a reduction has several results in one loop. XLA fuses the steps before a reduction into its loop,
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
+_INTEGERS = {"bfloat16": "int16", "float16": "int16", "float32": "int32", "float64": "int64"}
 _Tree = TypeVar("_Tree")
 _Arrays = tuple[jax.Array, ...]
 
@@ -32,6 +33,26 @@ def reduced(results: _Tree) -> _Tree:
         zeros,
     )
     return lax.reduce(with_zeros, zeros, _either, (0,))
+
+
+def written(arrays: _Tree) -> _Tree:
+    """The same arrays, computed once and not again in the loop of every result that uses them.
+
+    A barrier does that on accelerators. XLA on CPU drops barriers before it fuses, but fuses no
+    reduction into the loops after it.
+    """
+    return lax.platform_dependent(
+        arrays, cpu=lambda same: jax.tree.map(_reduced_bits, same), default=lax.optimization_barrier
+    )
+
+
+def _reduced_bits(x: jax.Array) -> jax.Array:
+    """The same array by a reduction, which keeps the bits of a NaN as well."""
+    if x.dtype.name not in _INTEGERS:
+        return lax.optimization_barrier(x)
+    return lax.bitcast_convert_type(
+        reduced(lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])), x.dtype
+    )
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:

@@ -14,6 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import Norm, Oracle, Positions, Target
+from dpjax._exact._kernels import written
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching, touching
@@ -215,9 +216,7 @@ class RandomPair:
     def values(self, key: Key, index: jax.Array, position: jax.Array) -> tuple[Value, Value]:
         """The target's values on the two databases of pair `index`."""
         changed = self._changed(key, index, position)
-        # The barrier keeps XLA from drawing the records a second time for the second database.
-        records = lax.optimization_barrier(self.records_of(key, index))
-        database, neighbor = neighboring_pair(records, changed)
+        database, neighbor = neighboring_pair(written(self.records_of(key, index)), changed)
         if self.calls_host or not self.target.has_loops:
             return self._one_by_one(index, database, neighbor)
         # A GPU starts kernels in every step of a loop, so one loop is over both databases.
