@@ -38,21 +38,20 @@ def reduced(results: _Tree) -> _Tree:
 def written(arrays: _Tree) -> _Tree:
     """The same arrays, computed once and not again in the loop of every result that uses them.
 
-    A barrier does that on accelerators. XLA on CPU drops barriers before it fuses, but fuses no
+    A barrier does that on accelerators. XLA on CPU drops barriers before it fuses, but it fuses no
     reduction into the loops after it.
     """
     return lax.platform_dependent(
-        arrays, cpu=lambda same: jax.tree.map(_reduced_bits, same), default=lax.optimization_barrier
+        arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier
     )
 
 
-def _reduced_bits(x: jax.Array) -> jax.Array:
-    """The same array by a reduction, which keeps the bits of a NaN as well."""
-    if x.dtype.name not in _INTEGERS:
-        return lax.optimization_barrier(x)
-    return lax.bitcast_convert_type(
-        reduced(lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])), x.dtype
-    )
+def _by_reduction(x: jax.Array) -> jax.Array:
+    """The same array, bit by bit: also of a NaN and of a negative zero."""
+    if integers := _INTEGERS.get(x.dtype.name):
+        return lax.bitcast_convert_type(reduced(lax.bitcast_convert_type(x, integers)), x.dtype)
+    whole = isinstance(x.dtype, np.dtype) and x.dtype.kind in "biu"
+    return reduced(x) if whole else lax.optimization_barrier(x)
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:
