@@ -74,7 +74,7 @@ def run(rounds: int = 7) -> None:
         "priestley-chao",
         [
             Row(job, R, ours, R_SECONDS, 100, kernels),
-            Row(job, "NumPy per pair, databases given", ours, race.seconds["numpy"]),
+            Row(job, "NumPy per pair, databases given", ours, race.seconds["numpy"], 2),
         ],
         race=race,
         sizes={"n": N, "degree": DEGREE, "m": M},

@@ -1,4 +1,4 @@
-"""Several results from one loop over their elements.
+"""Several results from one loop over their elements, and arrays that are computed once.
 
 XLA on CPU makes a loop for each result, and every loop repeats the steps that results share. Only
 a reduction has several results in one loop. XLA fuses the steps before a reduction into its loop,
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
+_INTEGERS = {"bfloat16": "int16", "float16": "int16", "float32": "int32", "float64": "int64"}
 _Tree = TypeVar("_Tree")
 _Arrays = tuple[jax.Array, ...]
 
@@ -32,6 +33,25 @@ def reduced(results: _Tree) -> _Tree:
         zeros,
     )
     return lax.reduce(with_zeros, zeros, _either, (0,))
+
+
+def written(arrays: _Tree) -> _Tree:
+    """The same arrays, computed once and not again in the loop of every result that uses them.
+
+    A barrier does that on accelerators. XLA on CPU drops barriers before it fuses, but it fuses no
+    reduction into the loops after it.
+    """
+    return lax.platform_dependent(
+        arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier
+    )
+
+
+def _by_reduction(x: jax.Array) -> jax.Array:
+    """The same array, bit by bit: also of a NaN and of a negative zero."""
+    if integers := _INTEGERS.get(x.dtype.name):
+        return lax.bitcast_convert_type(reduced(lax.bitcast_convert_type(x, integers)), x.dtype)
+    whole = isinstance(x.dtype, np.dtype) and x.dtype.kind in "biu"
+    return reduced(x) if whole else lax.optimization_barrier(x)
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:

@@ -14,6 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import Norm, Oracle, Positions, Target
+from dpjax._exact._kernels import written
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching, touching
@@ -222,9 +223,7 @@ class RandomPair:
     ) -> tuple[Database, Database]:
         """The two databases of pair `index`."""
         changed = self._changed(key, index, position)
-        # The barrier keeps XLA from drawing the records a second time for the second database.
-        records = lax.optimization_barrier(self.records_of(key, index))
-        return neighboring_pair(records, changed)
+        return neighboring_pair(written(self.records_of(key, index)), changed)
 
     def values(
         self, index: jax.Array, database: Database, neighbor: Database

@@ -1,5 +1,6 @@
 """Kernel regression: functions of a database on the unit interval."""
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -55,13 +56,11 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Database], Callable[[jax.Ar
 
     def regress(database: Database) -> Callable[[jax.Array], jax.Array]:
         dtype = compute_dtype(database["x"].dtype)
-        x, y = _by_x(database["x"].astype(dtype), database["y"].astype(dtype))
-        gaps = jnp.diff(x, prepend=x[:1])
-        weights = jnp.where(gaps > 0, gaps * y / h, 0)
+        x, weights = _weighted(database["x"].astype(dtype), database["y"].astype(dtype))
+        weights /= h * math.sqrt(2 * math.pi)
 
         def curve(point: jax.Array) -> jax.Array:
-            density = jnp.exp(-jnp.square((point[0] - x) / h) / 2)
-            kernel = density / jnp.sqrt(jnp.asarray(2 * jnp.pi, density.dtype))
+            kernel = jnp.exp(jnp.square((point[0] - x) / h) * -0.5)
             return jnp.dot(weights, kernel, precision=lax.Precision.HIGHEST)
 
         return curve
@@ -138,6 +137,13 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
 
 @jax.jit  # Which JAX traces once, and not at every call that traces the target.
+def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sorted x, and each gap below one times its least y; the first x has no gap, and weighs 0."""
+    x, y = _by_x(x, y)
+    gaps = jnp.diff(x, prepend=x[:1])
+    return x, jnp.where(gaps > 0, gaps * y, 0)
+
+
 def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorts records by x. Of those with the same x, the first gets the least y, others infinity.
 

@@ -57,3 +57,19 @@ def test_a_target_has_loops_where_a_step_is_repeated() -> None:
 
     assert _pair(scanned).target.has_loops
     assert not _pair(lambda database: jnp.mean(database["x"])).target.has_loops
+
+
+def test_a_cpu_computes_the_records_of_a_pair_once() -> None:
+    """XLA drops barriers on CPUs, and would draw a record again for every number made of it."""
+
+    def oracle(key: jax.Array, n: int) -> jax.Array:
+        return jax.random.uniform(key, (n,)) * 0.1234
+
+    def target(database: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.exp(database[:, None] * jnp.arange(3.0)[None]), axis=0)
+
+    key = jax.random.key(0)
+    pair = RandomPair.trace(key, target, oracle, n=50, norm="l1", positions="last")
+    chunk = jax.jit(jax.vmap(pair.values, (None, 0, None)))
+    compiled = chunk.lower(key, jnp.arange(4, dtype=jnp.uint32), jnp.uint32(0)).compile()
+    assert str(compiled.as_text()).count("constant(0.1234)") == 1
