@@ -145,14 +145,14 @@ CHILDREN = {
 }
 
 
-def process(job: str, **environment: str) -> tuple[float, float, int, str]:
+def process(job: str, program: str = __file__, **environment: str) -> tuple[float, float, int, str]:
     """Runs one of them in a process of its own: seconds, those of its CPUs, MiB, its output."""
     root = pathlib.Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), **environment}
     environment.pop("XLA_FLAGS", None)
     start = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, __file__, job], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, program, job], env=environment, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     output = child.stdout.read()

@@ -25,6 +25,7 @@ JOBS = (
     "randomized_response",
     "sweep",
     "first_answer",
+    "cold",
     "growth",
     "ledger",
     "attacks",

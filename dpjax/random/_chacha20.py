@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Hashable
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -143,6 +144,9 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
     return np.concatenate(rows) + state
 
 
+# The rules for `vmap` of the operations that make samples or words of keys.
+_RULES = set[Hashable]()
+
 # Gives the words of one round for a batch of samples; and makes samples of them.
 Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
 WordSampler = Callable[[Draw, jax.Array], PyTree]
@@ -254,7 +258,7 @@ def _chunked(
         return jax.tree.map(cut, out)
 
     @generate.def_vmap
-    def _(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:
+    def rule(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:
         lanes = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arguments, batched, strict=True)
@@ -262,7 +266,14 @@ def _chunked(
         out = generate(*lanes)
         return out, jax.tree.map(lambda _: True, out)
 
+    _RULES.add(rule)
     return generate
+
+
+def generates_words(equation: jex.JaxprEqn) -> bool:
+    """Whether a traced operation makes samples or words of keys."""
+    rule = getattr(equation.params.get("rule"), "rule", None)
+    return isinstance(rule, Hashable) and rule in _RULES
 
 
 def _state(keys: jax.Array, counters: jax.Array, nonce: int, rounds: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from dpjax.random._chacha20 import CHACHA20 as CHACHA20
 from dpjax.random._chacha20 import SEEDED_CHACHA20 as SEEDED_CHACHA20
+from dpjax.random._chacha20 import generates_words as generates_words
 from dpjax.random._grid_fit import Calibration as Calibration
 from dpjax.random._grid_fit import GridFit as GridFit
 from dpjax.random._integer_laplace import SCALE_BITS as SCALE_BITS
@@ -9,6 +10,7 @@ from dpjax.random._integer_laplace import integer_fit as integer_fit
 from dpjax.random._integer_laplace import laplace_steps as laplace_steps
 from dpjax.random._integer_laplace import private_fit as private_fit
 from dpjax.random._integer_laplace import steps_to_float as steps_to_float
+from dpjax.random._key_for_each import forwards_key as forwards_key
 from dpjax.random._key_for_each import key_for_each as key_for_each
 from dpjax.random._keys import check_key as check_key
 from dpjax.random._keys import check_sampling_key as check_sampling_key

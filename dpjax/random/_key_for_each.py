@@ -5,6 +5,7 @@ transformation removes the check as dead code.
 """
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -81,6 +82,11 @@ def _mapped(
     if any(jax.tree.leaves(value_is_mapped)) and not key_is_mapped:
         raise ValueError(_message("jax.vmap maps over values"))
     return _mapped_alike(key_data, used, value), key_is_mapped
+
+
+def forwards_key(equation: jex.JaxprEqn) -> bool:
+    """Whether a traced operation returns its first operand, and checks how `vmap` maps others."""
+    return getattr(equation.params.get("rule"), "rule", None) is _mapped
 
 
 def _message(cause: str) -> str:

@@ -1,7 +1,7 @@
 """Computes chunks of cells of a part, over devices."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from dpjax._tracing._programs import Program
 from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import cell_keys
+from dpjax.sweeps._cut import Cut
 from dpjax.sweeps._parts import Part
 
 # Takes the cells of a chunk, and their values.
@@ -61,14 +62,8 @@ def compute(
         values = {a.name: a.values_at(place) for a, place in zip(axes, places, strict=True)}
         mesh = row_of(layout.local.values())
         with within(mesh):
-            out = _compiled_chunk(
-                key,
-                part.words[padded],
-                values,
-                program=part.program,
-                fingerprint=fingerprint,
-                mesh=mesh,
-            )
+            words = part.words[padded]
+            out = _run_chunk(key, words, values, cut=part.cut, fingerprint=fingerprint, mesh=mesh)
         return of_chunks, out
 
     def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
@@ -86,19 +81,57 @@ def compute(
         run_in_flight(claimed(), start, finish, calls_host=part.program.calls_host)
 
 
-@functools.partial(jax.jit, static_argnames=("program", "fingerprint", "mesh"))
-def _compiled_chunk(
+def _run_chunk(
     key: Key,
-    words: jax.Array,
+    words: np.ndarray,
     values: PyTree,
+    *,
+    cut: Cut,
+    fingerprint: str,
+    mesh: Mesh | None,
+) -> list[jax.Array]:
+    """The outputs of the cells of a chunk: its keys, then its draws, then the rest."""
+    keys, kind = _compiled_keys(key, words, mesh=mesh), jax.random.key_impl(key)
+    drawn = [_compiled_draw(keys, program=draw, kind=kind, mesh=mesh) for draw in cut.draws]
+    return _compiled_rest(
+        keys, values, drawn, program=cut.rest, fingerprint=fingerprint, kind=kind, mesh=mesh
+    )
+
+
+# Keys travel as words: `jax.debug_key_reuse` would take each program for another use of a key.
+@functools.partial(jax.jit, static_argnames="mesh")
+def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Array:
+    def chunk(key: Key, words: jax.Array) -> jax.Array:
+        return jax.random.key_data(cell_keys(key, words))
+
+    return on_every(mesh, chunk, (SHARED, SPREAD))(key, words)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "kind", "mesh"))
+def _compiled_draw(
+    keys: jax.Array, *, program: Program, kind: Hashable, mesh: Mesh | None
+) -> PyTree:
+    def chunk(keys: jax.Array) -> PyTree:
+        return jax.vmap(program)(jax.random.wrap_key_data(keys, impl=kind))
+
+    return on_every(mesh, chunk, (SPREAD,))(keys)
+
+
+@functools.partial(jax.jit, static_argnames=("program", "fingerprint", "kind", "mesh"))
+def _compiled_rest(
+    keys: jax.Array,
+    values: PyTree,
+    drawn: PyTree,
     *,
     program: Program,
     fingerprint: str,  # For JAX's cache, which sees only the names of the user's rules for `vmap`.
+    kind: Hashable,
     mesh: Mesh | None,
 ) -> list[jax.Array]:
     del fingerprint
 
-    def chunk(key: Key, words: jax.Array, values: PyTree) -> list[jax.Array]:
-        return jax.tree.leaves(jax.vmap(program)(cell_keys(key, words), values))
+    def chunk(keys: jax.Array, values: PyTree, drawn: PyTree) -> list[jax.Array]:
+        keys = jax.random.wrap_key_data(keys, impl=kind)
+        return jax.tree.leaves(jax.vmap(program)(keys, values, *drawn))
 
-    return on_every(mesh, chunk, (SHARED, SPREAD, SPREAD))(key, words, values)
+    return on_every(mesh, chunk, (SPREAD, SPREAD, SPREAD))(keys, values, drawn)

@@ -1,6 +1,7 @@
 """The parts of a sweep: one for each choice of the static parameters, each with its program."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,7 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import primitives
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
+from dpjax.sweeps._cut import Cut, cut_at_draws
 from dpjax.sweeps._outputs import Output, outputs_of
 
 # An interruption should lose at most one of this many chunks. Smaller chunks than this are slow.
@@ -44,6 +46,11 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    @functools.cached_property
+    def cut(self) -> Cut:
+        """The program in the pieces that chunks run."""
+        return cut_at_draws(self.program)
 
     @property
     def relation(self) -> str | None:

@@ -80,7 +80,8 @@ def test_one_trace_and_one_program_for_each_choice(key, compilations):
     choices = [(n, kind) for n in (1, 2, 3) for kind in "ab"]
     first = compilations(lambda: swept([1.0, 2.0]).value.values)
     # The kind makes no other program.
-    assert first.count("jit(_compiled_chunk)") == 3
+    assert first.count("jit(_compiled_rest)") == 3
+    assert first.count("jit(_compiled_keys)") == 1
     assert traces == choices
     assert compilations(lambda: swept(np.linspace(0, 9, 33)).value.values) == []
     assert traces == 2 * choices
