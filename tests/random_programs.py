@@ -143,6 +143,12 @@ STEPS = {
         lax.reduce_window(v, np.array(-np.inf, v.dtype), lax.max, (1, 2), (1, 1), "SAME")
         * lax.reduce_window(v, np.array(np.inf, v.dtype), lax.min, (2, 1), (1, 1), "SAME")
     ),
+    "summed one by one": lambda v: v - lax.scan(lambda c, r: (c + r, None), v[0], v)[0] / 4,
+    "mapped": lambda v: lax.map(lambda r: r * jnp.tanh(r[::-1]), v),
+    "held in 16 bits": lambda v: jnp.tanh(v).astype(jnp.float16),
+    "product in 16 bits": lambda v: jnp.matmul(
+        v.astype(jnp.bfloat16), MATRIX.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    ),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
 }
 ENDS = {

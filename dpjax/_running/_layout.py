@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Collection, Container
 from typing import Any, ParamSpec, TypeVar
 
@@ -72,9 +73,13 @@ class Layout:
         # Blocks of consecutive chunks, so that all rows in order are the pairs in order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
-    def steps(self, found: Container[int] = ()) -> list[list[int | None]]:
+    def steps(
+        self, found: Container[int] = (), among: range = range(sys.maxsize)
+    ) -> list[list[int | None]]:
         """For each step the chunk of every device of this host, None where it has none left."""
-        missing = [[c for c in self.chunks_of(d) if c not in found] for d in self.local]
+        missing = [
+            [c for c in self.chunks_of(d) if c in among and c not in found] for d in self.local
+        ]
         longest = max(len(chunks) for chunks in missing)
         return [
             [chunks[step] if step < len(chunks) else None for chunks in missing]

@@ -21,7 +21,7 @@ from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._probes import Probes, probed_pairs
 from dpjax.sensitivity._sum_targets import Summable
 
 # The scale that is drawn is known in float32.
@@ -177,10 +177,12 @@ def sampled_distances(
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         drawn = pair if released is None else released(pair)
-        layout = layout_that_fits(key, drawn, layout_of(drawn, point.m, None, None))
+        layout = layout_of(drawn, point.m, None, None)
+        layout = layout_that_fits(key, drawn, layout, probed_pairs(drawn, point))
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
-        rounding = rounding_of_releases(plan)
-        block = sample_block(dataclasses.replace(plan, pair=drawn))
+        probes = Probes(plan)
+        block = sample_block(dataclasses.replace(plan, pair=drawn), probes=probes)
+        rounding = probes.rounding(team)
         sampled = np.asarray(all_distances(block, layout=layout))
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 

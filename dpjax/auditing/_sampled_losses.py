@@ -12,7 +12,7 @@ import numpy as np
 from jax.scipy.special import ndtri
 
 from dpjax._core._pair_loss import LogPmf
-from dpjax._core._types import Key, PyTree
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._tracing._programs import Program
 from dpjax.auditing._profile_pairs import Joint, Stretches
 from dpjax.sensitivity._norms import difference, distance
@@ -56,12 +56,9 @@ class ReleasedPair(RandomPair):
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """The stretch and the loss of pair `index`, and the resolution of the target's value."""
-        assert self.loss is not None
-        loss, noise = self.loss, jax.random.fold_in(position_key(key, index), _NOISE)
         if self.sums is None:
-            values = self.values(key, index, position)
-            both = [distance(self.norm, *values), loss(*values, noise)]
-            return jnp.stack(both), self.resolution(values[0])
+            return super().distance(key, index, position)
+        loss, noise = self._release(key, index)
 
         def of_difference(moved: PyTree) -> jax.Array:
             return jnp.stack([self.norm(moved), loss(moved, noise)])
@@ -69,6 +66,15 @@ class ReleasedPair(RandomPair):
         released = dataclasses.replace(self, norm=of_difference)
         found, resolution = RandomPair.distance(released, key, index, position)
         return found, resolution[0]
+
+    def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
+        """The stretch and the loss."""
+        loss, noise = self._release(key, index)
+        return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
+
+    def _release(self, key: Key, index: jax.Array) -> tuple[Program, Key]:
+        assert self.loss is not None
+        return self.loss, jax.random.fold_in(position_key(key, index), _NOISE)
 
 
 def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:

@@ -33,7 +33,7 @@ def compare(name: str, first: Abstract, second: Abstract) -> Abstract:
     An array is never NaN, so it equals itself. Of answers `x == c_j` with x the same along an axis
     and distinct constants c_j, at most one is true: then the row of answers moves by 2 in l1.
     """
-    if first is second and first.is_finite:
+    if first is second and first.is_finite and not first.pending.coarse:
         return _everywhere(name in ("eq", "le", "ge"), first.shape)
     (a, b), shape, axis = aligned(first, second)
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
@@ -75,7 +75,8 @@ def _everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
 def _one_true(a: Abstract, b: Abstract, axis: int | None) -> int:
     """The number of groups of answers of which at most one is true; 0 where nothing is known."""
     for x, levels in ((a, b), (b, a)):
-        if not levels.is_known or not np.isfinite(levels.low).all():
+        # Other digits at another place of the axis could equal another level.
+        if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
         if len(long) == 1 and long[0] in x.tied and long[0] != axis:
@@ -151,6 +152,8 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
         raise RefusalError("a number that is not finite changes its dtype")
     ends = x.low, x.high
+    if {dtype, x.dtype} & set(rounding.NARROW):
+        return _narrow(x, dtype)
     if dtype == BOOL:
         return compare("ne", x, constant(np.zeros((), x.dtype)))
     if dtype.kind in "iu":
@@ -169,3 +172,21 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
     # All copies along a tied axis change alike.
     found = dataclasses.replace(found, tied=x.tied)
     return found
+
+
+def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
+    """To or from 16 bits: a compiler may drop a change to them and back, so rounding may be none.
+
+    It rounds to the nearest number, so the error is at most u. Either way, an entry that does not
+    move is rounded alike in both databases.
+    """
+    if not rounding.is_float(dtype):
+        raise RefusalError(f"a change from {x.dtype} to {dtype} has no rule: go by float32")
+    exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
+    held = x.whole and float(x.magnitude.max()) <= exact_in
+    # What 16 bits hold may still have all digits of before, which then are rounded here.
+    error = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6) * x.magnitude
+    found = lipschitz(
+        (x,), x.shape, x.axis, dtype, (x.low, x.high), (1.0,), error, whole=held
+    )  # fmt: skip
+    return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

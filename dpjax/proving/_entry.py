@@ -203,6 +203,8 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     """What the clamp makes of any array: its record i moves, and no other one."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
+    if dtype in rounding.NARROW:
+        raise RefusalError(f"records of {dtype} have no proof: use float32 or float64")
     ones, apart = (1,) * len(shape), 0.0
     none = np.zeros(ones), 0.0, 0.0
     if isinstance(bound, Ball):

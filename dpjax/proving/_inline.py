@@ -31,6 +31,10 @@ def improved(
 ) -> tuple[str, Abstract] | None:
     """The lemma that the program up to an operation is an instance of, and the better bound."""
     name = equation.primitive.name
+    operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
+    # A lemma takes an array for the same in all of its uses.
+    if any(x is not None and x.pending.coarse for x in operands):
+        return None
     found = clipped(program, equation, values) if name in ("div", "mul") else None
     if found is not None:
         operands: Any = [values[x] for x in equation.invars]  # type: ignore[index]
@@ -47,7 +51,7 @@ def improved(
         if isinstance(variable, jex.Literal):
             continue
         x = values.get(variable)
-        if x is None or x.is_public or not x.is_finite or x.dtype.kind != "f":
+        if x is None or x.is_public or not x.is_finite or x.dtype.kind != "f" or x.pending.coarse:
             continue
         if name != "add" and len(axes) != 1:
             continue

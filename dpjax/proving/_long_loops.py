@@ -93,7 +93,10 @@ class LongLoop:
         }
         # Steps are compiled apart from what follows, for compilers unroll loops of few steps only.
         last |= {
-            k: dataclasses.replace(hull(moved[k], still[k]), pending=Pending(), source=None)
+            k: dataclasses.replace(
+                hull(moved[k], still[k]),
+                pending=Pending(coarse=moved[k].pending.coarse or still[k].pending.coarse),
+            )
             for k in self.others
         }
         rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
@@ -139,7 +142,7 @@ class LongLoop:
         load = max(load, total.pending.weight, self.length * terms.pending.load)
         start = Pending.of_sum(total.pending.terms + started, load)
         bits = terms.pending.bits + math.log2(self.length)
-        start = start.having(shift=shift, bits=bits)
+        start = start.having(shift=shift, bits=bits, coarse=terms.pending.coarse)
         zero = self.start[k].is_known and not self.start[k].magnitude.any()
         if zero and not terms.pending.starts:
             return dataclasses.replace(total, pending=start)

@@ -57,8 +57,9 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         OverflowRefusalError: if a compiler may form a number that overflows.
     """
     bits = _bits(name, parameters, operands, found.dtype)
+    coarse = found.pending.coarse or any(x.pending.coarse for x in operands)
     if name in ("add", "add_any", "sub"):
-        return found.pending.having(bits=bits)
+        return found.pending.having(bits=bits, coarse=coarse)
     shift, old, new = _shift(name, operands), Pending.of_all(operands), found.pending
     scale = _scale(name, operands)
     if name in _NEVER_UNDONE:
@@ -68,7 +69,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
     if new.terms == 1 and name in _MOVES and sum(not x.is_public for x in operands) == 1:
         factor = old.factor * (_first_factor(name, operands) if name in ("mul", "div") else 1.0)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
-    return new.having(shift=shift, bits=bits)
+    return new.having(shift=shift, bits=bits, coarse=coarse)
 
 
 def _shift(name: str, operands: Sequence[Abstract]) -> float:
@@ -125,7 +126,7 @@ def flattened(x: Abstract) -> tuple[int, float]:
 
 def _bits(name: str, parameters: Any, operands: Sequence[Abstract], dtype: np.dtype) -> float:
     """The bits of all factors that a compiler may move, of the product that an array is."""
-    if dtype.kind != "f" or name in _NEVER_UNDONE:
+    if not rounding.is_float(dtype) or name in _NEVER_UNDONE:
         return 0.0
     own = [x.pending.bits for x in operands]
     if name in ("dot_general", "conv_general_dilated"):

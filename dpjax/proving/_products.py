@@ -25,8 +25,12 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     a and b are one row r, ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
     """
     (ca, cb), (ba, bb) = dimensions
-    if not first.dtype == second.dtype == dtype:
-        raise RefusalError("a product of two dtypes has no rule")
+    narrow = first.dtype in rounding.NARROW
+    if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):
+        raise RefusalError(
+            f"a product of {first.dtype} and {second.dtype} in {dtype} has no rule: in 16 bits, ask"
+            " for preferred_element_type=jnp.float32"
+        )
     fa = [k for k in range(len(first.shape)) if k not in (*ca, *ba)]
     fb = [k for k in range(len(second.shape)) if k not in (*cb, *bb)]
     a, b = transpose(first, [*ba, *fa, *ca]), transpose(second, [*bb, *fb, *cb])
@@ -48,6 +52,8 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     products = multiply(x, y, dtype=dtype)
     load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
     products = dataclasses.replace(products, pending=carried("mul", {}, (x, y), products))
+    if narrow:  # Tensor cores cut digits of all terms below the largest one, up to 2 u of it.
+        products = _as_four(products)
     found = sum_over(products, summed)
     terms, weight = found.pending.terms, found.pending.weight
     start = Pending.of_sum(terms, max(load, weight))
@@ -86,17 +92,30 @@ def contract(first: Abstract, second: Abstract, dimensions: Any, dtype: np.dtype
     return dataclasses.replace(found, changed=changed, others=others)
 
 
+def _as_four(x: Abstract) -> Abstract:
+    """Numbers of which each is rounded as a sum of four."""
+    top = float(x.magnitude.max())
+    terms, weight = max(4, x.pending.terms), max(top, x.pending.weight)
+    pending = x.pending.having(terms=terms, weight=weight, factor=1.0)
+    return dataclasses.replace(x, pending=pending)
+
+
 def _public_factor(
     a: Abstract, b: Abstract, ca: Any, cb: Any, batch: int
 ) -> tuple[float, float] | None:
     for x, matrix, cx, cm in ((a, b, ca, cb), (b, a, cb, ca)):
-        if batch or not matrix.is_known or x.axis in cx or matrix.low.size > 2**20:
+        public = matrix.is_public and matrix.is_finite
+        if batch or not public or x.axis in cx or matrix.low.size > 2**20:
             continue
-        full = np.broadcast_to(matrix.low, matrix.shape)
-        free = [k for k in range(full.ndim) if k not in cm]
+        free = [k for k in range(len(matrix.shape)) if k not in cm]
         rows = math.prod(matrix.shape[k] for k in cm)
-        flat = full.transpose([*cm, *free]).reshape(rows, -1)
-        largest = float(np.linalg.norm(flat, 2)) * (1 + 1e-9)
+        low, high = (
+            np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
+            for ends in (matrix.low, matrix.high)
+        )
+        # What is known up to a radius is off by at most the norm of the radius.
+        off = float(np.linalg.norm(high - low)) / 2
+        largest = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
         return largest * x.changed.l2, largest * x.others.l2
     return None
 
@@ -107,7 +126,7 @@ def _outer(a: Abstract, b: Abstract, ca: Any, cb: Any, batch: int) -> tuple[floa
         return None
     ra, rb = a.l2_of_row, b.l2_of_row
     l2 = ra * b.changed.l2 + rb * a.changed.l2
-    if a.origin is b.origin:
+    if a.origin is b.origin and not a.pending.coarse:
         apart = max(a.apart, b.apart) * math.sqrt(math.prod(a.shape) / a.n)
         l2 = min(l2, math.sqrt(2) * (max(ra, rb) + apart) ** 2)
     return l2, l2

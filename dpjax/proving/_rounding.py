@@ -12,6 +12,7 @@ and may multiply by the reciprocal of a constant, which `UNITS` of a quotient co
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 # In units of u = eps / 2. XLA documents no error bounds. Its CPU and GPU code computes elementary
@@ -45,9 +46,18 @@ def widened(low: np.ndarray, high: np.ndarray, error: np.ndarray) -> tuple[np.nd
     return low - np.abs(low) * slack - error, high + np.abs(high) * slack + error
 
 
+# Floats of 16 bits. A compiler may keep more digits of them, in one use and not in another.
+NARROW = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether operations on it round. NumPy knows no kind of bfloat16."""
+    return dtype.kind == "f" or dtype in NARROW
+
+
 def unit(dtype: np.dtype) -> float:
     """The unit roundoff u; 0 for integers and booleans, which are exact."""
-    return float(np.finfo(dtype).eps) / 2 if dtype.kind == "f" else 0.0
+    return float(jnp.finfo(dtype).eps) / 2 if is_float(dtype) else 0.0
 
 
 def coarseness(dtype: np.dtype) -> float:
@@ -71,12 +81,17 @@ def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
 
 def tiny(dtype: np.dtype) -> float:
     """The least normal number; 0 for integers."""
-    return float(np.finfo(dtype).tiny) if dtype.kind == "f" else 0.0
+    return float(jnp.finfo(dtype).tiny) if is_float(dtype) else 0.0
+
+
+def largest(dtype: np.dtype) -> float:
+    """The largest magnitude that a proof allows."""
+    return min(LARGEST, float(jnp.finfo(dtype).max) / 2) if is_float(dtype) else 2.0**52
 
 
 def most_bits(dtype: np.dtype) -> float:
     """A product of numbers with so many bits in all neither overflows nor is subnormal."""
-    return float(min(np.finfo(dtype).maxexp, -np.finfo(dtype).minexp)) - 2
+    return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 
 
 def sum_units(count: int, dtype: np.dtype) -> float:
@@ -87,4 +102,4 @@ def sum_units(count: int, dtype: np.dtype) -> float:
 
 def exact_integers(dtype: np.dtype) -> float:
     """Integers up to this magnitude are computed exactly, in any order."""
-    return 2.0 ** (np.finfo(dtype).nmant + 1) if dtype.kind == "f" else 2.0**52
+    return 2.0 ** (jnp.finfo(dtype).nmant + 1) if is_float(dtype) else 2.0**52

@@ -94,6 +94,7 @@ class Pending:
         weight: the sum of their magnitudes.
         factor: by what that sum was multiplied since.
         bits: the sum of |log2| of all factors of a product, but for those of the records.
+        coarse: whether 16 bits hold a part of it, so that two uses may see different digits.
     """
 
     shift: float = 0.0
@@ -103,6 +104,7 @@ class Pending:
     weight: float = 0.0
     factor: float = 1.0
     bits: float = 0.0
+    coarse: bool = False
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
@@ -122,6 +124,7 @@ class Pending:
             weight=sum(p.weight for p in sums),
             factor=sums[0].factor if len({p.factor for p in sums}) == 1 else 1.0,
             bits=max((p.bits for p in all_), default=0.0),
+            coarse=any(p.coarse for p in all_),
         )
 
     def having(self, **fields: Any) -> "Pending":
@@ -188,7 +191,7 @@ def constant(value: object) -> Abstract:
     if jnp.issubdtype(getattr(value, "dtype", float), jax.dtypes.prng_key):
         raise RefusalError("random bits have no rule: draw them outside of the target")
     array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" and array.dtype not in rounding.NARROW:
         raise RefusalError(f"constants of dtype {array.dtype} have no rule")
     numbers = array.astype(float)
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
@@ -196,7 +199,10 @@ def constant(value: object) -> Abstract:
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         whole = bool((np.floor(numbers) == numbers).all())
-    return Abstract(array.shape, array.dtype, numbers, numbers, None, none, none, whole=whole)
+    found = Abstract(array.shape, array.dtype, numbers, numbers, None, none, none, whole=whole)
+    if array.dtype in rounding.NARROW:
+        found = dataclasses.replace(found, pending=Pending(coarse=True))
+    return found
 
 
 def make(
@@ -260,11 +266,11 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     if (low > high).any():
         raise RefusalError("the interval of the value is empty")
     largest = max(np.abs(low).max(), np.abs(high).max())
-    if dtype.kind not in "fiub" or (dtype.kind == "f" and dtype.itemsize < 4):
+    if dtype.kind not in "fiub" and dtype not in rounding.NARROW:
         raise RefusalError(f"{dtype} has no rule: compute in float32, float64 or usual integers")
     if dtype.kind == "b" and (np.ceil(low).min() < 0 or np.floor(high).max() > 1):
         raise RefusalError("sums and products of booleans have no rule: convert to a number")
-    if dtype.kind == "f" and largest > rounding.LARGEST:
+    if rounding.is_float(dtype) and largest > rounding.largest(dtype):
         raise RefusalError(f"the value may be as large as {largest:.3g}, and may overflow: rescale")
     if dtype.kind in "iu":
         info = np.iinfo(dtype)

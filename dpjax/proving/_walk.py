@@ -27,6 +27,7 @@ from dpjax.proving import _places as places
 from dpjax.proving import _powers as powers
 from dpjax.proving import _products as products
 from dpjax.proving import _reductions as reductions
+from dpjax.proving import _rounding as rounding
 from dpjax.proving import _sequences as sequences
 from dpjax.proving import _windows as windows
 from dpjax.proving._refusal import OverflowRefusalError, RefusalError
@@ -43,6 +44,13 @@ _REMEDIES = {
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
 }
+# These compute nothing in 16 bits.
+_OF_16_BITS = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
+        *("dot_general", "reshape", "slice", "squeeze", "stop_gradient", "transpose"),
+    )
+)
 _ROUND = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -154,7 +162,8 @@ class Walk:
         """What the rule of an operation says; an inner program is walked."""
         operands = [read(atom) for atom in equation.invars]
         if inner := called(equation):
-            if (found := lemmas.known(equation, inner, operands)) is not None:
+            coarse = any(x.pending.coarse for x in operands)
+            if not coarse and (found := lemmas.known(equation, inner, operands)) is not None:
                 place = source_line(equation)
                 lemma = f"lemma {equation.params['name']}"
                 self.steps.append(Step(self.depth, lemma, place, found, self.path))
@@ -169,6 +178,8 @@ class Walk:
         if jnp.issubdtype(kind, jax.dtypes.prng_key):
             raise RefusalError("random bits have no rule: draw them outside of the target")
         name, dtype = equation.primitive.name, np.dtype(kind)
+        if name not in _OF_16_BITS and {dtype, *(x.dtype for x in operands)} & set(rounding.NARROW):
+            raise RefusalError("floats of 16 bits have no rule here: compute in float32")
         if name == "scan":
             return loops.looped(self.run, self.tried, equation.params, operands)
         if name == "split":

@@ -8,27 +8,27 @@ rounding costs no privacy.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._exponential import exponential
 from dpjax.mechanisms._laplace import laplace
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.queries._multiplicative_weights import Measured, MultiplicativeWeights
 from dpjax.queries._workload import Workload
+from dpjax.random._facade import add_drawn, noise_ahead, tried_index
 
 # More updates would take hours.
 _MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
-_LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
 
 
 @frozen_pytree
@@ -117,67 +117,35 @@ class Mwem(SensitivityMechanism):
         measurement._check_value(jax.ShapeDtypeStruct((), jnp.int32))
 
     def _draw(self, key: Key, value: Value) -> MwemTable:
-        (selection, measurement), truth = self._parts, self.clamped(value)
+        selection, measurement, truth = self.selection, self.measurement, self.clamped(value)
+        of_scores = selection._calibration(jax.ShapeDtypeStruct(truth.shape, jnp.uint32))
+        of_answer = measurement._calibration(jax.ShapeDtypeStruct((), jnp.int32))
 
-        def measure(number: jax.Array, answers: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-            key_selection, key_measurement = jax.random.split(jax.random.fold_in(key, number))
-            query = selection._draw(key_selection, _errors(truth, answers))
-            noisy = measurement._draw(key_measurement, truth[query])
-            return query, jnp.where(query < 0, jnp.nan, noisy.astype(float)), None
+        def keys_of_round(number: jax.Array) -> jax.Array:
+            return jax.random.split(jax.random.fold_in(key, number))
 
-        numbers = jnp.arange(self.rounds, dtype=jnp.uint32)
-        average, last, (queries, measurements, _) = self._learn(measure, numbers)
-        return MwemTable(average, last, queries, measurements)
+        keys = jax.vmap(keys_of_round)(jnp.arange(self.rounds, dtype=jnp.uint32))
+        noise = noise_ahead(keys[:, 1], measurement.noise)
 
-    def _learn(
-        self,
-        measure: Callable[[PyTree, jax.Array], tuple[jax.Array, jax.Array, jax.Array | None]],
-        given: PyTree,
-    ) -> tuple[jax.Array, jax.Array, PyTree]:
-        """The average and the last table of the rounds, and the results of `measure` in each round.
-
-        `measure` takes an element of `given` and the answers of the table, as integers. It returns
-        a query, its noisy answer, and more.
-        """
-        workload, n, dtype = self.workload, self.records, jnp.result_type(float)
-
-        def table_of(log_weights: jax.Array) -> jax.Array:
-            return n * jax.nn.softmax(log_weights)
-
-        # The state: log weights of the cells, the sum of tables, and the rows and noisy answers of
-        # the queries measured so far, which later rounds replay.
-        def one_round(state: tuple[jax.Array, ...], now: tuple[jax.Array, PyTree]) -> PyTree:
-            number, given = now
-            log_weights, total, rows, measured = state
-            table = table_of(log_weights)
-            answers = workload.answers(table.reshape(workload.cells))
-            integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(
-                jnp.int32
+        def measure(number: jax.Array, tries: jax.Array, answers: jax.Array) -> Measured:
+            errors = _errors(truth, answers)
+            tried, found, query = tried_index(keys[number, 0], tries, errors, of_scores)
+            drawn = jax.tree.map(lambda limb: limb[number], noise)
+            noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
+            # A lane that waits for others finds the same query again.
+            tries = jnp.where(found, tries, tried)
+            return Measured(
+                _in_all_lanes(found), tries, query, jnp.where(query < 0, jnp.nan, noisy)
             )
-            query, noisy, more = measure(given, integers)
-            rows = rows.at[number].set(workload.row(query).ravel().astype(dtype) / self._entry)
-            measured = measured.at[number].set(jnp.clip(noisy / self._entry, -n, n))
 
-            def update(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-                i, log_weights = state
-                which = (number + i) % (number + 1)  # The new query first, then all in turn.
-                error = measured[which] - jnp.vdot(rows[which], table_of(log_weights))
-                return i + 1, log_weights + error / (2 * n) * rows[which]
+        average, last, measured = self._learner.learn(measure)
+        return MwemTable(average, last, measured.query, measured.answer)
 
-            updates = 1 + self.replays * (number + 1)
-            start = jnp.zeros((), jnp.int32), log_weights
-            _, log_weights = lax.while_loop(lambda state: state[0] < updates, update, start)
-            return (log_weights, total + table, rows, measured), (query, noisy, more)
-
-        cells = math.prod(workload.cells)
-        zeros = jnp.zeros(cells, dtype)
-        start = zeros, zeros, jnp.zeros((self.rounds, cells), dtype), jnp.zeros(self.rounds, dtype)
-        numbered = jnp.arange(self.rounds, dtype=jnp.int32), given
-        (log_weights, total, *_), results = lax.scan(one_round, start, numbered)
-        last = table_of(log_weights)
-        # A bad traced parameter gives NaN in all tables but the first.
-        average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, total / self.rounds)
-        return average.reshape(workload.cells), last.reshape(workload.cells), results
+    @property
+    def _learner(self) -> MultiplicativeWeights:
+        return MultiplicativeWeights(
+            self.workload, self.rounds, self.records, self.replays, self._entry
+        )
 
     @property
     def _entry(self) -> float:
@@ -199,17 +167,14 @@ class Mwem(SensitivityMechanism):
     def log_prob(self, output: MwemTable, value: Value) -> jax.Array:
         (selection, measurement), truth = self._parts, self.clamped(value)
 
-        def measure(
-            drawn: tuple[jax.Array, jax.Array], answers: jax.Array
-        ) -> tuple[jax.Array, jax.Array, jax.Array]:
-            query, measured = drawn
+        def measure(number: jax.Array, tries: jax.Array, answers: jax.Array) -> Measured:
+            query, noisy = queries[number], measurements[number]
             chosen = selection.log_prob(query, _errors(truth, answers))
-            noisy = measurement.log_prob(measured.astype(jnp.int32), truth[query])
-            return query, measured, chosen + noisy
+            of_answer = measurement.log_prob(noisy.astype(jnp.int32), truth[query])
+            return Measured(jnp.array(True), tries, query, noisy, chosen + of_answer)
 
-        drawn = jnp.asarray(output.queries), jnp.asarray(output.measurements)
-        *_, (_, _, log_probs) = self._learn(measure, drawn)
-        return jnp.sum(log_probs)
+        queries, measurements = jnp.asarray(output.queries), jnp.asarray(output.measurements)
+        return jnp.sum(self._learner.learn(measure)[-1].more)
 
     def error(self, *, confidence: float = 0.95) -> Scalar:
         """A bound on the error of all answers of the average table at once.
@@ -312,3 +277,15 @@ def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
     """Distances of integers, as uint32: a difference of int32 may overflow."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
+
+
+@custom_vmap
+def _in_all_lanes(found: jax.Array) -> jax.Array:
+    """Whether all lanes of a `vmap` have found something: they begin the next round together."""
+    return found
+
+
+@_in_all_lanes.def_vmap
+def _(axis_size: int, batched: list[bool], found: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size
+    return _in_all_lanes(jnp.all(found, axis=0) if batched[0] else found), False

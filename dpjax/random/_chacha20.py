@@ -18,7 +18,6 @@ keys become lanes, so a million keys cost as much as a million blocks of one key
 import functools
 import math
 from collections.abc import Callable, Hashable
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -54,22 +53,25 @@ def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
     on_cpu = _rounds_of_words if lanes >= _MANY_LANES else _rounds_of_rows
-    on_others = _rounds_in_kernels if lanes > _CHUNK else _unrolled_rounds
-    return lax.platform_dependent(state, cpu=on_cpu, default=on_others) + state
+    on_gpu = _rounds_in_kernels if lanes > _CHUNK else _unrolled_rounds
+    rounds = lax.platform_dependent(state, cpu=on_cpu, tpu=_unrolled_words, default=on_gpu)
+    return rounds + state
 
 
-def _rounds_of_rows(state: jax.Array) -> jax.Array:
+def _rounds_of_rows(
+    state: jax.Array, together: Callable[[_Rows], _Rows] = reduced, unroll: int = 1
+) -> jax.Array:
     """Twenty equal rounds as one loop: compiled in a tenth of the time, and faster on CPU."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
-        mixed = jnp.concatenate(reduced(_quarter_rounds(_rows(state))))
+        mixed = jnp.concatenate(together(_quarter_rounds(_rows(state))))
         return mixed.at[_REFLECTED].get(mode="promise_in_bounds")
 
-    return lax.fori_loop(0, 20, one_round, state)
+    return lax.fori_loop(0, 20, one_round, state, unroll=unroll)
 
 
 def _rounds_of_words(
-    state: jax.Array, together: Callable[[PyTree], PyTree] = reduced, unroll: int = 1
+    state: jax.Array, together: Callable[[_Rows], _Rows] = reduced, unroll: int = 1
 ) -> jax.Array:
     """The same for many lanes: it mixes columns and diagonals in place and moves no word."""
 
@@ -88,20 +90,11 @@ def _rounds_of_words(
     return jnp.stack(lax.fori_loop(0, 10, double_round, words, unroll=unroll))
 
 
-def _rounds_in_kernels(state: jax.Array) -> jax.Array:
-    """The same for many lanes on accelerators: a step is a kernel. Longer ones compile for long."""
-    return _rounds_of_words(state, together=lambda words: words, unroll=2)
-
-
-def _unrolled_rounds(state: jax.Array) -> jax.Array:
-    """The same without loops, for few lanes on accelerators, where each step starts a kernel."""
-
-    def double_round(_: jax.Array, rows: _Rows) -> _Rows:
-        for turn in (1, -1):
-            rows = _turn(_quarter_rounds(rows), turn)
-        return rows
-
-    return jnp.concatenate(lax.fori_loop(0, 10, double_round, _rows(state), unroll=True))
+# Outside of CPUs nothing is gained by a reduction. A GPU starts a kernel for each step of a loop,
+# but longer steps of many lanes compile for long.
+_unrolled_rounds = functools.partial(_rounds_of_rows, together=tuple, unroll=20)
+_rounds_in_kernels = functools.partial(_rounds_of_words, together=tuple, unroll=2)
+_unrolled_words = functools.partial(_rounds_of_words, together=tuple, unroll=10)
 
 
 def _rows(state: jax.Array) -> _Rows:
@@ -124,10 +117,10 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(rows: _Rows, by: int, numpy: ModuleType = jnp) -> _Rows:
-    """Rotates row i by i places, which turns diagonals into columns, or back."""
+def _turn(rows: PyTree, by: int) -> PyTree:
+    """Rotates row i by i places on the host, which turns diagonals into columns, or back."""
     a, *others = rows
-    b, c, d = (numpy.roll(row, -(i + 1) * by, axis=0) for i, row in enumerate(others))
+    b, c, d = (np.roll(row, -(i + 1) * by, axis=0) for i, row in enumerate(others))
     return a, b, c, d
 
 
@@ -146,7 +139,7 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
     rows: PyTree = tuple(state.reshape(4, 4))
     for _ in range(10):
         for turn in (1, -1):
-            rows = _turn(_quarter_rounds(rows), turn, np)
+            rows = _turn(_quarter_rounds(rows), turn)
     return np.concatenate(rows) + state
 
 

@@ -23,6 +23,7 @@ from dpjax.random._noisy_comparisons import ComparisonNoise as ComparisonNoise
 from dpjax.random._noisy_comparisons import first_above as first_above
 from dpjax.random._noisy_comparisons import lattice_noise as lattice_noise
 from dpjax.random._noisy_comparisons import noisy_units as noisy_units
+from dpjax.random._release import add_drawn as add_drawn
 from dpjax.random._release import add_noise as add_noise
 from dpjax.random._release import check_scale as check_scale
 from dpjax.random._release import clamped as clamped
@@ -31,6 +32,7 @@ from dpjax.random._release import in_range as in_range
 from dpjax.random._release import keep_or_lie as keep_or_lie
 from dpjax.random._release import largest_release as largest_release
 from dpjax.random._release import largest_value as largest_value
+from dpjax.random._release import noise_ahead as noise_ahead
 from dpjax.random._release import shares_programs as shares_programs
 from dpjax.random._release import usable_scale as usable_scale
 from dpjax.random._selected_index import clamped_scores as clamped_scores
@@ -40,6 +42,7 @@ from dpjax.random._selected_index import largest_gap as largest_gap
 from dpjax.random._selected_index import permute_and_flip_index as permute_and_flip_index
 from dpjax.random._selected_index import remaining_scores as remaining_scores
 from dpjax.random._selected_index import score_gaps as score_gaps
+from dpjax.random._selected_index import tried_index as tried_index
 from dpjax.random._selected_index import without_weight as without_weight
 from dpjax.random._several_indices import indices_of_rows as indices_of_rows
 from dpjax.random._several_indices import peeled_indices as peeled_indices

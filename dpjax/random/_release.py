@@ -62,6 +62,19 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
 
 
+def noise_ahead(keys: jax.Array, noise: Noise) -> Limbs:
+    """The noise of one number for each key, drawn before the numbers are known."""
+    lattice = noise.lattice
+    assert lattice is not None
+    return jax.vmap(lambda key: lattice.sample(key, ()))(keys)
+
+
+def add_drawn(drawn: Limbs, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
+    """What `add_noise` makes of one array, with noise that was drawn before."""
+    assert noise.lattice is not None
+    return _unless_zero(_add_to_array(drawn, x, calibration, noise.lattice), x, calibration)
+
+
 def shares_programs(value: Value) -> bool:
     """Whether a value should get its noise from programs that it shares with other shapes.
 

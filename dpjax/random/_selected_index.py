@@ -26,6 +26,8 @@ from dpjax.random._release import OUTWARD, usable_scale
 
 # Log weights of options, one for each.
 LogBase: TypeAlias = tuple[float, ...]
+# The round to go on from, and the index that a try selected, or -1.
+_Tries: TypeAlias = tuple[jax.Array, jax.Array]
 # No noise of the lattice reaches it. A weight of 0 lies further away than any gap and other weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
@@ -73,31 +75,46 @@ def exponential_index(
     taken = without_weight(log_base) if taken is None else taken
     scores = remaining_scores(scores, taken)
     gaps = _scaled_gaps(scores, fit, log_base)
-    options = scores.size
-    # A try succeeds with probability at least 1 / K, so 2 K tries all fail with at most e^-2.
-    tries = 2 * options
 
-    def again(state: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return state[1] < 0
-
-    def attempt(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        round_number, word, drawn = exponential_rounds(key, state[0], tries)
-        # Lemire (2019): words below the threshold would favor some options.
-        product = _limbs.full_product(word, jnp.uint32(options))
-        fair = product.low >= np.uint32(2**32 % options)
-        option = product.high.astype(jnp.int32)
-        chosen = Limbs(gaps.high[option], gaps.low[option])
-        kept = fair & ~_limbs.less(drawn, chosen)
-        if taken is not None:
-            kept &= ~taken[option]
-        first = jnp.argmax(kept)
-        return round_number, jnp.where(kept[first], option[first], -1)
+    def attempt(state: _Tries) -> _Tries:
+        return _tried(key, state[0], gaps, taken)
 
     consume(key)
     # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
-    _, index = lax.while_loop(again, attempt, (zero, zero.astype(jnp.int32) - 1))
+    start = zero, zero.astype(jnp.int32) - 1
+    _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
     return _selected(index, scores, calibration, fit.scale, taken)
+
+
+def tried_index(
+    key: jax.Array, round_number: jax.Array, scores: jax.Array, calibration: Calibration
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One step of the loop of `exponential_index`, for loops that do more than to try again.
+
+    Returns:
+        The round to go on from, whether a try succeeded, and the index that it selected.
+    """
+    fit = calibration.fit(EXPONENTIAL, scores.dtype)
+    gaps = _scaled_gaps(scores, fit, None)
+    round_number, index = _tried(key, round_number, gaps, None)
+    return round_number, index >= 0, _selected(index, scores, calibration, fit.scale)
+
+
+def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Array | None) -> _Tries:
+    options = gaps.low.size
+    # A try succeeds with probability at least 1 / K, so 2 K tries all fail with at most e^-2.
+    round_number, word, drawn = exponential_rounds(key, round_number, 2 * options)
+    # Lemire (2019): words below the threshold would favor some options.
+    product = _limbs.full_product(word, jnp.uint32(options))
+    fair = product.low >= np.uint32(2**32 % options)
+    option = product.high.astype(jnp.int32)
+    chosen = Limbs(gaps.high[option], gaps.low[option])
+    kept = fair & ~_limbs.less(drawn, chosen)
+    if taken is not None:
+        kept &= ~taken[option]
+    first = jnp.argmax(kept)
+    return round_number, jnp.where(kept[first], option[first], -1)
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:

@@ -16,9 +16,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dpjax._running._layout import AXIS, Device, Layout, row_of, within
+from dpjax.sensitivity._checkpoint import Finished
 from dpjax.sensitivity._chunks import chunk_distances
 from dpjax.sensitivity._order_statistics import select
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +49,7 @@ class Block:
 
 def empty_block(
     layout: Layout,
-    found: dict[int, tuple[np.ndarray, float]],
+    found: dict[int, Finished],
     dtype: np.dtype,
     numbers: tuple[int, ...] = (),
 ) -> Block:
@@ -59,8 +61,8 @@ def empty_block(
         known = [chunk for chunk in layout.chunks_of(d) if chunk in found]
         if known:
             places = np.array(known) - d * layout.block
-            rows = rows.at[places].set(np.stack([found[chunk][0] for chunk in known]))
-        coarsest = np.array([max((found[chunk][1] for chunk in known), default=0.0)], dtype)
+            rows = rows.at[places].set(np.stack([found[chunk].distances for chunk in known]))
+        coarsest = np.array([max((found[chunk].resolution for chunk in known), default=0.0)], dtype)
         distances.append(rows)
         resolutions.append(jax.device_put(coarsest, device))
     mesh = row_of(layout.local.values())
@@ -75,12 +77,13 @@ def compute_chunks(
     *,
     layout: Layout,
     pair: RandomPair,
-) -> tuple[Block, jax.Array, jax.Array]:
+    probing: Probing = NOTHING,
+) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """One chunk on every device of this host; None for a device that has nothing left.
 
     Returns:
         The block, the chunks' distances, shape (devices, size), and their resolutions. The block
-        that was passed is used up.
+        that was passed is used up. At last what was probed; a device adds to the first axis.
     """
     # A device without a chunk computes all the same, chunk 0 into the row to spare: one program for
     # all devices and steps, in which none waits for another.
@@ -100,11 +103,14 @@ def compute_chunks(
             pair=pair,
             size=layout.size,
             mesh=mesh,
+            probing=probing,
         )
 
 
 @functools.lru_cache(128)
-def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair) -> int:
+def bytes_of_a_chunk(
+    key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
+) -> int:
     """The memory that a chunk takes on a device, beside the distances of all chunks.
 
     XLA compiles the program that `compute_chunks` runs: the same arguments, and so compiled once.
@@ -122,14 +128,21 @@ def bytes_of_a_chunk(key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomP
     work = np.zeros((count, 3), np.uint32)
     with within(mesh):
         lowered = _compiled_step.lower(
-            block, key, np.uint32(0), work, pair=pair, size=layout.size, mesh=mesh
+            block,
+            key,
+            np.uint32(0),
+            work,
+            pair=pair,
+            size=layout.size,
+            mesh=mesh,
+            probing=probing,
         )
         memory: Any = lowered.compile().memory_analysis()
     kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.temp_size_in_bytes + kept
 
 
-@functools.partial(jax.jit, static_argnames=("pair", "size", "mesh"), donate_argnums=0)
+@functools.partial(jax.jit, static_argnames=("pair", "size", "mesh", "probing"), donate_argnums=0)
 def _compiled_step(
     block: Block,
     key: jax.Array,
@@ -139,21 +152,24 @@ def _compiled_step(
     pair: RandomPair,
     size: int,
     mesh: Mesh | None,
-) -> tuple[Block, jax.Array, jax.Array]:
+    probing: Probing = NOTHING,
+) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
 
     def step(
         block: Block, key: jax.Array, position: jax.Array, work: jax.Array
-    ) -> tuple[Block, jax.Array, jax.Array]:
+    ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
         start, count, place = work[0]
-        distances, resolutions = chunk_distances(key, start, position, pair=pair, size=size)
+        distances, resolutions, probed = chunk_distances(
+            key, start, position, pair=pair, size=size, probing=probing
+        )
         # Every chunk runs whole, the last one too: another size is another program, with other
         # roundings.
         places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
         new = jnp.where(places < count, distances, jnp.inf)[None]
         coarsest = jnp.max(resolutions)[None]
         rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
-        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest
+        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
 
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD))(block, key, position, work)
 

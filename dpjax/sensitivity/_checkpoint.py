@@ -5,6 +5,7 @@ import pathlib
 import re
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +16,28 @@ from dpjax._files._durable import Json, check_folder
 _KIND = "checkpoint"
 # Writing takes at most a twentieth of the time.
 _SHARE = 20
+
+
+class Seen(NamedTuple):
+    """What probes have seen in a chunk.
+
+    Attributes:
+        probes: so many first pairs were looked at.
+        permuted: how far rotating the records moves the value.
+        alone: how far it moves if a database is evaluated alone.
+    """
+
+    probes: int = 0
+    permuted: float = 0.0
+    alone: float = 0.0
+
+
+class Finished(NamedTuple):
+    """A finished chunk."""
+
+    distances: np.ndarray
+    resolution: float
+    seen: Seen = Seen()
 
 
 class Checkpoint:
@@ -35,19 +58,20 @@ class Checkpoint:
         if named.is_dir():
             raise ValueError(f"checkpoint {named} must be a file, and is a folder")
         self._run = run
-        self._found: dict[tuple[int, int], tuple[np.ndarray, float]] = {}
+        self._found: dict[tuple[int, int], Finished] = {}
         names = rf"{re.escape(named.name)}(\.\d+-of-\d+)?"
         for file in read_chunks(named.parent, names, _KIND):
             check_run(file, run, f"checkpoint {file.path}", place="file")
-            keys, resolutions, rows = file.arrays
+            keys, resolutions, seen, rows = file.arrays
             places = map(tuple, keys.tolist())
-            chunks = zip(rows, resolutions.tolist(), strict=True)
+            probes = [Seen(int(count), *moved) for count, *moved in seen.tolist()]
+            chunks = map(Finished, rows, resolutions.tolist(), probes)
             self._found.update(zip(places, chunks, strict=True))
         self._unsaved = 0
         self._next_save = time.monotonic()
 
-    def found(self, position: int) -> dict[int, tuple[np.ndarray, float]]:
-        """Distances and resolution of the finished chunks of a position."""
+    def found(self, position: int) -> dict[int, Finished]:
+        """The finished chunks of a position."""
         return {chunk: x for (place, chunk), x in self._found.items() if place == position}
 
     @property
@@ -55,14 +79,10 @@ class Checkpoint:
         """Position and number of every finished chunk."""
         return self._found
 
-    def add(
-        self, position: int, chunks: list[int | None], rows: np.ndarray, resolutions: np.ndarray
-    ) -> None:
+    def add(self, position: int, chunks: dict[int, Finished]) -> None:
         """Adds finished chunks, and saves all if the last time was long enough ago."""
-        for chunk, row, resolution in zip(chunks, rows, resolutions.tolist(), strict=True):
-            if chunk is not None:
-                self._found[position, chunk] = (row, resolution)
-                self._unsaved += 1
+        self._found.update(((position, chunk), finished) for chunk, finished in chunks.items())
+        self._unsaved += len(chunks)
         if time.monotonic() >= self._next_save:
             self.save()
 
@@ -71,9 +91,10 @@ class Checkpoint:
         if not self._unsaved:
             return
         start = time.monotonic()
-        rows, resolutions = zip(*self._found.values(), strict=True)
+        rows, resolutions, seen = zip(*self._found.values(), strict=True)
         keys = np.array(list(self._found), np.uint32)
-        arrays = [keys, np.array(resolutions, np.float64), np.stack(rows)]
+        numbers = (np.array(x, np.float64) for x in (resolutions, seen))
+        arrays = [keys, *numbers, np.stack(rows)]
         write_chunks(self.path, _KIND, {"run": self._run}, arrays)
         self._unsaved = 0
         end = time.monotonic()

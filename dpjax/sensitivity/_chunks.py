@@ -8,6 +8,7 @@ from dpjax._core import _checks
 from dpjax._running._layout import Device, Layout, devices_of
 from dpjax._running._memory import fitting
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing, probed_distances
 
 # Code on the host runs for long. So chunks are small: progress and checkpoints count in chunks.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
@@ -48,10 +49,18 @@ def _even_part(count: int, most: int) -> int:
 
 
 def chunk_distances(
-    key: jax.Array, start: jax.Array, position: jax.Array, *, pair: RandomPair, size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Distances and resolutions of the pairs start, ..., start + size - 1."""
+    key: jax.Array,
+    start: jax.Array,
+    position: jax.Array,
+    *,
+    pair: RandomPair,
+    size: int,
+    probing: Probing = NOTHING,
+) -> tuple[jax.Array, jax.Array, Probed | None]:
+    """Distances and resolutions of the pairs start, ..., start + size - 1; what was probed."""
     # Numbers of pairs, not places in the chunk: pair i must not depend on the chunks. In the last
     # one they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
-    return jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position)
+    if probing:
+        return probed_distances(key, indices, position, pair=pair, probing=probing)
+    return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None

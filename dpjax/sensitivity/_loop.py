@@ -1,5 +1,8 @@
 """The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import numpy as np
 
@@ -8,12 +11,30 @@ from dpjax._running._progress import counting
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._origins import host_errors
 from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
-from dpjax.sensitivity._checkpoint import Checkpoint
+from dpjax.sensitivity._checkpoint import Checkpoint, Finished, Seen
 from dpjax.sensitivity._plan import Sampling
+from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing
+from dpjax.sensitivity._probes import Probes
 from dpjax.sensitivity._watch import Watch
 
-# A chunk for each device of this host, or None, with distances and resolutions on their way.
-_Step = tuple[list[int | None], jax.Array, jax.Array]
+
+class _Step(NamedTuple):
+    """A chunk for each device of this host, or None, with its results on their way."""
+
+    chunks: list[int | None]
+    distances: jax.Array
+    resolutions: jax.Array
+    probed: Probed | None
+
+    def finished(self, probes: Probes | None) -> dict[int, Finished]:
+        """The chunks on the host."""
+        seen = [Seen()] * len(self.chunks)
+        if probes is not None and self.probed is not None:
+            seen = probes.look(self.chunks, self.probed)
+        rows, resolutions = np.asarray(self.distances), np.asarray(self.resolutions).tolist()
+        results = map(Finished, rows, resolutions, seen)
+        finished = zip(self.chunks, results, strict=True)
+        return {chunk: x for chunk, x in finished if chunk is not None}
 
 
 @host_errors()
@@ -24,46 +45,65 @@ def sample_block(
     checkpoint: Checkpoint | None = None,
     progress: bool = False,
     watch: Watch | None = None,
+    probes: Probes | None = None,
 ) -> Block:
     """The distances of the pairs that this host's devices have, chunk by chunk.
 
     With a watch, it ends when that says so; distances of pairs that were not drawn are infinite.
+    Chunks that are probed come first, and then the target may be refused.
     """
     pair, layout, team = sampling.pair, sampling.layout, sampling.team
     found = {} if checkpoint is None else checkpoint.found(position)
-    steps = layout.steps(found)
+    first, probing = range(0), NOTHING
+    if probes is not None:
+        found, first, probing = probes.known(found), probes.chunks, probes.probing
+    looked_at = layout.steps(found, first)
+    steps = layout.steps(found, range(len(first), layout.chunks))
     total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
-    missing = sum(layout.pairs_in(chunk) for chunks in steps for chunk in chunks)
+    missing = sum(layout.pairs_in(chunk) for chunks in looked_at + steps for chunk in chunks)
     block = empty_block(layout, found, pair.distance_dtype, pair.numbers)
 
-    def start(chunks: list[int | None]) -> _Step:
+    def start(probing: Probing, chunks: list[int | None]) -> _Step:
         nonlocal block
         team.look()
-        block, distances, resolutions = compute_chunks(
-            block, sampling.key, position, chunks, layout=layout, pair=pair
+        block, distances, resolutions, probed = compute_chunks(
+            block, sampling.key, position, chunks, layout=layout, pair=pair, probing=probing
         )
-        return chunks, distances, resolutions
+        return _Step(chunks, distances, resolutions, probed)
 
     with counting("pairs", total, done=total - missing, shown=progress) as count:
 
         def finish(step: _Step) -> None:
-            chunks, distances, resolutions = step
-            wait_for(resolutions, pair.programs, layout.devices[0], team.look)
-            if checkpoint is not None:
-                checkpoint.add(position, chunks, np.asarray(distances), np.asarray(resolutions))
-            count(sum(map(layout.pairs_in, chunks)))
+            nonlocal missing
+            wait_for(step.resolutions, pair.programs, layout.devices[0], team.look)
+            if checkpoint is not None or step.probed is not None:
+                finished = step.finished(probes)
+                if checkpoint is not None:
+                    checkpoint.add(position, finished)
+                if probes is not None:
+                    probes.known(finished)
+            drawn = sum(map(layout.pairs_in, step.chunks))
+            missing -= drawn
+            count(drawn)
 
-        def enough(drawn: int) -> bool:
+        def run(steps: list[list[int | None]], probing: Probing) -> None:
+            run_in_flight(steps, partial(start, probing), finish, calls_host=pair.calls_host)
+
+        def enough() -> bool:
+            drawn = total - missing
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            drawn = total - missing
-            for part in [steps] if watch is None else watch.parts(steps, drawn, layout):
-                if enough(drawn):
+            # A database alone calls the host while nothing else does.
+            for part in [[step] for step in looked_at] if pair.calls_host else [looked_at]:
+                run(part, probing)
+            if probes is not None:
+                probes.refuse()
+            for part in [steps] if watch is None else watch.parts(steps, total - missing, layout):
+                if enough():
                     break
-                run_in_flight(part, start, finish, calls_host=pair.calls_host)
-                drawn += sum(layout.pairs_in(chunk) for chunks in part for chunk in chunks)
-            enough(drawn)
+                run(part, NOTHING)
+            enough()
         finally:
             if checkpoint is not None:
                 checkpoint.save()

@@ -2,8 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.custom_batching import custom_vmap
 
 from dpjax._core._types import Database
 
@@ -37,25 +35,4 @@ def neighboring_pair(
 
 def rotated(database: Database, steps: jax.Array) -> Database:
     """The same database with its records moved along by some steps, the last ones to the front."""
-    return jax.tree.map(lambda leaf: _moved_along(leaf, steps), database)
-
-
-def _roll(leaf: jax.Array, steps: jax.Array) -> jax.Array:
-    return jnp.roll(leaf, steps, axis=0)
-
-
-_moved_along = custom_vmap(_roll)
-
-
-@_moved_along.def_vmap
-def _(size: int, mapped: list[bool], leaves: jax.Array, steps: jax.Array) -> tuple[jax.Array, bool]:
-    """A CPU copies two slices of each. All at once, it would look for record after record."""
-    del size
-    together = jax.vmap(_roll, tuple(0 if x else None for x in mapped))
-    if not all(mapped):
-        return together(leaves, steps), True
-
-    def one_by_one(leaves: jax.Array, steps: jax.Array) -> jax.Array:
-        return lax.map(lambda one: _roll(*one), (leaves, steps))
-
-    return lax.platform_dependent(leaves, steps, cpu=one_by_one, default=together), True
+    return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)

@@ -133,7 +133,8 @@ def _compiled_differences(
     key: jax.Array, indices: jax.Array, *, pair: RandomPair
 ) -> tuple[jax.Array, jax.Array]:
     def one(index: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value, other = pair.values(key, index, jnp.zeros((), jnp.uint32))
+        databases = pair.databases(key, index, jnp.zeros((), jnp.uint32))
+        value, other = pair.values(index, *databases)
         zero = jax.tree.map(jnp.zeros_like, value)
         return flat(difference(value, other)), jnp.max(jnp.abs(flat(difference(value, zero))))
 

@@ -208,16 +208,28 @@ class RandomPair:
         `position` is the changed record where positions="each", and ignored otherwise.
         """
         if self.sums is None:
-            value, other = self.values(key, index, position)
-            return distance(self.norm, value, other), self.resolution(value)
+            value, other = self.values(index, *self.databases(key, index, position))
+            return self.between(key, index, value, other), self.resolution(value)
         return self.distance_by_sums(key, index, self._changed(key, index, position))
 
-    def values(self, key: Key, index: jax.Array, position: jax.Array) -> tuple[Value, Value]:
-        """The target's values on the two databases of pair `index`."""
+    def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
+        """The numbers of pair `index`, by its two values."""
+        del key, index
+        return distance(self.norm, value, other)
+
+    def databases(
+        self, key: Key, index: jax.Array, position: jax.Array
+    ) -> tuple[Database, Database]:
+        """The two databases of pair `index`."""
         changed = self._changed(key, index, position)
         # The barrier keeps XLA from drawing the records a second time for the second database.
         records = lax.optimization_barrier(self.records_of(key, index))
-        database, neighbor = neighboring_pair(records, changed)
+        return neighboring_pair(records, changed)
+
+    def values(
+        self, index: jax.Array, database: Database, neighbor: Database
+    ) -> tuple[Value, Value]:
+        """The target's values on the two databases of pair `index`."""
         if self.calls_host or not self.target.has_loops:
             return self._one_by_one(index, database, neighbor)
         # A GPU starts kernels in every step of a loop, so one loop is over both databases.

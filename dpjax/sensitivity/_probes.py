@@ -11,14 +11,19 @@ enough for every position, too, because any rotation is one uniform rotation aft
 random rotation moves the target with probability g, over databases and rotations, then each fixed
 rotation moves it with probability at most 2 g. docs/proofs/shorter.md has the proof.
 
+The databases are those of the first pairs of the sample. So a pair counts in the estimate and in
+the probes. Both statements hold: each is about independent draws, and a refusal returns nothing.
+docs/proofs/shorter.md says what that means. Only sums are probed on databases of their own.
+
 Rotations do not show everything: reversals, exchanges of two records and odd permutations may still
 move a target that passes, such as a sum over neighbors in a ring. All positions of such a target
 are alike.
 """
 
-import dataclasses
+import json
 import math
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +34,26 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
 from dpjax._running._layout import Device, row_of, within
 from dpjax._running._memory import fitting
+from dpjax._running._processes import Team
 from dpjax._running._progress import counting
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._origins import Role, host_errors, sampled
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.sensitivity._blocks import spread_chunks
+from dpjax.sensitivity._checkpoint import Finished, Seen
 from dpjax.sensitivity._chunks import size_of_parts
-from dpjax.sensitivity._neighbors import neighboring_pair, rotated
+from dpjax.sensitivity._neighbors import neighboring_pair
 from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._probed_chunks import (
+    LEAST_ALONE,
+    Probed,
+    permuted,
+    probed_chunks,
+    probing_of,
+)
 
 # How far rounding may move a target that sums in another order or a batch of another size: in units
 # in the last place of the value, or as a share of the distance that replacing a record moves it.
@@ -50,12 +64,9 @@ _ROUNDED_SHARE = 2**-8
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 # Probes of a sum only measure its rounding. More of them would cost more than the shortcut saves.
 _MOST_SUM_PROBES = 4096
-# If lanes do not touch, `vmap` changes roundings alone, and they differ on nearly all databases.
-_LEAST_ALONE = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """The largest value, over all probes, of each distance below.
 
     Attributes:
@@ -77,8 +88,83 @@ class _Found:
         return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
 
 
-@host_errors()
-def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
+class Probes:
+    """What the probes of one sampling have found.
+
+    Most are the first pairs of the sample: the sampler evaluates their databases anyway. For sums
+    they are databases of their own, because the shortcut needs no whole ones.
+
+    Attributes:
+        chunks: those that a program has to draw that probes, too.
+        probing: what it computes.
+    """
+
+    def __init__(self, plan: Plan, *, progress: bool = False):
+        """Of a sum, all is found at once."""
+        pair, size = plan.pair, plan.layout.size
+        self._pair, self._size, self._found = pair, size, _Found()
+        self._count = probed_pairs(pair, plan.point)
+        self._missing = set(range(-(-self._count // size)))
+        self.chunks = probed_chunks(pair, plan.layout, self._count)
+        self.probing = probing_of(pair, size, self._count)
+        if pair.sums:
+            self._found = _of_a_sum(plan, _databases(pair, plan.point), progress)
+
+    def known(self, finished: dict[int, Finished]) -> dict[int, Finished]:
+        """Adds what was found in chunks; returns those that need no more probes."""
+        enough = {
+            chunk: x
+            for chunk, x in finished.items()
+            if chunk not in self.chunks or x.seen.probes >= self._in(chunk)
+        }
+        for chunk in self._missing & enough.keys():
+            self._missing.remove(chunk)
+            row, resolution, seen = enough[chunk]
+            distances = row[: self._in(chunk)].reshape(self._in(chunk), -1)[:, 0]
+            replaced = float(distances[np.isfinite(distances)].max(initial=0.0))
+            self._merge(_Found(resolution, seen.permuted, replaced, alone=seen.alone))
+        return enough
+
+    def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
+        """What was probed in a chunk of each device."""
+        rotated = self.probing.rotated or 1
+        permuted = np.asarray(probed.permuted).reshape(len(chunks), rotated)
+        counts = [0 if chunk is None else self._in(chunk) for chunk in chunks]
+        alone = [0.0] * len(chunks)
+        if self.probing.kept > LEAST_ALONE or 0 in chunks:
+            kept = jax.tree.map(np.asarray, (probed.databases, probed.values))
+            alone = [self._alone(*x, kept) for x in zip(range(len(chunks)), counts, strict=True)]
+        most = [
+            float(x[:count].max(initial=0.0)) for x, count in zip(permuted, counts, strict=True)
+        ]
+        return list(map(Seen, counts, most, alone))
+
+    def _alone(self, device: int, count: int, kept: tuple[Database, Value]) -> float:
+        """How far values are from those alone, in the chunk of one of several devices."""
+        start, most = device * self.probing.kept, min(self.probing.kept, count)
+        here = jax.tree.map(lambda x: x[start : start + most], kept)
+        return _moved_alone(self._pair, *here) if most else 0.0
+
+    def refuse(self) -> None:
+        """Refuses the target as soon as this process has seen all."""
+        if not self._missing:
+            rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
+
+    def rounding(self, team: Team) -> float:
+        """What to add to the estimate, by what all processes have found."""
+        for text in team.meet(json.dumps(self._found)):
+            self._merge(_Found(*json.loads(text)))
+        return rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
+
+    def _in(self, chunk: int) -> int:
+        """How many of the first pairs of a chunk count."""
+        return min(max(self._count - chunk * self._size, 0), self._size)
+
+    def _merge(self, found: _Found) -> None:
+        self._found = _Found(*map(max, self._found, found))
+
+
+def rounding_of_releases(found: _Found, *, is_sum: bool) -> float:
     """How much to add to the estimate for rounding that the distances do not show.
 
     Both values of a pair may be off. So this is twice the largest distance that the target moves
@@ -92,13 +178,7 @@ def rounding_of_releases(plan: Plan, *, progress: bool = False) -> float:
             because in heavy tails the estimate is far above what most databases show.
         RuntimeError: if the shortcut for sums computes something else.
     """
-    is_sum = plan.pair.sums is not None
-    find = partial(_find, plan, count=_probes(plan.pair, plan.point), progress=progress)
-    found = find(permute=is_sum or plan.pair.positions == "last", replace=is_sum, alone=True)
     moved = max(found.permuted, found.alone)
-    if not (is_sum or found.is_rounding(moved, found.resolution)):
-        more = find(permute=False, replace=True, alone=False)
-        found = dataclasses.replace(found, replaced=more.replaced)
     _refuse_a_batch_of_its_own(found)
     if not is_sum:
         _refuse_an_order(found)
@@ -136,10 +216,15 @@ def _refuse_an_order(found: _Found) -> None:
         )
 
 
-def _probes(pair: RandomPair, point: OperatingPoint) -> int:
+def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
+    """Pairs whose databases are looked at."""
+    return 0 if pair.sums else _databases(pair, point)
+
+
+def _databases(pair: RandomPair, point: OperatingPoint) -> int:
     """Databases to look at."""
     if not (pair.sums or pair.positions == "last" or _lanes_may_touch(pair)):
-        return min(point.m, _LEAST_ALONE)
+        return min(point.m, LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
     return min(point.m, wanted, point.m if pair.sums is None else _MOST_SUM_PROBES)
 
@@ -148,19 +233,15 @@ def _lanes_may_touch(pair: RandomPair) -> bool:
     return touching(pair.target.jaxpr) is not None
 
 
-def _find(
-    plan: Plan, *, count: int, permute: bool, replace: bool, alone: bool, progress: bool
-) -> _Found:
+@host_errors()
+def _of_a_sum(plan: Plan, count: int, progress: bool) -> _Found:
     """Probes chunk by chunk on the devices of this host; their number does not change chunks."""
-    pair, layout, touch = plan.pair, plan.layout, _lanes_may_touch(plan.pair)
-    # Lanes that touch may do so in batches of one size alone, so the size is that of the sampler.
-    size = layout.size
-    if not touch:
-        most = fitting(pair.bytes_of_a_database, layout.devices[0])
-        size = size_of_parts(pair, count, min(size, most))
+    pair, layout = plan.pair, plan.layout
+    # The size is not that of the sampler: lanes of sums do not touch.
+    most = fitting(pair.bytes_of_a_database, layout.devices[0])
+    size = size_of_parts(pair, count, min(layout.size, most))
     devices = tuple(layout.local.values())
-    most_alone = (count if touch else _LEAST_ALONE) if alone else 0
-    found: dict[str, float] = {}
+    found = _Found()
     with counting("probes", count, shown=progress) as done:
         for start in range(0, count, size * len(devices)):
             starts = start + size * np.arange(len(devices), dtype=np.uint32)
@@ -170,28 +251,31 @@ def _find(
                     # The last chunk is filled up with the last database.
                     np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1),
                     pair=pair,
-                    permute=permute,
-                    replace=replace,
-                    kept=most_alone,
+                    kept=LEAST_ALONE,
                     devices=devices,
                 )
             wait_for(numbers["resolution"], pair.programs, devices[0], plan.team.look)
             largest = {name: float(np.asarray(x).max()) for name, x in numbers.items()}
-            if start < most_alone:
-                largest["alone"] = _moved_alone(pair, databases, values, most_alone - start)
-            found |= {name: max(x, found.get(name, 0.0)) for name, x in largest.items()}
+            if start < LEAST_ALONE:
+                first = partial(_first_of_all, LEAST_ALONE - start)
+                kept = (jax.tree.map(first, tree) for tree in (databases, values))
+                largest["alone"] = _moved_alone(pair, *kept)
+            found = _Found(*map(max, found, _Found(**largest)))
             done(min(count - start, size * len(devices)))
-    return _Found(**found)
+    return found
 
 
-@partial(jax.jit, static_argnames=("pair", "permute", "replace", "kept", "devices"))
+def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
+    """The first databases; all devices and chunks are in one axis."""
+    return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
+
+
+@partial(jax.jit, static_argnames=("pair", "kept", "devices"))
 def _compiled_probes(
     key: Key,
     indices: np.ndarray,
     *,
     pair: RandomPair,
-    permute: bool,
-    replace: bool,
     kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
@@ -201,20 +285,15 @@ def _compiled_probes(
         place = pair.random_position(key, index)
         database, neighbor = neighboring_pair(pair.records_of(key, index), place)
         value = pair.target(database, origin=sampled(Role.DATABASE, index))
-        numbers = {"resolution": pair.resolution(value)}
-        if permute:
-            other = rotated(database, pair.random_rotation(key, index))
-            other = pair.target(other, origin=sampled(Role.PERMUTED, index))
-            finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
-            moved = distance(pair.norm, value, other)
-            # Values that are not finite make infinite distances, so the sampler sees them.
-            numbers["permuted"] = jnp.where(jnp.all(jnp.stack(finite)), moved, 0)
-        if replace:
-            other = pair.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
-            moved = distance(pair.norm, value, other)
-            by_sums = moved if pair.sums is None else pair.distance_by_sums(key, index, place)[0]
-            numbers["replaced"] = jnp.where(jnp.isfinite(moved), moved, 0)
-            numbers["disagreement"] = jnp.where(moved == by_sums, 0, jnp.abs(moved - by_sums))
+        other = pair.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
+        moved = distance(pair.norm, value, other)
+        by_sums = pair.distance_by_sums(key, index, place)[0]
+        numbers = {
+            "resolution": pair.resolution(value),
+            "permuted": permuted(pair, key, index, database, value),
+            "replaced": jnp.where(jnp.isfinite(moved), moved, 0),
+            "disagreement": jnp.where(moved == by_sums, 0, jnp.abs(moved - by_sums)),
+        }
         return {k: x.astype(pair.distance_dtype) for k, x in numbers.items()}, database, value
 
     def probe_chunk(indices: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
@@ -226,19 +305,13 @@ def _compiled_probes(
     return spread_chunks(probe_chunk, jnp.asarray(indices), devices)
 
 
-def _moved_alone(pair: RandomPair, databases: Database, values: Value, most: int) -> float:
+def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
     """How far values in a batch are from those of the same databases alone, as in a release."""
-
-    def first(x: jax.Array) -> np.ndarray:
-        """The first databases; all devices and chunks are in one axis."""
-        return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
-
-    leaves, structure = jax.tree.flatten(jax.tree.map(first, databases))
+    leaves, structure = jax.tree.flatten(databases)
     alone = [
         evaluate_alone(jax.tree.unflatten(structure, database), program=pair.target)
         for database in zip(*leaves, strict=True)
     ]
-    values = jax.tree.map(first, values)
     together = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *alone)
     equal = jax.tree.map(_equal, values, together)
     if all(np.all(x) for x in jax.tree.leaves(equal)):

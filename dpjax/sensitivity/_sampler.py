@@ -30,7 +30,7 @@ from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan, point_of_each
-from dpjax.sensitivity._probes import rounding_of_releases
+from dpjax.sensitivity._probes import Probes, probed_pairs
 from dpjax.sensitivity._several_oracles import stated_confidence, worst_of_oracles
 from dpjax.sensitivity._watch import Watch
 
@@ -104,8 +104,8 @@ def sample_sensitivity(
             `jax.distributed.initialize` has joined, which then make the same call: the same bits on
             any number of them, but with `until`, which ends after other pairs. By default the
             default device.
-        progress: shows progress bars with rate and time left, of the probes of the target and of
-            the pairs (needs tqdm).
+        progress: shows progress bars with rate and time left, of the pairs and of the probes of a
+            sum (needs tqdm).
         checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
             when the run ends or is interrupted; the same call goes on from there. With several
             processes each adds a suffix of its own.
@@ -209,13 +209,16 @@ def sample_sensitivity(
         if until is not None and chunk_size is None:
             layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
         if chunk_size is None:
-            layout = layout_that_fits(key, pair, layout)
+            layout = layout_that_fits(key, pair, layout, probed_pairs(pair, point))
         plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
         with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
-            rounding = rounding_of_releases(plan, progress=progress)
+            probes = Probes(plan, progress=progress)
             watch = Watch(point, until or 1.0) if until or (progress and _looks(point)) else None
-            estimate, resolution, plan = _worst_of_all_positions(plan, store, progress, watch)
+            estimate, resolution, plan = _worst_of_all_positions(
+                plan, store, progress, watch, probes
+            )
+            rounding = probes.rounding(team)
     point = plan.point
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     hidden = max(resolution, rounding), rounding_of_a_distance(plan, norm, estimate)
@@ -255,13 +258,18 @@ def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
 
 
 def _worst_of_all_positions(
-    plan: Plan, store: Checkpoint | None, progress: bool, watch: Watch | None
+    plan: Plan, store: Checkpoint | None, progress: bool, watch: Watch | None, probes: Probes
 ) -> tuple[float, float, Plan]:
     """The largest k-th distance of a position, the coarsest resolution, and what was sampled."""
     estimate, resolution = 0.0, 0.0
     for position in range(plan.pair.positions_sampled):
         block = sample_block(
-            plan, position=position, checkpoint=store, progress=progress, watch=watch
+            plan,
+            position=position,
+            checkpoint=store,
+            progress=progress,
+            watch=watch,
+            probes=None if position else probes,
         )
         plan.team.meet()
         if watch is not None:

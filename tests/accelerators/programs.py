@@ -21,6 +21,7 @@ from dpjax.sensitivity._blocks import Block, _compiled_selection, _compiled_step
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._order_statistics import _select
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._probed_chunks import probing_of
 
 _FEATURES = 20
 _MANY = 2**20
@@ -127,7 +128,7 @@ def _pair(name: str) -> tuple[RandomPair, int]:
     return RandomPair.trace(key, target, oracle, n=n, norm=norm, positions="last"), m
 
 
-def _chunk(name: str, place: _Place, many: bool = False) -> Call:
+def _chunk(name: str, place: _Place, many: bool = False, probes: int = 0) -> Call:
     pair, m = _pair(name)
     size = pairs_in_a_chunk(pair, m, None, place.devices[0])
     count = 4 if many else 1
@@ -141,12 +142,13 @@ def _chunk(name: str, place: _Place, many: bool = False) -> Call:
         place.on(Spec((), jnp.uint32), shared),
         place.on(Spec((count, 3), jnp.uint32), spread),
     )
-    return Call(_compiled_step, arguments, {"pair": pair, "size": size, "mesh": mesh}, mesh)
+    static = {"pair": pair, "size": size, "mesh": mesh, "probing": probing_of(pair, size, probes)}
+    return Call(_compiled_step, arguments, static, mesh)
 
 
 def _probe(place: _Place) -> Call:
-    pair, _ = _pair("mean")
-    static = {"pair": pair, "permute": True, "replace": True, "kept": 8, "devices": (None,)}
+    pair, _ = _pair("mean by sums")
+    static = {"pair": pair, "kept": 8, "devices": (None,)}
     numbers = place.on(Spec((1, 100), jnp.uint32))
     return Call(_probes._compiled_probes, (place.threefry(), numbers), static)
 
@@ -228,7 +230,8 @@ def programs(devices: Sequence[Any]) -> dict[str, Callable[[], Call]]:
     return {
         **{f"chunk: {name}": part(_chunk, name, place) for name in samplings()},
         "chunk: mean, 4 devices": part(_chunk, "mean", place, many=True),
-        "probes: mean": part(_probe, place),
+        "probes: mean": part(_chunk, "mean", place, probes=100),
+        "probes: mean by sums": part(_probe, place),
         "order statistic": part(_selection, place),
         "order statistic, 4 devices": part(_spread_selection, place),
         "Laplace, scalar": part(_release, laplace, (), jnp.float32, place),

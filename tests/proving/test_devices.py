@@ -190,7 +190,11 @@ def test_factors_of_many_steps_are_no_product():
         step = lambda i, w: w - 0.01 * jnp.tanh(x.mean(0) * w)  # noqa: E731
         return lax.fori_loop(0, 50, step, jnp.ones(N))
 
-    assert bound(descent, jax.ShapeDtypeStruct((9, N), jnp.float32), (0, 1)) < 1
+    try:
+        found = bound(descent, jax.ShapeDtypeStruct((9, N), jnp.float32), (0, 1))
+    except NoProofError:
+        found = np.inf
+    assert found < 1
 
 
 @pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])

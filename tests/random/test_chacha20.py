@@ -59,7 +59,11 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(
-    "way", ["rounds_of_rows", "rounds_of_words", "rounds_in_kernels", "unrolled_rounds"]
+    "way",
+    [
+        *("rounds_of_rows", "rounds_of_words"),
+        *("rounds_in_kernels", "unrolled_rounds", "unrolled_words"),
+    ],
 )
 @pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
 def test_rfc_8439(vector, way, monkeypatch):

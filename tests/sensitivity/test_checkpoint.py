@@ -115,13 +115,39 @@ def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkey
     assert "no pair is kept: given checkpoint=PATH" in ended.value.__notes__[0]
 
 
+def test_chunks_that_a_file_holds_with_fewer_probes_are_drawn_again(sample, computed):
+    """32 pairs are probed of gamma .5; the smaller gammas need all 100."""
+    loose = sample(gamma=0.5)
+    computed.clear()
+    assert sample().m == loose.m
+    assert computed == [(0, 1), (0, 2), (0, 3)]
+    computed.clear()
+    sample(gamma=0.5)
+    assert computed == []
+
+
+def test_a_resumed_run_adds_what_probes_had_seen(key, uniform, sample, computed):
+    """The order of the records moves this target by little enough to be added."""
+    target = lambda d: jnp.max(d) + 0.001 * d[-1]  # noqa: E731
+    first = sample(target=target)
+    computed.clear()
+    assert sample(target=target).value == first.value
+    assert computed == []
+    distances = dpjax.sensitivity_samples(
+        key, target, uniform, n=4, norm="l1", m=M, chunk_size=SIZE
+    )
+    assert 0.001 < first.value - np.sort(distances)[first.k - 1] < 0.002
+
+
 def test_progress_counts_probes_and_what_was_found(sample, capsys):
+    """Probes of a sum, which are databases of their own."""
     sample()
     capsys.readouterr()
     sample(progress=True, gamma=0.1)
-    shown = capsys.readouterr().err
-    assert re.search(r"50\.0/50\.0 .* probes/s", shown)
-    assert re.search(r"100/100 .* pairs/s", shown)
+    assert re.search(r"100/100 .* pairs/s", capsys.readouterr().err)
+    mean = dpjax.targets.summable(lambda x: x, average=True)
+    sample(target=mean, progress=True, gamma=0.1, checkpoint=None)
+    assert re.search(r"50\.0/50\.0 .* probes/s", capsys.readouterr().err)
 
 
 OTHERS = {

@@ -121,7 +121,7 @@ def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, m
 def test_chunks_shrink_until_one_fits(key, uniform, monkeypatch, fixed, on_host):
     """Also where most of the memory does not shrink with them; the least chunk may be too large."""
 
-    def used(key, *, layout, pair):
+    def used(key, *, layout, pair, probing=None):
         return fixed + 10 * layout.size
 
     monkeypatch.setattr(_chunk_memory, "bytes_of_a_chunk", used)

@@ -47,7 +47,7 @@ def test_one_loop_over_both_databases_has_the_same_values() -> None:
 def test_accelerators_have_one_loop_for_both_databases(platform: str, loops: int) -> None:
     pair = _pair(_searched)
     arguments = jax.random.key(0), jnp.uint32(0), jnp.uint32(0)
-    lowered = jax.jit(pair.values).trace(*arguments).lower(lowering_platforms=(platform,))
+    lowered = jax.jit(pair.distance).trace(*arguments).lower(lowering_platforms=(platform,))
     assert lowered.as_text().count("atan2") == loops
 
 

@@ -10,7 +10,8 @@ from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax._running import _waiting
-from dpjax.sensitivity import _probes
+from dpjax.random._facade import sampling_key
+from dpjax.sensitivity import _loop, _probes
 from dpjax.sensitivity._pairs import RandomPair
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
@@ -207,6 +208,43 @@ def test_an_order_that_long_rotations_show_is_refused(key):
         dpjax.sample_sensitivity(key, target, oracle, n=n, norm="l1", gamma=0.2)
 
 
+@pytest.fixture
+def computed(monkeypatch):
+    """The chunks that are computed, in order."""
+    chunks, compute = [], _loop.compute_chunks
+
+    def logged(block, key, position, steps, **settings):
+        chunks.extend(steps)
+        return compute(block, key, position, steps, **settings)
+
+    monkeypatch.setattr(_loop, "compute_chunks", logged)
+    return chunks
+
+
+def test_an_order_that_few_databases_show_is_refused_before_the_rest_is_drawn(
+    key, uniform, computed
+):
+    """On 1 of 42: with this key on none of the first ten databases, and on some of the 100."""
+    target = lambda d: jnp.max(d) + jnp.where(jnp.min(d) > 0.17, d[-1], 0)  # noqa: E731
+    own = sampling_key(key)
+    first = jax.vmap(lambda i: uniform(jax.random.fold_in(own, i), 21)[:-1])(np.arange(100))
+    shows = np.min(first, axis=1) > 0.17
+    assert shows.any()
+    assert not shows[:10].any()
+    with pytest.raises(ValueError, match="target depends on the order of the records"):
+        dpjax.sample_sensitivity(key, target, uniform, **SETTINGS, chunk_size=10)
+    assert computed == list(range(10))
+
+
+def test_probed_pairs_have_the_distances_of_the_others(key, uniform):
+    """They are the pairs of `sensitivity_samples`, whatever number of them is probed."""
+    settings = {"n": 20, "norm": "l1", "m": 300, "chunk_size": 10}
+    distances = np.sort(dpjax.sensitivity_samples(key, jnp.mean, uniform, **settings))
+    for gamma in (0.05, 0.5):
+        found = dpjax.sample_sensitivity(key, jnp.mean, uniform, **settings, gamma=gamma)
+        np.testing.assert_allclose(found.value, distances[found.k - 1], rtol=1e-4)
+
+
 def in_a_ring(database):
     """Ignores rotations; a reversal changes it, and nearly every exchange of two records."""
     return jnp.sum(database * jnp.roll(database, 1) ** 2)
@@ -251,7 +289,7 @@ def test_probes_look_at_five_over_gamma_databases(uniform):
         jax.random.key(0), jnp.max, uniform, n=2, norm="l1", positions="last"
     )
     counts = [
-        _probes._probes(sampler, dpjax.operating_point(m=10**4, gamma=gamma))
+        _probes.probed_pairs(sampler, dpjax.operating_point(m=10**4, gamma=gamma))
         for gamma in (0.2, 0.05, 0.01)
     ]
     assert counts == [32, 100, 500]

@@ -339,7 +339,7 @@ def test_targets_whose_lanes_may_touch_are_looked_at_alone_everywhere(name):
     def probes(function):
         pair = sample(lambda database: function(jnp.sum(database)))
         average = RandomPair(pair.target, pair.oracle, pair.norm, "average")
-        return _probes._probes(average, dpjax.operating_point(gamma=0.01))
+        return _probes.probed_pairs(average, dpjax.operating_point(gamma=0.01))
 
     assert probes(jnp.sin) == 8
     assert probes(TOUCHING[name]) == 459
