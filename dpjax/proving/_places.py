@@ -39,7 +39,7 @@ def look_up(table: Abstract, places: Abstract, parameters: Any) -> Abstract:
         raise RefusalError("a place may be out of bounds: clip the index")
     rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
     ones = (1,) * len(batch)
-    low, high = (pick(rows, axis=0).reshape(*ones, *size) for pick in (np.min, np.max))
+    low, high = (pick(rows, axis=0).reshape((*ones, *size)) for pick in (np.min, np.max))
     flush = 0.0 if table.whole else 4 * rounding.tiny(table.dtype)
     each_row = len(batch) == 1 and places.axis == 0
     farthest = math.inf
@@ -49,7 +49,7 @@ def look_up(table: Abstract, places: Abstract, parameters: Any) -> Abstract:
         farthest = apart * (1 + 2.0**-30) + 2.0**-400 + flush * rows.shape[1]
 
     def moved(d: Difference) -> tuple[np.ndarray, float, float]:
-        still = d.each.max(axis=-1).reshape(*d.each.shape[:-1], *(1,) * len(size)) == 0
+        still = d.each.max(axis=-1).reshape((*d.each.shape[:-1], *(1,) * len(size))) == 0
         each = np.where(still, 0.0, high - low + flush)
         return rounding.up(each), math.inf, farthest
 

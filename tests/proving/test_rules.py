@@ -65,6 +65,7 @@ RULES = {
     "lt": lambda x: x < 0.3,
     # Where x is negative, x * 0 is -0, which is less than 0 in the total order.
     "lt_to": lambda x: lt_to_p.bind(x * 0, jnp.zeros_like(x)),
+    "median of a public array": lambda x: x + jnp.median((x == x).astype(x.dtype)),
     "lt_to in one record": lambda x: lt_to_p.bind(x * 0, 0 - jnp.arange(N, dtype=x.dtype)),
     "le": lambda x: x <= 0.25,
     "gt": lambda x: x > x.mean(),
