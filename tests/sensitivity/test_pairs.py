@@ -70,6 +70,6 @@ def test_a_cpu_computes_the_records_of_a_pair_once() -> None:
 
     key = jax.random.key(0)
     pair = RandomPair.trace(key, target, oracle, n=50, norm="l1", positions="last")
-    chunk = jax.jit(jax.vmap(pair.values, (None, 0, None)))
+    chunk = jax.jit(jax.vmap(pair.distance, (None, 0, None)))
     compiled = chunk.lower(key, jnp.arange(4, dtype=jnp.uint32), jnp.uint32(0)).compile()
     assert str(compiled.as_text()).count("constant(0.1234)") == 1
