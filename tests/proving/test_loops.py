@@ -132,6 +132,12 @@ def test_a_map_of_few_records_keeps_its_rows():
     assert bounds_of(lambda x: over(with_sum, x)[0], few, (0, 1))["l1"] < 1.01
 
 
+def test_a_loop_that_a_compiler_keeps_multiplies_no_factors_of_its_steps():
+    """Walked step by step, 500 factors of .5 would underflow."""
+    few = jax.ShapeDtypeStruct((500,), jnp.float32)
+    assert bounds_of(lambda x: over(averaged, x)[0], few, (0, 1))["l1"] < 1.01
+
+
 def test_a_loop_rounds_the_sum_that_it_carries():
     """All of 1000 additions round a number near 2^24: below it by less than above."""
     n = 1001
