@@ -6,7 +6,7 @@ unrolls loops of at most 64 steps, and so may join operations of two steps of a 
 carries are sums and counters alone, joining steps changes no bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dpjax._tracing._walks import live, parts
@@ -31,16 +31,24 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
             f"{parameters['length']} steps have more operations than the {_MOST_OPERATIONS} that a"
             " proof walks"
         )
-    try:
-        found = loop.outputs(run, tried)
-    except RefusalError:
-        if not few:
-            raise
-        return _unrolled(run, parameters, operands)
-    if few:
-        other = _unrolled(tried, parameters, operands)
-        return min(found, other, key=lambda xs: norm_of(xs, "l1"))
-    return found
+    if not few:
+        return loop.outputs(run, tried)
+    return _smallest(
+        lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)
+    )
+
+
+def _smallest(*ways: Callable[[], list[Abstract]]) -> list[Abstract]:
+    """The results of the way whose bound is least."""
+    found, refusals = list[list[Abstract]](), list[RefusalError]()
+    for way in ways:
+        try:
+            found.append(way())
+        except RefusalError as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[-1]
+    return min(found, key=lambda xs: norm_of(xs, "l1"))
 
 
 def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:

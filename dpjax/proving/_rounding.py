@@ -49,6 +49,14 @@ def widened(low: np.ndarray, high: np.ndarray, error: np.ndarray) -> tuple[np.nd
 # Floats of 16 bits. A compiler may keep more digits of them, in one use and not in another.
 NARROW = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 
+# Operations that compute nothing in 16 bits.
+OF_16_BITS = frozenset(
+    (
+        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
+        *("dot_general", "reshape", "slice", "squeeze", "stop_gradient", "transpose"),
+    )
+)
+
 
 def is_float(dtype: np.dtype) -> bool:
     """Whether operations on it round. NumPy knows no kind of bfloat16."""

@@ -44,13 +44,6 @@ _REMEDIES = {
     "argmax": "release the scores, or use dpjax.exponential",
     "argmin": "release the scores, or use dpjax.exponential",
 }
-# These compute nothing in 16 bits.
-_OF_16_BITS = frozenset(
-    (
-        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
-        *("dot_general", "reshape", "slice", "squeeze", "stop_gradient", "transpose"),
-    )
-)
 _ROUND = {
     "floor": np.floor,
     "ceil": np.ceil,
@@ -178,7 +171,9 @@ class Walk:
         if jnp.issubdtype(kind, jax.dtypes.prng_key):
             raise RefusalError("random bits have no rule: draw them outside of the target")
         name, dtype = equation.primitive.name, np.dtype(kind)
-        if name not in _OF_16_BITS and {dtype, *(x.dtype for x in operands)} & set(rounding.NARROW):
+        if name not in rounding.OF_16_BITS and {dtype, *(x.dtype for x in operands)} & set(
+            rounding.NARROW
+        ):
             raise RefusalError("floats of 16 bits have no rule here: compute in float32")
         if name == "scan":
             return loops.looped(self.run, self.tried, equation.params, operands)

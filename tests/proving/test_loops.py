@@ -132,19 +132,25 @@ def test_a_map_of_few_records_keeps_its_rows():
     assert bounds_of(lambda x: over(with_sum, x)[0], few, (0, 1))["l1"] < 1.01
 
 
+def test_a_loop_that_a_compiler_keeps_multiplies_no_factors_of_its_steps():
+    """Walked step by step, 500 factors of .5 would underflow."""
+    few = jax.ShapeDtypeStruct((500,), jnp.float32)
+    assert bounds_of(lambda x: over(averaged, x)[0], few, (0, 1))["l1"] < 1.01
+
+
 def test_a_loop_rounds_the_sum_that_it_carries():
-    """All of 1000 additions round a number near 2^24: below it by less than above."""
-    n = 1001
+    """All of 2100 additions round a number near 2^24: below it by less than above."""
+    n = 2101
 
     def target(x):
-        return over(lambda c, r: (c + r, None), x, 2.0**24 - 1100)[0]
+        return over(lambda c, r: (c + r, None), x, 2.0**24 - 2200)[0]
 
     first, second = (np.full(n, 1.4, np.float32) for _ in range(2))
-    first[0], second[0] = 0, 1100
+    first[0], second[0] = 0, 2200
     run = jax.jit(target)
     apart = float(run(second)) - float(run(first))
-    found = bounds_of(target, jax.ShapeDtypeStruct((n,), jnp.float32), (0, 1100))
-    assert 2000 < apart <= found["linf"]
+    found = bounds_of(target, jax.ShapeDtypeStruct((n,), jnp.float32), (0, 2200))
+    assert 4000 < apart <= found["linf"]
     at_zero = bounds_of(lambda x: over(with_sum, x)[0], MANY, (0, 1))["linf"]
     assert at_zero >= 1 + 2 * 5000**2 * 2.0**-24
 
@@ -152,10 +158,10 @@ def test_a_loop_rounds_the_sum_that_it_carries():
 def test_sums_of_sums_are_rounded_by_each_term_of_a_step():
     """A compiler may start the sum of a step at what the loop carries."""
     table = np.ones((10, 2), np.float32)
-    spec = jax.ShapeDtypeStruct((1000, 2, 10), jnp.float32)
+    spec = jax.ShapeDtypeStruct((3000, 2, 10), jnp.float32)
     step = lambda c, r: (c + r @ table, None)  # noqa: E731
     found = bounds_of(lambda x: lax.scan(step, jnp.zeros((2, 2)), x)[0], spec, (0, 1))
-    assert found["linf"] >= 10 + 2 * (1000 * 10) ** 2 * 2.0**-24
+    assert found["linf"] >= 10 + 2 * (3000 * 10) ** 2 * 2.0**-24
 
 
 REFUSED = {
