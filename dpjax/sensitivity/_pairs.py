@@ -35,7 +35,7 @@ from dpjax.sensitivity._sums import SumOfRecords
 # Pair i uses fold_in(key, i); the last index derives the random positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
-_POSITION_DOMAIN, _ROTATION = 2**32 - 1, 1
+_POSITION_DOMAIN = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,11 +281,6 @@ class RandomPair:
     def random_position(self, key: Key, index: jax.Array) -> jax.Array:
         """A position for pair `index`, drawn uniformly."""
         return jax.random.randint(position_key(key, index), (), 0, self.n)
-
-    def random_rotation(self, key: Key, index: jax.Array) -> jax.Array:
-        """By how many places to move the records of pair `index`: uniform, and never by none."""
-        rotation_key = jax.random.fold_in(position_key(key, index), _ROTATION)
-        return jax.random.randint(rotation_key, (), 1, max(self.n, 2))
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
