@@ -212,7 +212,7 @@ def _record(
             readme,
             plain,
             round(1 / 1.8, 2),
-            "four programs of the sampler, one of keys and one of the release are compiled",
+            "three programs of the sampler, one of keys and one of the release are compiled",
         ),
         Row(
             f"{example}, programs kept by JAX's persistent cache",

@@ -8,7 +8,7 @@ import dpjax
 from harness import Race, Row, record
 
 N, GAMMA = 10_000, 0.01
-EXACT = "as many databases again as pairs are checked for an order of records that matters"
+EXACT = "of each pair, D is also evaluated with its records rotated: three evaluations for two"
 METHODS = {
     "exact": {"method": "exact"},
     "marginal": {"method": "exact", "confidence": None},

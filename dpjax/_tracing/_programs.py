@@ -95,12 +95,21 @@ class Program:
         """A hash of operations, constants and configuration; needs concrete constants."""
         return digest(self.jaxpr, self.configuration)
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether no array that it closes over was written to, and JAX's configuration is the same.
+
+        Since the fingerprint was taken.
+        """
+        fingerprint = self.fingerprint
+        return digest(self.jaxpr, _configuration()) == fingerprint
+
     def check_unchanged(self, name: str) -> None:
         """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
         for equation in equations(self.jaxpr.jaxpr):
             if call := _host_call(equation):
                 call.code.check_unchanged()
-        if digest(self.jaxpr, _configuration()) != self.fingerprint:
+        if not self.is_unchanged:
             raise ValueError(
                 f"{name} has changed since it was traced: an array that it closes over was written"
                 " to, or JAX's configuration (float64, random numbers) is another"

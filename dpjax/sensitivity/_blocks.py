@@ -78,6 +78,7 @@ def compute_chunks(
     layout: Layout,
     pair: RandomPair,
     probing: Probing = NOTHING,
+    rotations: np.ndarray | None = None,
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """One chunk on every device of this host; None for a device that has nothing left.
 
@@ -100,6 +101,7 @@ def compute_chunks(
             key,
             np.uint32(position),
             np.array(work, np.uint32),
+            rotations,
             pair=pair,
             size=layout.size,
             mesh=mesh,
@@ -126,12 +128,14 @@ def bytes_of_a_chunk(
     resolutions: Any = spec((count,))
     block = Block(rows, resolutions)
     work = np.zeros((count, 3), np.uint32)
+    rotations = np.zeros(count * probing.rows, np.int32) if probing else None
     with within(mesh):
         lowered = _compiled_step.lower(
             block,
             key,
             np.uint32(0),
             work,
+            rotations,
             pair=pair,
             size=layout.size,
             mesh=mesh,
@@ -148,6 +152,7 @@ def _compiled_step(
     key: jax.Array,
     position: jax.Array,
     work: jax.Array,
+    rotations: jax.Array | None = None,
     *,
     pair: RandomPair,
     size: int,
@@ -157,11 +162,15 @@ def _compiled_step(
     """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
 
     def step(
-        block: Block, key: jax.Array, position: jax.Array, work: jax.Array
+        block: Block,
+        key: jax.Array,
+        position: jax.Array,
+        work: jax.Array,
+        rotations: jax.Array | None,
     ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
         start, count, place = work[0]
         distances, resolutions, probed = chunk_distances(
-            key, start, position, pair=pair, size=size, probing=probing
+            key, start, position, rotations, pair=pair, size=size, probing=probing
         )
         # Every chunk runs whole, the last one too: another size is another program, with other
         # roundings.
@@ -171,7 +180,8 @@ def _compiled_step(
         rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
         return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
 
-    return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD))(block, key, position, work)
+    specs = SPREAD, SHARED, SHARED, SPREAD, SPREAD
+    return on_every(mesh, step, specs)(block, key, position, work, rotations)
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:

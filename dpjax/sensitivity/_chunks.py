@@ -52,6 +52,7 @@ def chunk_distances(
     key: jax.Array,
     start: jax.Array,
     position: jax.Array,
+    rotations: jax.Array | None = None,
     *,
     pair: RandomPair,
     size: int,
@@ -61,6 +62,6 @@ def chunk_distances(
     # Numbers of pairs, not places in the chunk: pair i must not depend on the chunks. In the last
     # one they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
-    if probing:
-        return probed_distances(key, indices, position, pair=pair, probing=probing)
+    if rotations is not None:
+        return probed_distances(key, indices, position, rotations, pair=pair, probing=probing)
     return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None

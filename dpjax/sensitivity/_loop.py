@@ -67,7 +67,14 @@ def sample_block(
         nonlocal block
         team.look()
         block, distances, resolutions, probed = compute_chunks(
-            block, sampling.key, position, chunks, layout=layout, pair=pair, probing=probing
+            block,
+            sampling.key,
+            position,
+            chunks,
+            layout=layout,
+            pair=pair,
+            probing=probing,
+            rotations=probes.rotations(chunks) if probes and probing else None,
         )
         return _Step(chunks, distances, resolutions, probed)
 

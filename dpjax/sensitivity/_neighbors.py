@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpjax._core._types import Database
+from dpjax._core._types import Database, Key
+from dpjax._tracing._fingerprints import digest
 
 
 def neighboring_pair(
@@ -31,6 +33,16 @@ def neighboring_pair(
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
     return database, jax.tree.map(replaced, records)
+
+
+def random_rotations(key: Key, n: int, count: int) -> np.ndarray:
+    """By how many places to move the records of each of some databases: never by none.
+
+    They are drawn uniformly by the host. A program that draws them takes twice as long to compile.
+    """
+    seed = int(digest("rotations", jax.random.key_data(key)), 16)
+    words = np.random.Philox(key=seed).random_raw(count)
+    return (1 + words % (max(n, 2) - 1)).astype(np.int32)
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import get_args
 
@@ -36,7 +37,7 @@ from dpjax.sensitivity._sums import SumOfRecords
 # Pair i uses fold_in(key, i); the last index derives the random positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
-_POSITION_DOMAIN, _ROTATION = 2**32 - 1, 1
+_POSITION_DOMAIN = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,19 @@ class RandomPair:
         # Code on the host is told the pair of every database, and must see each one whole.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
+        if not (self.target.is_concrete and self.oracle.is_concrete):
+            return self._traced_shortcuts(key, target, oracle, database)
+        # The parts of a program are a fact about the program. It was traced anew, so it shows what
+        # its functions close over by now. But kept parts may hold an array that was written to.
+        kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
+        if not kept or not all(part.is_unchanged for part in kept[0].parts):
+            kept[:] = [self._traced_shortcuts(key, target, oracle, database)]
+            hash(kept[0])  # Takes the fingerprints.
+        return dataclasses.replace(self, sums=kept[0].sums, two_records=kept[0].two_records)
+
+    def _traced_shortcuts(
+        self, key: Key, target: Summable, oracle: Oracle, database: Database
+    ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
         # Two sums share the statistics of n - 1 records. That is wrong where the statistic of one
         # record may depend on the others.
@@ -141,6 +155,12 @@ class RandomPair:
     def programs(self) -> tuple[Program, ...]:
         """The programs of the caller."""
         return self.target, self.oracle, self.norm
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """The programs of the shortcuts."""
+        sums = () if self.sums is None else (self.sums.statistic, self.sums.finish)
+        return sums if self.two_records is None else (*sums, self.two_records)
 
     @property
     def released(self) -> Program:
@@ -281,10 +301,15 @@ class RandomPair:
         """A position for pair `index`, drawn uniformly."""
         return jax.random.randint(position_key(key, index), (), 0, self.n)
 
-    def random_rotation(self, key: Key, index: jax.Array) -> jax.Array:
-        """By how many places to move the records of pair `index`: uniform, and never by none."""
-        rotation_key = jax.random.fold_in(position_key(key, index), _ROTATION)
-        return jax.random.randint(rotation_key, (), 1, max(self.n, 2))
+
+@functools.lru_cache(64)
+def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
+    """Room for a pair of these programs, whose shortcuts were traced; the oracle may declare them.
+
+    Programs are equal by what they compute.
+    """
+    del target, oracle, independent
+    return []
 
 
 def position_key(key: Key, index: jax.Array) -> Key:

@@ -34,6 +34,11 @@ class Probing:
     def __bool__(self) -> bool:
         return self.kept > 0
 
+    @property
+    def rows(self) -> int:
+        """Rotations of a chunk, at least one: arrays over devices have a first axis."""
+        return max(self.rotated, 1)
+
 
 class Probed(NamedTuple):
     """What was found on the first pairs of a chunk.
@@ -71,6 +76,7 @@ def probed_distances(
     key: Key,
     indices: jax.Array,
     position: jax.Array,
+    rotations: jax.Array,
     *,
     pair: RandomPair,
     probing: Probing,
@@ -84,20 +90,20 @@ def probed_distances(
         return found, pair.resolution(value), database, value
 
     distances, resolutions, databases, values = jax.vmap(one)(indices)
-    moved = jnp.zeros(1, pair.distance_dtype)
+    moved = jnp.zeros(probing.rows, pair.distance_dtype)
     if probing.rotated:
-        moved = jax.vmap(partial(permuted, pair, key))(
-            *_first(probing.rotated, (indices, databases, values))
+        moved = jax.vmap(partial(permuted, pair))(
+            rotations, *_first(probing.rotated, (indices, databases, values))
         )
     kept = _first(probing.kept, (databases, values))
     return distances, resolutions, Probed(moved, *kept)
 
 
 def permuted(
-    pair: RandomPair, key: Key, index: jax.Array, database: Database, value: Value
+    pair: RandomPair, steps: jax.Array, index: jax.Array, database: Database, value: Value
 ) -> jax.Array:
-    """How far a random rotation of its records moves the value of a database."""
-    other = rotated(database, pair.random_rotation(key, index))
+    """How far a rotation of its records moves the value of a database."""
+    other = rotated(database, steps)
     other = pair.target(other, origin=sampled(Role.PERMUTED, index))
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)

@@ -43,7 +43,7 @@ from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.sensitivity._blocks import spread_chunks
 from dpjax.sensitivity._checkpoint import Finished, Seen
 from dpjax.sensitivity._chunks import size_of_parts
-from dpjax.sensitivity._neighbors import neighboring_pair
+from dpjax.sensitivity._neighbors import neighboring_pair, random_rotations
 from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
@@ -107,6 +107,7 @@ class Probes:
         self._missing = set(range(-(-self._count // size)))
         self.chunks = probed_chunks(pair, plan.layout, self._count)
         self.probing = probing_of(pair, size, self._count)
+        self._rotations = random_rotations(plan.key, pair.n, self._count)
         if pair.sums:
             self._found = _of_a_sum(plan, _databases(pair, plan.point), progress)
 
@@ -125,10 +126,15 @@ class Probes:
             self._merge(_Found(resolution, seen.permuted, replaced, alone=seen.alone))
         return enough
 
+    def rotations(self, chunks: list[int | None]) -> np.ndarray:
+        """By how much the chunk of each device moves the records of its first databases."""
+        starts = np.array([self._size * (chunk or 0) for chunk in chunks])[:, None]
+        indices = starts + np.arange(self.probing.rows)
+        return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
+
     def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
         """What was probed in a chunk of each device."""
-        rotated = self.probing.rotated or 1
-        permuted = np.asarray(probed.permuted).reshape(len(chunks), rotated)
+        permuted = np.asarray(probed.permuted).reshape(len(chunks), self.probing.rows)
         counts = [0 if chunk is None else self._in(chunk) for chunk in chunks]
         alone = [0.0] * len(chunks)
         if self.probing.kept > LEAST_ALONE or 0 in chunks:
@@ -241,15 +247,17 @@ def _of_a_sum(plan: Plan, count: int, progress: bool) -> _Found:
     most = fitting(pair.bytes_of_a_database, layout.devices[0])
     size = size_of_parts(pair, count, min(layout.size, most))
     devices = tuple(layout.local.values())
+    rotations = random_rotations(plan.key, pair.n, count).astype(np.uint32)
     found = _Found()
     with counting("probes", count, shown=progress) as done:
         for start in range(0, count, size * len(devices)):
             starts = start + size * np.arange(len(devices), dtype=np.uint32)
+            # The last chunk is filled up with the last database.
+            indices = np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1)
             with within(row_of(layout.local.values())):
                 numbers, databases, values = _compiled_probes(
                     plan.key,
-                    # The last chunk is filled up with the last database.
-                    np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1),
+                    np.stack([indices, rotations[indices]], axis=1),
                     pair=pair,
                     kept=LEAST_ALONE,
                     devices=devices,
@@ -273,15 +281,18 @@ def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
 @partial(jax.jit, static_argnames=("pair", "kept", "devices"))
 def _compiled_probes(
     key: Key,
-    indices: np.ndarray,
+    work: np.ndarray,
     *,
     pair: RandomPair,
     kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
-    """The distances of a chunk for every device, its first databases, and the values of all."""
+    """The distances of a chunk for every device, its first databases, and the values of all.
 
-    def probe(index: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
+    `work` has the numbers of pairs, and how far to rotate the records of each.
+    """
+
+    def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         place = pair.random_position(key, index)
         database, neighbor = neighboring_pair(pair.records_of(key, index), place)
         value = pair.target(database, origin=sampled(Role.DATABASE, index))
@@ -290,19 +301,19 @@ def _compiled_probes(
         by_sums = pair.distance_by_sums(key, index, place)[0]
         numbers = {
             "resolution": pair.resolution(value),
-            "permuted": permuted(pair, key, index, database, value),
+            "permuted": permuted(pair, steps, index, database, value),
             "replaced": jnp.where(jnp.isfinite(moved), moved, 0),
             "disagreement": jnp.where(moved == by_sums, 0, jnp.abs(moved - by_sums)),
         }
         return {k: x.astype(pair.distance_dtype) for k, x in numbers.items()}, database, value
 
-    def probe_chunk(indices: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
-        numbers, databases, values = jax.vmap(probe)(indices)
+    def probe_chunk(work: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
+        numbers, databases, values = jax.vmap(probe)(work[0], work[1].astype(jnp.int32))
         # Whole databases first, as the target sees them: XLA would compute the slice by itself.
         databases = lax.optimization_barrier(databases)
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
-    return spread_chunks(probe_chunk, jnp.asarray(indices), devices)
+    return spread_chunks(probe_chunk, jnp.asarray(work), devices)
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:

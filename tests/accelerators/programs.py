@@ -142,14 +142,17 @@ def _chunk(name: str, place: _Place, many: bool = False, probes: int = 0) -> Cal
         place.on(Spec((), jnp.uint32), shared),
         place.on(Spec((count, 3), jnp.uint32), spread),
     )
-    static = {"pair": pair, "size": size, "mesh": mesh, "probing": probing_of(pair, size, probes)}
+    probing = probing_of(pair, size, probes)
+    if probing:
+        arguments += (place.on(Spec((probing.rows,), jnp.int32)),)
+    static = {"pair": pair, "size": size, "mesh": mesh, "probing": probing}
     return Call(_compiled_step, arguments, static, mesh)
 
 
 def _probe(place: _Place) -> Call:
     pair, _ = _pair("mean by sums")
     static = {"pair": pair, "kept": 8, "devices": (None,)}
-    numbers = place.on(Spec((1, 100), jnp.uint32))
+    numbers = place.on(Spec((1, 2, 100), jnp.uint32))
     return Call(_probes._compiled_probes, (place.threefry(), numbers), static)
 
 

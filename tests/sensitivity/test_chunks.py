@@ -195,7 +195,7 @@ def test_progress_is_shown_and_changes_nothing(sample, capsys):
     assert sample(progress=True).value == sample(progress=False).value
     shown = capsys.readouterr().err
     assert "100/100" in shown
-    assert shown.count("100%") == 2  # The probes, and the pairs.
+    assert shown.count("100%") == 1
 
 
 def test_progress_without_tqdm_says_what_to_install(sample, monkeypatch):

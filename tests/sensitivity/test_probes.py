@@ -12,6 +12,7 @@ import dpjax
 from dpjax._running import _waiting
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity import _loop, _probes
+from dpjax.sensitivity._neighbors import random_rotations
 from dpjax.sensitivity._pairs import RandomPair
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
@@ -152,13 +153,7 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
 
 def rotations(n, count):
     """What probes rotate databases of n records by."""
-    pair = RandomPair.trace(
-        jax.random.key(0), jnp.max, lambda key, n: jax.random.uniform(key, (n,)),
-        n=n, norm="l1", positions="last",
-    )  # fmt: skip
-    return np.asarray(
-        jax.vmap(pair.random_rotation, (None, 0))(jax.random.key(5), np.arange(count))
-    )
+    return random_rotations(jax.random.key(5), n, count)
 
 
 def test_rotations_are_drawn_uniformly_and_move_every_record():

@@ -248,3 +248,40 @@ def test_sums_that_overflow_are_refused(key):
     target = targets.summable(lambda x: x, average=True)
     with pytest.raises((RuntimeError, ValueError), match=r"disagrees|infinite"):
         dpjax.sample_sensitivity(key, target, tall, n=1000, norm="l1", m=100)
+
+
+def test_kept_shortcuts_see_what_functions_close_over(key):
+    """An array that kept ones hold is written to; another one has its old numbers.
+
+    Chunks of another size are compiled anew.
+    """
+    oracle = dpjax.oracles.independent(lambda key: jax.random.uniform(key, (2,)))
+
+    def estimate(weights, chunk_size=None):
+        target = dpjax.targets.summable(lambda x: jnp.sum(x * weights), average=True)
+        settings = {"n": 9, "norm": "l1", "gamma": 0.1, "chunk_size": chunk_size}
+        return dpjax.sample_sensitivity(key, target, oracle, **settings).value
+
+    weights = np.ones(2, np.float32)
+    first = estimate(weights)
+    weights *= 2
+    np.testing.assert_allclose(estimate(weights), 2 * first, rtol=1e-4)
+    again = estimate(np.ones(2, np.float32), chunk_size=50)
+    np.testing.assert_allclose(again, first, rtol=1e-4)
+    weights /= 2
+    assert estimate(weights) == first
+
+
+def test_shortcuts_of_a_program_are_traced_once(key, uniform):
+    traces = []
+
+    def statistic(x):
+        traces.append(x.shape)
+        return x
+
+    oracle = dpjax.oracles.independent(jax.random.uniform)
+    for again in (False, True):
+        traces.clear()
+        target = dpjax.targets.summable(statistic, average=True)
+        dpjax.sample_sensitivity(key, target, oracle, n=9, norm="l1", gamma=0.1)
+        assert len(traces) == (1 if again else 2)
