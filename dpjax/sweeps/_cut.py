@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
@@ -80,8 +81,11 @@ class _Walked:
             return jax.tree.unflatten(self.program.outputs.structure, leaves)
 
         programs = tuple(map(self._program, draws))
-        more = [draw.outputs.tree() for draw in programs]
-        return Cut(programs, Program.trace("function", rest, *self.program.inputs.tree(), *more))
+        inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
+        # These are operations of a program that was checked.
+        jaxpr = jax.make_jaxpr(rest)(*inputs)
+        left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
+        return Cut(programs, left)
 
     def _walk(self, equation: Equation, operands: list[_Value]) -> list[_Value]:
         inner = called(equation)
