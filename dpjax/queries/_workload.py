@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
@@ -29,6 +30,8 @@ _LARGEST_ENTRY = 2**15
 _LARGEST_ANSWER = 2**31 - 2
 # The most entries to read when all columns of a matrix are compared: about ten seconds.
 _MOST_COMPARED = 2**31
+# The most terms of marginals that one kernel adds up. Longer sums hide the start of a kernel each.
+_MOST_AT_ONCE = 2**20
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -196,8 +199,17 @@ def marginal_workload(
         ]
         return jnp.concatenate([table.ravel() for table in counted])
 
-    def answers(table: jax.Array) -> jax.Array:
+    def one_by_one(table: jax.Array) -> jax.Array:
         return jnp.concatenate([_summed(table, tuple(sizes), x).ravel() for x in chosen])
+
+    def at_once(table: jax.Array) -> jax.Array:
+        return _summed_at_once(table.ravel(), sizes, chosen)
+
+    def answers(table: jax.Array) -> jax.Array:
+        if len(chosen) * table.size > _MOST_AT_ONCE:
+            return one_by_one(table)
+        # Only a GPU starts a kernel for each sum.
+        return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
     return Workload(
         total=total,
@@ -224,6 +236,29 @@ def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ..
     others = tuple(axis for axis, name in enumerate(attributes) if name not in chosen)
     left = [name for name in attributes if name in chosen]
     return jnp.sum(table, axis=others).transpose([left.index(name) for name in chosen])
+
+
+def _summed_at_once(
+    table: jax.Array, sizes: Mapping[str, int], chosen: Sequence[tuple[str, ...]]
+) -> jax.Array:
+    """The marginals of a flat table, one after the other: those of one size are one sum."""
+    upward = np.cumprod([1, *list(sizes.values())[:0:-1]])
+    strides = dict(zip(sizes, map(int, upward[::-1]), strict=True))
+
+    def places(names: Iterable[str]) -> np.ndarray:
+        """Where the combinations of some attributes are, with all others at 0."""
+        axes = (strides[name] * np.arange(sizes[name], dtype=np.int32) for name in names)
+        return functools.reduce(np.add.outer, axes, np.zeros((), np.int32)).ravel()
+
+    starts = [places(names) for names in chosen]
+    rests = [places(name for name in sizes if name not in names) for names in chosen]
+    answers = dict[int, jax.Array]()
+    for size in {len(start) for start in starts}:
+        group = [i for i, start in enumerate(starts) if len(start) == size]
+        start, rest = (jnp.asarray([some[i] for i in group]) for some in (starts, rests))
+        sums = jnp.sum(table[start[:, :, None] + rest[:, None, :]], axis=-1)
+        answers.update(zip(group, jnp.unstack(sums), strict=True))
+    return jnp.concatenate([answers[i] for i in range(len(chosen))])
 
 
 def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:

@@ -150,6 +150,25 @@ def test_answers_are_products_of_the_table():
             np.testing.assert_array_equal(rows, MATRIX)
 
 
+def test_marginals_of_one_size_are_one_sum_elsewhere(monkeypatch):
+    """Sums of whole numbers are exact. Marginals are of four sizes, and list attributes anyhow."""
+    marginals = ["a", "ca", "d", "ab", "ba", "bcad"]
+    workload = queries.marginal_workload(
+        {"a": 2, "b": 3, "c": 4, "d": 2}, [tuple(names) for names in marginals]
+    )
+
+    def elsewhere(*operands, default, **_):
+        return default(*operands)
+
+    monkeypatch.setattr(_workload.lax, "platform_dependent", elsewhere)
+    table = np.arange(48, dtype=np.float32).reshape(workload.cells)
+    expected = [np.einsum(f"abcd->{names}", table).ravel() for names in marginals]
+    found = jax.jit(workload.answers)(table)
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+    rows = np.asarray(jax.jit(jax.vmap(workload.row))(jnp.arange(workload.shape[0])))
+    np.testing.assert_array_equal(np.tensordot(rows, table, 4), found)
+
+
 def test_answers_beyond_the_integers_stop_at_their_end():
     """And do not wrap, which would move neighbors apart."""
     steep = queries.linear_workload([[2**15, 0], [-(2**15), 1]])

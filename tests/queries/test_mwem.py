@@ -12,6 +12,8 @@ import scipy.stats
 
 import dpjax
 from dpjax import queries
+from dpjax.queries import _multiplicative_weights
+from dpjax.queries._multiplicative_weights import Measured
 
 MATRIX = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, -1], [0, 0, 2, 2]])
 WORKLOAD = queries.linear_workload(MATRIX)
@@ -66,6 +68,23 @@ def test_without_noise_it_asks_the_worst_query_and_learns_by_multiplicative_weig
     tables = learned(asked, found.measurements[0])
     np.testing.assert_allclose(found.average[0], tables[:-1].mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(found.last[0], tables[-1], rtol=1e-5)
+
+
+def test_updates_in_blocks_are_those_one_by_one(monkeypatch):
+    """On a GPU three updates are one block, so that the last round has two."""
+    asked, answers = np.array([0, 2, 3]), np.array([4.0, -3.0, 15.0])
+
+    def measure(number, tries, _):
+        query, answer = jnp.asarray(asked)[number], jnp.asarray(answers, jnp.float32)[number]
+        return Measured(jnp.array(True), tries, query, answer)
+
+    def elsewhere(*operands, default, **_):
+        return default(*operands)
+
+    monkeypatch.setattr(_multiplicative_weights.lax, "platform_dependent", elsewhere)
+    learner = _multiplicative_weights.MultiplicativeWeights(WORKLOAD, 3, RECORDS, 1, 2.0)
+    _, last, _ = jax.jit(lambda: learner.learn(measure))()
+    np.testing.assert_allclose(last, learned(asked, answers)[-1], rtol=1e-5)
 
 
 def test_noise_is_that_of_its_parts(draws):
