@@ -74,6 +74,8 @@ UNARY = {
     "round": lambda v: jnp.round(3 * v),
     "sign": jnp.sign,
     "half": lambda v: v / 2,
+    "bfloat16": lambda v: jnp.clip(v, -9, 9).astype(jnp.bfloat16).astype(v.dtype),
+    "float16": lambda v: jnp.clip(v, -99, 99).astype(jnp.float16).astype(v.dtype),
     "third": lambda v: v / 3 * 7,
     "more": lambda v: v + 0.3,
     "bin": lambda v: (jnp.clip(v, -5, 5) * 1.5).astype(jnp.int32).astype(v.dtype),
@@ -180,6 +182,9 @@ def product(rng, v, w, said):
         return jnp.einsum("ni,ni->n", v, w) if rng.random() < 0.5 else v @ w.T
     if v.ndim == 2 and w.ndim == 1 and w.shape[0] in v.shape:
         return v @ w if v.shape[1] == w.shape[0] else w @ v
+    if v.ndim == 2 and w.ndim == 1 and rng.random() < 0.3:
+        first, second = (jnp.clip(a, -9, 9).astype(jnp.bfloat16) for a in (v, v[:, :1] + 0.5))
+        return jnp.dot(first.T, second, preferred_element_type=jnp.float32).astype(v.dtype)
     if v.ndim == 2:
         matrix = np.round(rng.normal(size=(v.shape[1], 2)) * 2) / 2
         return v @ jnp.asarray(matrix, v.dtype)
