@@ -61,8 +61,9 @@ def _float_by_reduction(x: jax.Array) -> jax.Array:
 
 
 @_float_by_reduction.defjvp
-def _(primals: _Arrays, tangents: _Arrays) -> _Arrays:
-    return _float_by_reduction(*primals), *tangents
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (moved,) = primals, tangents
+    return _float_by_reduction(x), moved
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:
