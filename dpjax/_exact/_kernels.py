@@ -48,10 +48,22 @@ def written(arrays: _Tree) -> _Tree:
 
 def _by_reduction(x: jax.Array) -> jax.Array:
     """The same array, bit by bit: also of a NaN and of a negative zero."""
-    if integers := _INTEGERS.get(x.dtype.name):
-        return lax.bitcast_convert_type(reduced(lax.bitcast_convert_type(x, integers)), x.dtype)
+    if x.dtype.name in _INTEGERS:
+        return _float_by_reduction(x)
     whole = isinstance(x.dtype, np.dtype) and x.dtype.kind in "biu"
     return reduced(x) if whole else lax.optimization_barrier(x)
+
+
+@jax.custom_jvp  # The bits of a float have no derivative.
+def _float_by_reduction(x: jax.Array) -> jax.Array:
+    bits = lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])
+    return lax.bitcast_convert_type(reduced(bits), x.dtype)
+
+
+@_float_by_reduction.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (moved,) = primals, tangents
+    return _float_by_reduction(x), moved
 
 
 def _either(some: _Tree, others: _Tree) -> _Tree:

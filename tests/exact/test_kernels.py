@@ -62,3 +62,8 @@ def _same_bits(found, given):
     if jnp.issubdtype(given.dtype, jax.dtypes.prng_key):
         found, given = jax.random.key_data(found), jax.random.key_data(given)
     assert np.asarray(found).tobytes() == np.asarray(given).tobytes()
+
+
+def test_written_arrays_have_a_derivative():
+    slope = jax.grad(lambda scale: jnp.sum(_kernels.written(scale * jnp.arange(3.0))))
+    assert slope(2.0) == 3
