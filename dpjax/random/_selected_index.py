@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_modulo
-from dpjax._exact._kernels import at_once
+from dpjax._exact._kernels import at_once, written
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._chacha20 import consume
@@ -190,6 +190,9 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
     Gaps are clamped at 2^61 points, which no noise reaches. That replaces a score by the larger of
     it and best - bound, which is no more sensitive than the scores.
     """
+    # A compiler may compute a score twice, and round it in two ways. A gap below 0 would wrap
+    # around, and the best option would never be selected.
+    scores = written(scores)
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         best = jnp.max(finite)

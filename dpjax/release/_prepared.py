@@ -20,6 +20,7 @@ from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Scalar, TreeDef, Value
 from dpjax._core._values import Sensitivity
+from dpjax._exact._kernels import written
 from dpjax.random._facade import key_for_each
 
 
@@ -63,6 +64,10 @@ class Prepared:
             if mechanism._compiles_in_pieces(value):
                 # Arithmetic on arrays rounds as compiled programs do; Python floats would not.
                 return jax.tree.map(jnp.asarray, mechanism)._draw(key, value)
+        if _checks.is_staging():
+            # In one program with the target, a value could be computed again for each of its uses,
+            # and rounded in other ways. Noise hides one value, not the difference of two.
+            value = jax.tree.map(written, value)
         return self.compiled(self.numbers, key, value)
 
     def compile(self, key: Key, value: TreeSpec) -> None:

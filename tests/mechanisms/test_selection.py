@@ -280,3 +280,20 @@ def test_score_gap_is_not_vacuous(log_probs):
     scores = np.where(np.arange(1000) == 0, 0.9 * bound, 0.0)
     missed = 1 - np.exp(log_probs(mechanism, np.array([0]), scores))[0]
     assert 0.4 < missed < 0.7
+
+
+def computations(draw, key):
+    """How often a program of a target and a draw holds a step of the target."""
+    compiled = jax.jit(lambda key, x: draw(key, 0.1234 * x + x)).lower(key, jnp.zeros(5)).compile()
+    return compiled.as_text().count("constant(0.1234)")
+
+
+@each_rule
+def test_scores_are_computed_once(rule, key):
+    """The best score and the gaps to it would be those of two roundings, and gaps wrap around."""
+    assert computations(RULES[rule](1.0, 1.0)._draw, key) == 1
+
+
+def test_a_value_is_computed_once_in_one_program_with_its_target(key):
+    top = dpjax.queries.top_k(1.0, 1.0, k=2)
+    assert computations(lambda key, x: top(key, x).value, key) == 1
