@@ -198,28 +198,33 @@ def _settled(name: str, equation: Equation, given: Sequence[Tracked], found: Abs
     if name == "dot_general":
         (ca, cb), _ = equation.params["dimension_numbers"]
         return _summed_products(given, (tuple(ca), tuple(cb)), found)
-    if found.axis is not None and found.whole:
+    if found.axis is not None and found.whole and name in _KEEP_SMALL_ROWS:
         norm = min(found.l2_of_row, _norm_of_row(name, values, found.axis))
         return dataclasses.replace(found, l2_of_row=norm)
     return found
 
 
+_KEEP_SMALL_ROWS = frozenset(("eq", "and", "convert_element_type", "mul", "select_n"))
+
+
 def _norm_of_row(name: str, values: Sequence[Abstract], axis: int) -> float:
     """A bound on the l2 norm of a row of integers, of which many are 0."""
-    rows = [x.l2_of_row if x.axis == axis else math.inf for x in values]
+    full, _, place = aligned(*values)  # Operations repeat operands along axes of length 1.
+    if place != axis:
+        return math.inf
+    rows = [x.l2_of_row for x in full]
     if name == "eq":
-        (a, b), _, place = aligned(*values)
-        fibers = choices._one_true(a, b, place) if place == axis else 0
+        fibers = choices._one_true(full[0], full[1], axis)
         return float(rounding.up(math.sqrt(fibers))) if fibers else math.inf
     if name == "and" or (name == "convert_element_type" and values[0].whole):
         return min(rows)
     if name == "mul":
-        sizes = [float(x.magnitude.max()) for x in values[::-1]]
+        sizes = [float(x.magnitude.max()) for x in full[::-1]]
         return min(
             float(rounding.up(r * s)) if s else 0.0 for r, s in zip(rows, sizes, strict=True)
         )
     if name == "select_n":
-        cases = zip(values[1:], rows[1:], strict=True)
+        cases = zip(full[1:], rows[1:], strict=True)
         sizes = [0.0 if x.is_known and not x.magnitude.any() else row for x, row in cases]
         return float(rounding.up(rounding.norm2(sizes)))
     return math.inf

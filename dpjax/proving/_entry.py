@@ -76,13 +76,13 @@ def global_sensitivity(
         For all databases D and D' of n records that differ in one record, the computed values f(D)
         and f(D') differ by at most the bound. Under add-or-remove-one, D' has n slots and the
         records of D but one, in any slots: a program that may look at slots is refused. The clamp
-        gives empty slots a public row: 0, or what is nearest to it within bounds. `privatize` clamps the database to the bounds first,
-        so nothing is assumed of the data: NaN, infinities and outliers become public numbers. The
-        bound counts rounding in the dtype that runs: sums in any order, fused products, subnormal
-        numbers that become 0, and 64 eps for elementary functions (512 in float64). Releases on
-        other platforms than CPU and GPU are refused, and of convolutions on GPUs. It assumes XLA
-        without fast math, that the compiled program is deterministic, and that its elementwise part
-        computes an entry from the entries at its place.
+        gives empty slots a public row: 0 where the bounds hold it. `privatize` clamps the database
+        first, so nothing is assumed of the data: NaN, infinities and outliers become public
+        numbers. The bound counts rounding in the dtype that runs: sums in any order, fused
+        products, subnormal numbers that become 0, and 64 eps for elementary functions (512 in
+        float64). Releases on other platforms than CPU and GPU are refused, and of convolutions on
+        GPUs. It assumes XLA without fast math, that the compiled program is deterministic, and that
+        its elementwise part computes an entry from the entries at its place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for

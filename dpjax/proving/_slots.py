@@ -68,6 +68,11 @@ def _is_alike(x: Abstract, slots: Slots, axis: int) -> bool:
     return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
 
+def _follows_or_alike(x: Abstract, slots: Slots, axis: int) -> bool:
+    """Whether an axis is that of the records, or one of copies."""
+    return slots.axis == axis if slots.axis is not None else _is_alike(x, slots, axis)
+
+
 def _at_one_place(
     parameters: Any, xs: Sequence[Abstract], slots: Sequence[Slots], found: Abstract
 ) -> Slots:
@@ -82,8 +87,10 @@ def _at_one_place(
         return Slots(None, frozenset(k for k in places if all(_is_alike(x, s, k) for x, s in both)))
     (axis,) = axes
     assert axis is not None
-    if not all(_is_alike(x, s, axis) for x, s in both if s.axis is None):
+    if not all(_follows_or_alike(x, s, axis) for x, s in both):
         raise RefusalError(f"a number that is not a record's depends on the slot: {_REMEDY}")
+    if any(s.axis == axis and x.shape[axis] != found.shape[axis] for x, s in both):
+        raise RefusalError(f"one slot becomes several: {_REMEDY}")
     return Slots(axis)
 
 
@@ -218,13 +225,14 @@ def _multiplied(
                 return Slots() if kind is contracted else Slots(list(batch[0]).index(places[0]))
     if None not in axes:
         raise RefusalError(f"it meets pairs of records: {_REMEDY}")
-    side = 0 if axes[1] is None else 1
+    side, axis = (0, axes[0]) if axes[1] is None else (1, axes[1])
+    assert axis is not None
     free = [
         [k for k in range(len(x.shape)) if k not in (*contracted[i], *batch[i])]
         for i, x in enumerate(xs)
     ]
     before = len(batch[0]) + (len(free[0]) if side else 0)
-    return Slots(before + free[side].index(axes[side]))
+    return Slots(before + free[side].index(axis))
 
 
 def _gathered(
@@ -253,10 +261,10 @@ def _scattered(
     start, *added = slots
     if start.axis is not None:
         raise RefusalError(f"it adds to numbers of slots: {_REMEDY}")
-    if any(s.axis is not None for s in added):
-        for x, s in zip(xs[1:], added, strict=True):
-            if s.axis != 0 and not (s.axis is None and _is_alike(x, s, 0)):
-                raise RefusalError(f"a place or a number depends on the slot: {_REMEDY}")
+    by_record = any(s.axis is not None for s in added)
+    both = zip(xs[1:], added, strict=True)
+    if by_record and not all(_follows_or_alike(x, s, 0) for x, s in both):
+        raise RefusalError(f"a place or a number depends on the slot: {_REMEDY}")
     return Slots()
 
 
