@@ -110,11 +110,13 @@ def global_sensitivity(
         jaxpr = _after_the_clamp(program, specs, public)
         if isinstance(public, PaddedRecordBounds):
             bound, steps = min((bound, steps), _padded_walk(jaxpr, program, public, norm))
-        elif (walked := _norm_of((found := _walk(jaxpr, program, public))[1], norm)) <= bound:
-            walk = found[0]
-            bound, steps = walked, tuple(map(str, walk.steps))
-            x64 = jnp.result_type(float) == jnp.float64
-            losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
+        else:
+            walk, outputs = _walk(jaxpr, program, public)
+            walked = _norm_of(outputs, norm)
+            if walked <= bound:
+                bound, steps = walked, tuple(map(str, walk.steps))
+                x64 = jnp.result_type(float) == jnp.float64
+                losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
