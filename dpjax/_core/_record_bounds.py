@@ -18,6 +18,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def empty(self) -> float:
+        """A public number within the bounds: what an empty slot holds."""
+        return min(max(0.0, self.low), self.high)
+
     def clamp(self, x: jax.Array) -> jax.Array:
         """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end."""
         if x.dtype == bool:
@@ -43,6 +48,7 @@ class Ball:
     """
 
     radius: float
+    empty = 0.0
 
     def clamp(self, x: jax.Array) -> jax.Array:
         """Longer records are scaled down to the radius; NaN counts as 0."""
@@ -66,6 +72,11 @@ class Categories:
     """
 
     values: tuple[float, ...]
+
+    @property
+    def empty(self) -> float:
+        """A public number among them: what an empty slot holds."""
+        return 0.0 if 0.0 in self.values else self.values[0]
 
     def clamp(self, x: jax.Array) -> jax.Array:
         values = [jnp.asarray(value, x.dtype) for value in self.values]
@@ -103,6 +114,30 @@ class RecordBounds:
             return target(jax.jit(self.clamp)(database))
 
         return clamped_target
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedRecordBounds(RecordBounds):
+    """Bounds on `PaddedRecords`; the last ones are those of `present`.
+
+    Formal guarantees:
+        `clamp` also gives every empty slot one public row, so nothing else depends on what it held.
+    """
+
+    @property
+    def empty_row(self) -> tuple[float, ...]:
+        """What an empty slot holds, in every array."""
+        return tuple(b.empty for b in self.leaves)
+
+    def clamp(self, database: Database) -> Database:
+        """A database within the bounds, with public rows in its empty slots."""
+        leaves, structure = jax.tree.flatten(super().clamp(database))
+        present = leaves[-1]
+        filled = [
+            jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(number, x.dtype))
+            for x, number in zip(leaves, self.empty_row, strict=True)
+        ]
+        return jax.tree.unflatten(structure, filled)
 
 
 def is_tiny(number: float, dtype: np.dtype) -> bool:

@@ -12,13 +12,23 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._proof import Proof
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._record_bounds import Ball, Bound, Categories, Interval, RecordBounds, is_tiny
+from dpjax._core._record_bounds import (
+    Ball,
+    Bound,
+    Categories,
+    Interval,
+    PaddedRecordBounds,
+    RecordBounds,
+    is_tiny,
+)
+from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._add_remove import PaddedWalk, Tracked, inputs_of, moves, whole_norm
 from dpjax.proving._losses import Losses
 from dpjax.proving._proof import NoProofError
 from dpjax.proving._refusal import RefusalError
@@ -35,6 +45,7 @@ def global_sensitivity(
     bounds: PyTree,
     norm: ProvedNorm,
     n: int | None = None,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> Sensitivity:
     """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
 
@@ -50,6 +61,8 @@ def global_sensitivity(
             each array. They are rounded to the dtype of the records.
         norm: "l1", "l2" or "linf".
         n: the number of records, if it is another than that of `records`.
+        relation: which databases are neighbors. Under add-or-remove-one, `records` are
+            `dpjax.queries.PaddedRecords`, n counts slots, and `bounds` are of the records alone.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`.
@@ -61,13 +74,15 @@ def global_sensitivity(
 
     Formal guarantees:
         For all databases D and D' of n records that differ in one record, the computed values f(D)
-        and f(D') differ by at most the bound. `privatize` clamps the database to the bounds first,
-        so nothing is assumed of the data: NaN, infinities and outliers become public numbers. The
-        bound counts rounding in the dtype that runs: sums in any order, fused products, subnormal
-        numbers that become 0, and 64 eps for elementary functions (512 in float64). Releases on
-        other platforms than CPU and GPU are refused, and of convolutions on GPUs. It assumes XLA
-        without fast math, that the compiled program is deterministic, and that its elementwise part
-        computes an entry from the entries at its place.
+        and f(D') differ by at most the bound. Under add-or-remove-one, D' has n slots and the
+        records of D but one, in any slots: a program that may look at slots is refused. The clamp
+        gives empty slots a public row: 0 where the bounds hold it. `privatize` clamps the database
+        first, so nothing is assumed of the data: NaN, infinities and outliers become public
+        numbers. The bound counts rounding in the dtype that runs: sums in any order, fused
+        products, subnormal numbers that become 0, and 64 eps for elementary functions (512 in
+        float64). Releases on other platforms than CPU and GPU are refused, and of convolutions on
+        GPUs. It assumes XLA without fast math, that the compiled program is deterministic, and that
+        its elementwise part computes an entry from the entries at its place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for
@@ -83,21 +98,25 @@ def global_sensitivity(
     """
     _checks.function("target", target)
     _checks.choice("norm", norm, get_args(ProvedNorm))
-    specs = _specs(records, n)
+    specs, relation = _specs(records, n), NeighboringRelation(relation)
     size = jax.tree.leaves(specs)[0].shape[0]
-    public = _bounds(bounds, specs)
+    padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)
     program = _traced(target, specs, public)
-    bound = own_bound(target, norm, specs)
+    bound = own_bound(target, norm, specs, relation)
     steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
     losses = None
     try:
         jaxpr = _after_the_clamp(program, specs, public)
-        walk, outputs = _walk(jaxpr, program, public)
-        walked = _norm_of(outputs, norm)
-        if walked <= bound:
-            bound, steps = walked, tuple(map(str, walk.steps))
-            x64 = jnp.result_type(float) == jnp.float64
-            losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
+        if isinstance(public, PaddedRecordBounds):
+            bound, steps = min((bound, steps), _padded_walk(jaxpr, program, public, norm))
+        else:
+            walk, outputs = _walk(jaxpr, program, public)
+            walked = _norm_of(outputs, norm)
+            if walked <= bound:
+                bound, steps = walked, tuple(map(str, walk.steps))
+                x64 = jnp.result_type(float) == jnp.float64
+                losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
@@ -111,6 +130,7 @@ def global_sensitivity(
         1.0,
         norm,
         size,
+        relation,
         method="proved",
         target=program.fingerprint,
         records=TreeSpec.of(specs),
@@ -126,14 +146,19 @@ def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBo
     return specs, _bounds(bounds, specs)
 
 
-def own_bound(target: Target, norm: ProvedNorm, specs: Database) -> float:
-    """The bound that a target of dpjax proves itself, under replace-one; infinite without one.
+def own_bound(
+    target: Target,
+    norm: ProvedNorm,
+    specs: Database,
+    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+) -> float:
+    """The bound that a target of dpjax proves itself; infinite without one.
 
     It holds on all databases, so also on clamped ones.
     """
     if not isinstance(target, KnowsSensitivity) or norm not in target.norms:
         return math.inf
-    relation, leaves = NeighboringRelation.REPLACE_ONE, jax.tree.leaves(specs)
+    leaves = jax.tree.leaves(specs)
     floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")
     if relation not in target.relations:
@@ -173,6 +198,29 @@ def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Wal
     walk = Walk([])
     with np.errstate(all="ignore"):
         return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+
+
+def _padded_walk(
+    jaxpr: jex.Jaxpr, program: Program, public: PaddedRecordBounds, norm: ProvedNorm
+) -> tuple[float, tuple[str, ...]]:
+    """A bound under add-or-remove-one, and its steps."""
+    leaves = program.inputs.argument(0).leaves
+    clamped = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
+    walk, consts = PaddedWalk([]), program.jaxpr.consts
+    unusable: list[Tracked | None] = [None] * (len(jaxpr.invars) - len(clamped))
+    with np.errstate(all="ignore"):
+        outputs = walk.run(jaxpr, consts, [*unusable, *inputs_of(clamped, public)])
+        emptied, slots = moves(outputs, norm)
+    steps = tuple(map(str, walk.steps))
+    try:  # Lemmas may know more of a row that is replaced, by an empty one too.
+        replaced, values = _walk(jaxpr, program, public)
+        if (other := _norm_of(values, norm)) < emptied:
+            emptied, steps = other, tuple(map(str, replaced.steps))
+    except RefusalError:
+        pass
+    said = f"an emptied slot moves the value by {emptied:.4g} in {norm}, and other slots of the"
+    bound = whole_norm(float(rounding.up(emptied + slots)), outputs, norm)
+    return bound, (*steps, f"{said} records by {slots:.4g}")
 
 
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
@@ -261,6 +309,21 @@ def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
             )
     pairs = zip(found, leaves, strict=True)
     return RecordBounds(tuple(_bound(b, np.dtype(x.dtype)) for b, x in pairs))
+
+
+def _padded_bounds(bounds: PyTree, specs: Database) -> PaddedRecordBounds:
+    """Bounds on the records; whether a slot holds one is private."""
+    if not isinstance(specs, PaddedRecords):
+        raise TypeError(
+            "under add-or-remove-one, records must be dpjax.queries.PaddedRecords(records, present)"
+            f" of arrays or shapes, got {_checks.described(specs)}"
+        )
+    present: Any = specs.present
+    if present.dtype != bool or len(present.shape) != 1:
+        raise ValueError(
+            f"present must be one boolean for each slot, got {_checks.described(present)}"
+        )
+    return PaddedRecordBounds((*_bounds(bounds, specs.records).leaves, Interval(0.0, 1.0)))
 
 
 def _is_bound(value: Any) -> bool:
