@@ -34,8 +34,7 @@ class Slots:
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
             raise RefusalError(f"it takes the slots of records apart: {_REMEDY}")
-        found = {place(k) for k in self.alike} - {None}
-        return Slots(axis, frozenset(k for k in found if k is not None))
+        return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
 
 Rule = Callable[[Any, Sequence[Abstract], Sequence[Slots], Abstract], Slots]

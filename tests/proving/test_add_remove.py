@@ -1,6 +1,7 @@
 """Proofs under add-or-remove-one: records leave, and all others may change their slots."""
 
 import itertools
+import os
 from collections import Counter
 
 import jax
@@ -15,6 +16,9 @@ from dpjax.proving import Ball, Categories, NoProofError
 from dpjax.queries import PaddedRecords, histogram_query, padded_records
 from random_programs import distance
 
+# `make nightly` takes another seed every day.
+SEED = int(os.environ.get("DPJAX_SEED", "1"))
+COUNT = int(os.environ.get("DPJAX_PROGRAMS", "500"))
 ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 N, VALUES = 3, (-1.0, 0.25, 1.0)
 LEVELS = np.array([-0.5, 0.3, 0.9], np.float32)
@@ -316,4 +320,4 @@ def test_random_programs_stay_within_their_bounds():
 
 @pytest.mark.slow
 def test_many_random_programs_stay_within_their_bounds():
-    assert attack(1, 500) >= 150
+    assert attack(SEED, COUNT) >= 0.3 * COUNT
