@@ -63,7 +63,7 @@ def moved(target, *records):
 
 
 def test_a_jump_where_constants_are_added_up():
-    jump = lambda x: jnp.where((1e5 - x) + 0.124 < 0, 0.0, 1.0)  # noqa: E731
+    jump = lambda x: jnp.where((1e5 - x) + 0.124 < 0, 0.0, 1.0) + 1e-6 * x  # noqa: E731
     assert max(1, moved(jump, START, END)) <= bound(jump)
 
 
