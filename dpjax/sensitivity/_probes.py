@@ -40,7 +40,7 @@ from dpjax._running._waiting import wait_for
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._origins import Role, host_errors, sampled
 from dpjax._tracing._programs import Program, evaluate_alone
-from dpjax.sensitivity._blocks import spread_chunks
+from dpjax.sensitivity._blocks import Block, spread_chunks
 from dpjax.sensitivity._checkpoint import Finished, Seen
 from dpjax.sensitivity._chunks import size_of_parts
 from dpjax.sensitivity._neighbors import neighboring_pair, random_rotations
@@ -72,7 +72,7 @@ class _Found(NamedTuple):
     Attributes:
         resolution: a unit in the last place of the value.
         permuted: how far rotating the records moves the value.
-        replaced: how far replacing a record at a random position moves it.
+        replaced: how far replacing a record moves it; at any position, if each is sampled.
         disagreement: between the distance by the shortcut for sums and by two databases.
         alone: between the value of a database alone and in a batch.
     """
@@ -102,7 +102,8 @@ class Probes:
     def __init__(self, plan: Plan, *, progress: bool = False):
         """Of a sum, all is found at once."""
         pair, size = plan.pair, plan.layout.size
-        self._pair, self._size, self._found = pair, size, _Found()
+        self._pair, self._layout, self._size = pair, plan.layout, size
+        self._found = _Found()
         self._count = probed_pairs(pair, plan.point)
         self._missing = set(range(-(-self._count // size)))
         self.chunks = probed_chunks(pair, plan.layout, self._count)
@@ -121,10 +122,23 @@ class Probes:
         for chunk in self._missing & enough.keys():
             self._missing.remove(chunk)
             row, resolution, seen = enough[chunk]
-            distances = row[: self._in(chunk)].reshape(self._in(chunk), -1)[:, 0]
-            replaced = float(distances[np.isfinite(distances)].max(initial=0.0))
+            replaced = self._replaced(chunk, row)
             self._merge(_Found(resolution, seen.permuted, replaced, alone=seen.alone))
         return enough
+
+    def compare(self, block: Block) -> None:
+        """Adds how far replacing a record at another position moves the probed databases."""
+        layout, count = self._layout, -(-self._count // self._size)
+        for place, d in enumerate(layout.local):
+            for chunk in layout.chunks_of(d)[: max(count - d * layout.block, 0)]:
+                row = place * (layout.block + 1) + chunk - d * layout.block
+                replaced = self._replaced(chunk, np.asarray(block.distances[row]))
+                self._merge(_Found(replaced=replaced))
+
+    def _replaced(self, chunk: int, row: np.ndarray) -> float:
+        """How far replacing a record moves the databases of a chunk that are probed."""
+        distances = row[: self._in(chunk)].reshape(self._in(chunk), -1)[:, 0]
+        return float(distances[np.isfinite(distances)].max(initial=0.0))
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
         """By how much the chunk of each device moves the records of its first databases."""
@@ -152,8 +166,8 @@ class Probes:
         return _moved_alone(self._pair, *here) if most else 0.0
 
     def refuse(self) -> None:
-        """Refuses the target as soon as this process has seen all."""
-        if not self._missing:
+        """Refuses the target as soon as this process has seen all, at every position."""
+        if not self._missing and self._pair.positions_sampled == 1:
             rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
 
     def rounding(self, team: Team) -> float:

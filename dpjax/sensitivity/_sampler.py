@@ -271,6 +271,8 @@ def _worst_of_all_positions(
             watch=watch,
             probes=None if position else probes,
         )
+        if position:
+            probes.compare(block)
         plan.team.meet()
         if watch is not None:
             point, _ = point_of_each(
