@@ -83,3 +83,19 @@ def test_choices_share_their_draws(compilations):
     names = compilations(swept)
     counts = {kind: names.count(f"jit(_compiled_{kind})") for kind in ("keys", "draw", "rest")}
     assert counts == {"keys": 1, "draw": 2, "rest": 2}
+
+
+def test_a_rule_for_vmap_that_changed_is_run_anew():
+    """Its words are of a key alone, but a compiled draw would keep the rule of before."""
+    added = [0]
+    words = jax.custom_batching.custom_vmap(lambda words: words)
+    words.def_vmap(lambda size, mapped, x: (x + np.uint32(added[0]), True))
+
+    def drawn(key):
+        data = words(jax.random.key_data(jax.random.fold_in(key, 3)))
+        return jax.random.uniform(jax.random.wrap_key_data(data, impl="threefry2x32"))
+
+    swept = lambda: dpjax.sweep(jax.random.key(1), drawn, repeats=3).value.values  # noqa: E731
+    first = swept()
+    added[0] = 1
+    assert not np.any(swept() == first)
