@@ -27,10 +27,16 @@ def _kept(d: Difference, each: np.ndarray) -> Moved:
 
 
 def check_places(places: Abstract, size: int) -> None:
-    """XLA takes places for signed integers: in uint8, 200 would be -56."""
-    bits = 8 * places.dtype.itemsize - 1
-    if places.dtype.kind not in "iu" or max(size, float(places.high.max())) >= 2.0**bits:
+    """XLA takes places for signed integers, and adds those of a slice of a slice."""
+    small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
+    if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(f"places in {places.dtype} have no rule here: use int32")
+
+
+def check_inside(first: float, last: float, size: int) -> None:
+    """A place beyond the ends of a slice would be one beside it: XLA makes two slices one."""
+    if not 0 <= first <= last < size:
+        raise RefusalError("a place may be out of bounds: clip the index")
 
 
 def transpose(x: Abstract, order: Sequence[int]) -> Abstract:

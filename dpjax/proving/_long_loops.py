@@ -95,7 +95,7 @@ class LongLoop:
         last |= {
             k: dataclasses.replace(
                 hull(moved[k], still[k]),
-                pending=Pending(coarse=moved[k].pending.coarse or still[k].pending.coarse),
+                pending=Pending().having(**_flags(moved[k], still[k])),
             )
             for k in self.others
         }
@@ -142,7 +142,7 @@ class LongLoop:
         load = max(load, total.pending.weight, self.length * terms.pending.load)
         start = Pending.of_sum(total.pending.terms + started, load)
         bits = terms.pending.bits + math.log2(self.length)
-        start = start.having(shift=shift, bits=bits, coarse=terms.pending.coarse)
+        start = start.having(shift=shift, bits=bits, **_flags(terms))
         zero = self.start[k].is_known and not self.start[k].magnitude.any()
         if zero and not terms.pending.starts:
             return dataclasses.replace(total, pending=start)
@@ -159,6 +159,12 @@ class LongLoop:
         places = range(1, len(terms.shape))
         start = broadcast(self.start[k], terms.shape, list(places))
         return elementwise.add(start, sums, dtype=terms.dtype)
+
+
+def _flags(*xs: Abstract) -> dict[str, bool]:
+    """What stays true behind a loop."""
+    joined = Pending.of_all(xs)
+    return {"coarse": joined.coarse, "single": joined.single}
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:

@@ -57,9 +57,10 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         OverflowRefusalError: if a compiler may form a number that overflows.
     """
     bits = _bits(name, parameters, operands, found.dtype)
-    coarse = found.pending.coarse or any(x.pending.coarse for x in operands)
+    all_ = [found.pending, *(x.pending for x in operands)]
+    flags = {"coarse": any(p.coarse for p in all_), "single": any(p.single for p in all_)}
     if name in ("add", "add_any", "sub"):
-        return found.pending.having(bits=bits, coarse=coarse)
+        return found.pending.having(bits=bits, **flags)
     shift, old, new = _shift(name, operands), Pending.of_all(operands), found.pending
     scale = _scale(name, operands)
     if name in _NEVER_UNDONE:
@@ -69,7 +70,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
     if new.terms == 1 and name in _MOVES and sum(not x.is_public for x in operands) == 1:
         factor = old.factor * (_first_factor(name, operands) if name in ("mul", "div") else 1.0)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
-    return new.having(shift=shift, bits=bits, coarse=coarse)
+    return new.having(shift=shift, bits=bits, **flags)
 
 
 def _shift(name: str, operands: Sequence[Abstract]) -> float:

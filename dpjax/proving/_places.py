@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import check_places, cut, squeeze
+from dpjax.proving._layout import check_inside, check_places, cut, squeeze
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Abstract, Difference, Pending, make
 
@@ -31,12 +31,8 @@ def look_up(table: Abstract, places: Abstract, parameters: Any) -> Abstract:
     check_places(places, table.shape[0])
     if places.axis == len(batch):
         raise RefusalError("places of this form have no rule")
-    mode = str(getattr(parameters["mode"], "name", parameters["mode"])).lower()
     first, last = int(places.low.min()), int(places.high.max())
-    if mode == "clip":
-        first, last = (min(max(k, 0), table.shape[0] - 1) for k in (first, last))
-    if not 0 <= first <= last < table.shape[0]:
-        raise RefusalError("a place may be out of bounds: clip the index")
+    check_inside(first, last, table.shape[0])
     rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
     ones = (1,) * len(batch)
     low, high = (pick(rows, axis=0).reshape((*ones, *size)) for pick in (np.min, np.max))
@@ -77,8 +73,7 @@ def take(x: Abstract, index: Abstract, parameters: Any) -> Abstract:
         raise RefusalError("a gather of this form has no rule: take one place of one axis")
     place, axis = int(index.low.flat[0]), axes[0]
     check_places(index, whole[axis])
-    if not 0 <= place < whole[axis]:
-        raise RefusalError("the place is out of bounds")
+    check_inside(place, place, whole[axis])
     starts = [place if k == axis else 0 for k in range(len(whole))]
     ends = [place + 1 if k == axis else size for k, size in enumerate(whole)]
     return squeeze(cut(x, starts, ends, [1] * len(whole)), axes)
@@ -138,4 +133,4 @@ def add_rows(start: Abstract, places: Abstract, updates: Abstract, parameters: A
     ends = rounding.widened(low, high, rounding.up(slip + 2.0**-40 * sizes * (not whole)))
     found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
     load = float(sizes.max()) + float(start.magnitude.max())
-    return dataclasses.replace(found, pending=Pending.of_sum(n, load))
+    return dataclasses.replace(found, pending=Pending.of_sum(n, load).having(single=n == 1))

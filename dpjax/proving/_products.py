@@ -191,4 +191,5 @@ def add_at_places(
         float(rounding.up(l2 + 2 * slip * math.sqrt(bins))),
     )
     found = make(start.shape, dtype, low, high, None, moved, moved, whole=whole)
-    return dataclasses.replace(found, pending=Pending.of_sum(n, sizes))
+    pending = Pending.of_sum(n, sizes).having(single=n == 1)
+    return dataclasses.replace(found, pending=pending)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import broadcast, check_places, cut, join
+from dpjax.proving._layout import broadcast, check_inside, check_places, cut, join
 from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
+from dpjax.proving._surrounded import check_surrounded
 from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 Moved = tuple[np.ndarray, float, float]
@@ -29,6 +30,7 @@ def cumulative_sum(x: Abstract, axis: int, *, reverse: bool) -> Abstract:
     So a change d of one record moves N results by d: N times in l1 and sqrt(N) times in l2. Within
     a row the matrix of zeros and ones has a norm of at most N in l1 and l2.
     """
+    check_surrounded(x, [axis], 0.0)
     count = x.shape[axis]
     order = slice(None, None, -1) if reverse else slice(None)
     turn = tuple(order if k == axis else slice(None) for k in range(len(x.shape)))
@@ -163,14 +165,12 @@ def tile(x: Abstract, copies: Sequence[int]) -> Abstract:
 
 
 def dynamic_slice(x: Abstract, starts: Sequence[Abstract], sizes: Sequence[int]) -> Abstract:
-    """A part at a public place, which JAX moves so that it lies within the array."""
+    """A part at a public place."""
     if not all(start.is_known for start in starts):
         raise RefusalError("a slice at a place that is not public has no rule")
-    for start, size in zip(starts, x.shape, strict=True):
-        check_places(start, size)
-    firsts = [
-        min(max(int(start.low), 0), whole - size)
-        for start, whole, size in zip(starts, x.shape, sizes, strict=True)
-    ]
+    firsts = [int(start.low) for start in starts]
+    for start, first, whole, size in zip(starts, firsts, x.shape, sizes, strict=True):
+        check_places(start, whole)
+        check_inside(first, first, whole - size + 1)
     ends = [first + size for first, size in zip(firsts, sizes, strict=True)]
     return cut(x, firsts, ends, [1] * len(x.shape))

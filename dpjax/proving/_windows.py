@@ -11,6 +11,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
+from dpjax.proving._surrounded import check_surrounded
 from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 _MOST_TAPS = 4096
@@ -43,6 +44,11 @@ class Windows:
         """The number of windows along each axis."""
         axes = zip(self.padded(shape), self.sizes, self.dilation, self.strides, strict=True)
         return tuple((whole - (k - 1) * by - 1) // step + 1 for whole, k, by, step in axes)
+
+    @property
+    def wide(self) -> list[int]:
+        """The axes along which a window has several taps."""
+        return [k for k, size in enumerate(self.sizes) if size > 1]
 
     def moves(self, axis: int) -> bool:
         """Whether a result reads other places along an axis than its own."""
@@ -114,6 +120,7 @@ def pooled_sum(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
     sqrt(m K) times in l2 (Schur's test).
     """
     windows = _windows(parameters)
+    check_surrounded(x, windows.wide, 0.0)
     x = _by_row(x, windows)
     count = math.prod(windows.sizes)
     terms, weight = flattened(x)
@@ -149,6 +156,7 @@ def pooled_extremum(largest: bool) -> Callable[..., Abstract]:
 
     def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
         windows = _windows(parameters)
+        check_surrounded(x, windows.wide, _start(dtype, largest=largest))
         x = _by_row(x, windows)
         pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
 
@@ -167,6 +175,13 @@ def pooled_extremum(largest: bool) -> Callable[..., Abstract]:
         return _made(x, windows, interval, moved, flush, whole=x.whole)
 
     return rule
+
+
+def _start(dtype: np.dtype, *, largest: bool) -> float:
+    """What JAX lets an extremum start at."""
+    if dtype.kind not in "iu":
+        return -np.inf if largest else np.inf
+    return float(np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
 
 
 def _by_row(x: Abstract, windows: Windows) -> Abstract:

@@ -254,6 +254,7 @@ AT_200 = {
     "take": lambda x: taken(first_then_public(x), jnp.array([200], jnp.uint8)),
     "look up": lambda x: taken(jnp.arange(300.0), (100 * x + 100).astype(jnp.uint8)[:, None]),
     "add": lambda x: added(jnp.zeros(300), (100 * x + 100).astype(jnp.uint8)),
+    "uint32": lambda x: added(jnp.zeros(3), (x > 0.5).astype(jnp.uint32) + jnp.uint32(3 * 10**9)),
     "int8": lambda x: taken(jnp.arange(300.0), (100 * x).astype(jnp.int8)[:, None]),
 }
 

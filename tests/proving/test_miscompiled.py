@@ -1,0 +1,139 @@
+"""Programs that XLA compiles into others, in 2026: no proof may take them for what they say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core.primitives import dynamic_slice_p
+
+import dpjax
+from dpjax.proving import NoProofError
+
+N = 3
+RECORDS = jax.ShapeDtypeStruct((N, 1), jnp.float32)
+TABLE = np.arange(12, dtype=np.float32) * 10
+
+
+def bound(target, records=RECORDS):
+    return dpjax.global_sensitivity(target, records, bounds=(0, 9), norm="l1").value
+
+
+def pad(x, before=1, after=1):
+    return jnp.pad(x, ((0, 0), (before, after)))
+
+
+def pooled(x, window, start, reduce):
+    start = np.array(start, x.dtype)
+    return lax.reduce_window(x, start, reduce, window, (1, 1), ((0, 0), (1, 0)))
+
+
+def beside(x, other):
+    """x, but seen as rows of the records."""
+    return jnp.concatenate([x, other], 1)[:, :1]
+
+
+SURROUNDED = {
+    "padding": lambda x: jnp.cumsum(pad(x), 1),
+    "more padding": lambda x: jnp.cumsum(pad(x, 2, 2), 1),
+    "from the end": lambda x: lax.cumsum(pad(x), 1, reverse=True),
+    "a window": lambda x: pooled(pad(x), (1, 2), 0, lax.add),
+    "a maximum": lambda x: pooled(
+        jnp.pad(x.astype(int), ((0, 0), (1, 1)), constant_values=-(2**31)), (1, 2), -(2**31),
+        lax.max,
+    ),
+    "one side, then the other": lambda x: jnp.cumsum(pad(pad(x, 0, 1), 1, 0), 1),
+    "around the records": lambda x: jnp.cumsum(jnp.pad(x.sum(0), (1, 1))),
+    "joined": lambda x: jnp.cumsum(jnp.concatenate([0 * x, x, 0 * x], 1), 1),
+    "a mask": lambda x: jnp.cumsum(x * np.array([[0, 1, 0]], np.float32), 1),
+    "an integer": lambda x: jnp.cumsum(pad(x.astype(int)).astype(float), 1),
+    "a sum of one": lambda x: jnp.cumsum(pad(x)[:, :, None].sum(2), 1),
+    "up and down": lambda x: jnp.cumsum((pad(x) + 1000) - 1000, 1),
+    "public": lambda x: x + jnp.cumsum(pad(jnp.cos(jnp.ones((1, 1)))), 1),
+    "as rows": lambda x: jnp.cumsum(
+        beside((jnp.pad(x[:1], ((1, 1), (0, 0))) + 1000) - 1000, x), 0
+    ),
+}  # fmt: skip
+
+
+def computed(place, dtype=jnp.int32):
+    """A public place that XLA does not know before it joins slices."""
+    return jnp.arange(3, dtype=dtype).max() - jnp.array(2, dtype) + jnp.array(place, dtype)
+
+
+def part(array, place, size=5, dtype=jnp.int32):
+    return dynamic_slice_p.bind(array, computed(place, dtype), slice_sizes=(size,))
+
+
+def looked_up(x, index, mode):
+    return part(TABLE, 4).at[index].get(mode=mode) + x[0, 0]
+
+
+AT_ONE_PLACE = {
+    "a number": lambda x: jnp.zeros(3).at[jnp.ones(1, int)].add(x[:, 0])[None],
+    "a row": lambda x: jnp.zeros((3, 1)).at[jnp.ones(1, int)].add(x).T,
+    "a private place": lambda x: jnp.zeros(3).at[0 * x[:, 0].astype(int) + 1].add(x[:, 0])[None],
+    "then moved": lambda x: (2 * jnp.zeros(3).at[jnp.ones(1, int)].add(x[:, 0]))[None] / 2,
+    "in a loop": lambda x: lax.scan(
+        lambda c, r: (c + jnp.zeros(3).at[jnp.zeros(1, int)].add(r), None), jnp.zeros(3), x
+    )[0][None],
+}
+
+BEYOND = {
+    "a slice of a slice": lambda x: part(part(jnp.append(TABLE, x), 4), 9, 2),
+    "before the start": lambda x: part(part(jnp.append(TABLE, x), 4), -9, 2),
+    "the first slice": lambda x: part(part(jnp.append(TABLE, x), 14), 1, 2),
+    "a place of a slice": lambda x: part(jnp.append(TABLE, x), 14)[computed(3)],
+    "a table that is clipped": lambda x: looked_up(x, (20 * x[0, 0]).astype(int), "clip"),
+    "a public place that is clipped": lambda x: looked_up(x, computed(7), "clip"),
+    "places of 8 bits": lambda x: part(
+        part(jnp.append(jnp.arange(250.0), x), 100, 153, jnp.int8), 120, 33, jnp.int8
+    ),
+}
+
+
+@pytest.mark.parametrize("program", SURROUNDED)
+def test_one_place_between_zeros_is_not_summed(program):
+    """XLA takes each sum for the place itself, also where it holds zeros alone."""
+    with pytest.raises(NoProofError, match="one place"):
+        bound(SURROUNDED[program])
+
+
+@pytest.mark.parametrize("program", AT_ONE_PLACE)
+def test_a_number_at_one_place_is_not_summed(program):
+    """XLA takes it for padding, where a program adds one number and XLA knows its place."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    for window in ((1, 3), (1, 2)):
+        with pytest.raises(NoProofError, match=r"one place|several records"):
+            bound(lambda x, w=window: pooled(AT_ONE_PLACE[program](x), w, 0, lax.add), one)
+
+
+@pytest.mark.parametrize("program", BEYOND)
+def test_a_place_beyond_a_slice_is_refused(program):
+    """XLA adds the places of two slices, and so reads what lies beside the first one."""
+    with pytest.raises(NoProofError, match=r"out of bounds|int32"):
+        bound(BEYOND[program])
+
+
+def moved_by(target):
+    """The largest distance between records 9 and 0, in each place of three."""
+    run, zeros = jax.jit(target), jnp.zeros(RECORDS.shape)
+    pairs = (zeros.at[i].set(9) for i in range(N))
+    return max(float(np.abs(run(x) - run(zeros)).sum()) for x in pairs)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda x: jnp.cumsum(pad(x, 1, 0), 1),
+        lambda x: jnp.cumsum(pad(x, 1, 2), 1),
+        lambda x: jnp.cumsum(jnp.concatenate([0 * x, x, 0 * x + 1], 1), 1),
+        lambda x: pad(x).sum(1),
+        lambda x: part(part(jnp.append(TABLE, x), 8, 7), 2, 5),
+        lambda x: part(TABLE, 4)[jnp.clip(x[:, 0].astype(int), 0, 4)],
+    ],
+)
+def test_what_xla_compiles_rightly_is_proved(target):
+    found = bound(target)
+    assert 0 < moved_by(target) <= found * (1 + 1e-6)
+    assert found < 8 * 9
