@@ -15,7 +15,7 @@ from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism
 from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
-from dpjax.random._facade import Calibration, indices_of_rows
+from dpjax.random._facade import Calibration, indices_of_rows, shares_programs
 from dpjax.sensitivity._norms import is_float
 
 
@@ -104,6 +104,9 @@ class SeveralSelections(SelectionMechanism):
         if self._by_group:  # The norm of ones: in each group the largest is 1.
             return float(len(arrays) * is_float(arrays))
         return super()._rounding(arrays)
+
+    def _compiles_in_pieces(self, value: Value) -> bool:
+        return shares_programs(value)
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         rows = value.reshape(-1, value.shape[-1])

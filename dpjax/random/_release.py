@@ -89,14 +89,14 @@ def shares_programs(value: Value) -> bool:
 def _padded(x: jax.Array) -> jax.Array:
     """Flat, and as long as the next power of two: a function of public shapes alone."""
     size = max(_LEAST_PADDED, 2 ** (x.size - 1).bit_length())
-    return _with_size(x, size=size, shape=(size,))
+    return resized(x, size=size, shape=(size,))
 
 
 def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
-    return _with_size(x, size=math.prod(shape), shape=shape)
+    return resized(x, size=math.prod(shape), shape=shape)
 
 
-def _with_size(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
+def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     """Filled up with zeros, or cut. On a CPU the host does it: a program compiles for .05 s."""
     if all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)

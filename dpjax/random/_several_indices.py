@@ -1,10 +1,17 @@
 """Several private selections: of options one after the other, or of one in each row."""
 
+import functools
+from typing import Any
+
 import jax
 from jax import lax
 
+from dpjax._core import _checks
 from dpjax.random._grid_fit import Calibration
+from dpjax.random._release import resized, shares_programs
 from dpjax.random._selected_index import exponential_index
+
+_LEAST_ROWS = 4
 
 
 def peeled_indices(
@@ -29,5 +36,23 @@ def peeled_indices(
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
     """An option of each row of scores, by softmax, independently; -1 for a bad scale."""
-    keys = jax.random.split(key, len(scores))
+    count, options = scores.shape
+    keys = jax.random.split(key, count)
+    traced = any(map(_checks.is_traced, (key, scores, *jax.tree.leaves(calibration))))
+    if traced or not shares_programs(scores):
+        return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)
+    # Rows do not depend on each other, so more of them change no index.
+    rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
+    words = jax.random.key_data(keys)
+    words = resized(words, size=rows * words.shape[1], shape=(rows, words.shape[1]))
+    scores = resized(scores, size=rows * options, shape=(rows, options))
+    indices = _indices_of_rows(words, scores, calibration, impl=jax.random.key_impl(key))
+    return resized(indices, size=count, shape=(count,))
+
+
+@functools.partial(jax.jit, static_argnames="impl")
+def _indices_of_rows(
+    words: jax.Array, scores: jax.Array, calibration: Calibration, *, impl: Any
+) -> jax.Array:
+    keys = jax.random.wrap_key_data(words, impl=impl)
     return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)

@@ -72,7 +72,7 @@ def test_another_shape_compiles_nothing(key, compilations):
 @pytest.mark.parametrize("value", [jnp.arange(6.0), jnp.arange(6, dtype="bfloat16")])
 def test_cpus_resize_as_other_devices_do(value):
     for size, shape in [(8, (8,)), (4, (2, 2)), (6, (1, 6))]:
-        on_host = _release._with_size(value, size=size, shape=shape)
+        on_host = _release.resized(value, size=size, shape=shape)
         assert_same(on_host, _release._resized(value, size=size, shape=shape))
 
 
