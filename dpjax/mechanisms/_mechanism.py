@@ -258,8 +258,12 @@ class SensitivityMechanism(abc.ABC):
         It refuses what a draw of values of these shapes refuses.
         """
         arrays = _checks.real_shapes("value", value.tree())
-        self._accepting(arrays).compile(key, TreeSpec.of(arrays))
-        self.accuracy(value)
+        left = self._accepting(arrays).compile(key, TreeSpec.of(arrays))
+        try:
+            self.accuracy(value)
+        finally:
+            if left is not None:
+                left.result()
 
     def _check_unclamped(self) -> None:
         """Refuses values that nothing clamped, if the sensitivity was proved for clamped ones."""

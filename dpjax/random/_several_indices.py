@@ -1,8 +1,5 @@
 """Several private selections: of options one after the other, or of one in each row."""
 
-import functools
-from typing import Any
-
 import jax
 from jax import lax
 
@@ -36,23 +33,19 @@ def peeled_indices(
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
     """An option of each row of scores, by softmax, independently; -1 for a bad scale."""
-    count, options = scores.shape
-    keys = jax.random.split(key, count)
     traced = any(map(_checks.is_traced, (key, scores, *jax.tree.leaves(calibration))))
     if traced or not shares_programs(scores):
-        return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)
-    # Rows do not depend on each other, so more of them change no index.
+        return _indices_of_rows(key, scores, calibration)
+    # The key and the index of a row do not depend on the number of rows, so values of several
+    # counts share a program.
+    count, options = scores.shape
     rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
-    words = jax.random.key_data(keys)
-    words = resized(words, size=rows * words.shape[1], shape=(rows, words.shape[1]))
     scores = resized(scores, size=rows * options, shape=(rows, options))
-    indices = _indices_of_rows(words, scores, calibration, impl=jax.random.key_impl(key))
+    indices = _indices_of_rows(key, scores, calibration)
     return resized(indices, size=count, shape=(count,))
 
 
-@functools.partial(jax.jit, static_argnames="impl")
-def _indices_of_rows(
-    words: jax.Array, scores: jax.Array, calibration: Calibration, *, impl: Any
-) -> jax.Array:
-    keys = jax.random.wrap_key_data(words, impl=impl)
+@jax.jit
+def _indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
+    keys = jax.random.split(key, len(scores))
     return jax.vmap(exponential_index, (0, 0, None))(keys, scores, calibration)

@@ -1,8 +1,7 @@
 """The programs of a first release, compiled at the same time, before anything is paid."""
 
-import contextlib
 import functools
-import threading
+from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -13,6 +12,7 @@ from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key
 from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax.release._prepared import compiling
 
 
 @runtime_checkable
@@ -42,25 +42,17 @@ def compile_ahead(mechanism: CompilesAhead, program: Program, key: Key, records:
     """
     # The settings of a release, so that it finds these programs.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
-        thread = _compiling(program, records)
+        target = _compiling(program, records)
         try:
             mechanism._compile(_key_of_zeros(key), program.outputs)
         finally:
-            thread.join()
+            target.exception()  # The release meets the same one.
 
 
 @functools.lru_cache(maxsize=256)
-def _compiling(program: Program, records: TreeSpec) -> threading.Thread:
-    """The thread that compiles, or has compiled, a target."""
-    lowered = evaluate_alone.lower(records.tree(), program=program)
-
-    def compile_target() -> None:
-        with contextlib.suppress(Exception):  # The release meets the same one.
-            lowered.compile()
-
-    thread = threading.Thread(target=compile_target)
-    thread.start()
-    return thread
+def _compiling(program: Program, records: TreeSpec) -> Future[None]:
+    """A target that XLA compiles, or has compiled."""
+    return compiling(evaluate_alone.lower(records.tree(), program=program))
 
 
 def _key_of_zeros(key: Key) -> Key:

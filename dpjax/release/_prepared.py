@@ -8,6 +8,7 @@ longer than their trace.
 import dataclasses
 import functools
 import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -70,19 +71,37 @@ class Prepared:
             value = jax.tree.map(written, value)
         return self.compiled(self.numbers, key, value)
 
-    def compile(self, key: Key, value: TreeSpec) -> None:
-        """Compiles the draw of values of these shapes, under a public key, if no one has yet."""
+    def compile(self, key: Key, value: TreeSpec) -> Future[None] | None:
+        """Compiles the draw of values of these shapes, under a public key, if no one has yet.
+
+        Returns:
+            What XLA still has to do; None if that is nothing.
+        """
         kind = key.dtype, value, jnp.result_type(float)
         if kind in self.known:
-            return
+            return None
+        left = None
         mechanism: Drawn = jax.tree.unflatten(self.structure, self.numbers)
         if mechanism._compiles_in_pieces(value.tree()):
             # What this draws, nobody sees.
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in value.leaves)
             self.noisy_value(key, jax.tree.unflatten(value.structure, zeros))
         else:
-            self.compiled.lower(self.numbers, key, value.tree()).compile()
+            left = compiling(self.compiled.lower(self.numbers, key, value.tree()))
         self.known.add(kind)
+        return left
+
+
+def compiling(lowered: jax.stages.Lowered) -> Future[None]:
+    """A program that XLA compiles, while Python goes on."""
+
+    def compile_it() -> None:
+        lowered.compile()
+
+    pool = ThreadPoolExecutor(1)
+    left = pool.submit(compile_it)
+    pool.shutdown(wait=False)
+    return left
 
 
 @functools.lru_cache

@@ -19,8 +19,8 @@ from dpjax.sensitivity import _anytime as _anytime_points
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
-# SciPy's incomplete beta has a relative error of a few 1e-15. Comparisons closer than the first
-# number are left to rational arithmetic, if there are at most as many pairs as the second.
+# SciPy's incomplete beta has a relative error of a few 1e-15, and comparisons closer than the first
+# number are not made. Rational arithmetic has the answer for at most as many pairs as the second.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 
@@ -185,23 +185,31 @@ def _least_gamma(m: int, confidence: float) -> float:
 
 
 def _least_k(m: int, gamma: float, confidence: float) -> int:
-    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence, by bisection."""
+    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence."""
     allowed = 1 - Fraction(confidence)
-    lost, whole = Fraction(gamma).as_integer_ratio()
+    if m <= _FEW_PAIRS:
+        return _least_k_of_few(m, Fraction(gamma), allowed)
     low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
     while high - low > 1:
         k = (low + high) // 2
         # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-        tail, bound = float(scipy.special.betaincc(m - k + 1, k, gamma)), float(allowed)
-        does = tail < bound
-        if abs(tail - bound) <= _UNRESOLVED * bound:
-            does = m <= _FEW_PAIRS  # Where floats cannot tell and m is large, the answer is no.
-            if does:
-                kept, tries = whole - lost, range(k, m + 1)
-                ways = sum(math.comb(m, j) * kept**j * lost ** (m - j) for j in tries)
-                does = Fraction(ways, whole**m) <= allowed
+        # Where floats cannot tell, the answer is no.
+        tail = float(scipy.special.betaincc(m - k + 1, k, gamma))
+        does = tail < float(allowed) * (1 - _UNRESOLVED)
         low, high = (low, k) if does else (k, high)
     return high
+
+
+def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
+    """The same in integers. To import SciPy's functions takes longer."""
+    lost, whole = gamma.as_integer_ratio()
+    # Ways to have exactly k of m pairs covered, among whole^m.
+    k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
+    while seen + ways <= most:
+        seen += ways
+        ways = ways * k * lost // ((m - k + 1) * (whole - lost))
+        k -= 1
+    return k + 1
 
 
 # Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,

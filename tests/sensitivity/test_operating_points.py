@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax import operating_point
+from dpjax.sensitivity import _operating_points
 from dpjax.sensitivity._operating_points import confidence_of_each
 
 DKW = {"method": "dkw"}
@@ -134,6 +135,15 @@ def coverage_probability(m, gamma):
         total += math.comb(m, j) * p**j * (1 - p) ** (m - j)
         sums.append(total)
     return sums
+
+
+def test_k_of_few_pairs_is_that_of_many(monkeypatch):
+    """Integers up to 1000 pairs, and SciPy beyond."""
+    cases = [(900, 0.05, 0.99), (1000, 0.01, 0.5), (999, 0.9, 0.999), (700, 0.02, 0.9)]
+    few = [_operating_points._least_k(*case) for case in cases]
+    assert few[0] == 871
+    monkeypatch.setattr(_operating_points, "_FEW_PAIRS", 0)
+    assert [_operating_points._least_k(*case) for case in cases] == few
 
 
 def test_exact_k_is_the_least_by_rational_arithmetic():
