@@ -27,6 +27,7 @@ _NEVER_UNDONE = frozenset(
         *("sign", "sin", "tanh"),
     )
 )
+_HIDING = frozenset(("eq", "ge", "gt", "le", "lt", "lt_to", "ne", "select_n"))
 PRODUCTS = frozenset(("mul", "div", "square", "integer_pow", "pow"))
 # Nothing stays of these where they move one entry, or multiply by 1.
 _MOVES = frozenset(
@@ -57,8 +58,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         OverflowRefusalError: if a compiler may form a number that overflows.
     """
     bits = _bits(name, parameters, operands, found.dtype)
-    all_ = [found.pending, *(x.pending for x in operands)]
-    flags = {"coarse": any(p.coarse for p in all_), "single": any(p.single for p in all_)}
+    flags = _flags(name, operands, found)
     if name in ("add", "add_any", "sub"):
         return found.pending.having(bits=bits, **flags)
     shift, old, new = _shift(name, operands), Pending.of_all(operands), found.pending
@@ -71,6 +71,22 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         factor = old.factor * (_first_factor(name, operands) if name in ("mul", "div") else 1.0)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
     return new.having(shift=shift, bits=bits, **flags)
+
+
+def _flags(name: str, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
+    """What a compiler may see of a result.
+
+    It drops no operation that no other one undoes, but for comparisons of booleans. What compares,
+    chooses, or adds and takes away integers, may be one number in all of its places: x - x is 0.
+    """
+    flags = Pending.flags([found.pending, *(x.pending for x in operands)])
+    if name in _NEVER_UNDONE and not any(x.dtype.kind == "b" for x in operands):
+        flags |= {"padded": False, "cut": False}
+    unknown = sum(not x.is_known for x in operands)
+    sums = name in ("add", "add_any", "sub") and found.dtype.kind in "iu" and unknown > 1
+    if not found.is_known and (sums or name in _HIDING):
+        flags["hidden"] = True
+    return flags
 
 
 def _shift(name: str, operands: Sequence[Abstract]) -> float:
