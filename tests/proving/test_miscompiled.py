@@ -192,6 +192,20 @@ def test_bounds_of_a_clamp_do_not_cross(program):
         bound(CROSSING[program])
 
 
+@pytest.mark.parametrize("pads", [(-1, 2), (1, -1)])
+def test_convolutions_with_negative_padding_are_refused(pads):
+    """XLA on a CPU computes some of them from other numbers: places that are cut, and others."""
+    rows = jax.ShapeDtypeStruct((N, 3, 1), jnp.float32)
+    kernel = jnp.ones((2, 1, 1))
+    with pytest.raises(NoProofError, match="negative padding"):
+        bound(
+            lambda x: lax.conv_general_dilated(
+                x, kernel, (1,), (pads,), dimension_numbers=("NWC", "WIO", "NWC")
+            ),
+            rows,
+        )
+
+
 @pytest.mark.parametrize("program", AT_ONE_PLACE)
 def test_a_number_at_one_place_is_not_summed(program):
     """XLA takes it for padding, where a program adds one number and XLA knows its place."""
