@@ -294,7 +294,7 @@ def clamp(low: Abstract, x: Abstract, high: Abstract, *, dtype: np.dtype) -> Abs
     if low.high.max() > high.low.min():
         (a, b), _, _ = aligned(low, high)
         if (a.high > b.low).any():
-            raise RefusalError("the bounds of a clamp may cross: make sure that low <= high")
+            raise RefusalError("the bounds of a clamp may cross: use jnp.clip")
     return extremum(extremum(low, x, largest=True, dtype=dtype), high, largest=False, dtype=dtype)
 
 

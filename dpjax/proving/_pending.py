@@ -27,7 +27,9 @@ _NEVER_UNDONE = frozenset(
         *("sign", "sin", "tanh"),
     )
 )
-_HIDING = frozenset(("eq", "ge", "gt", "le", "lt", "lt_to", "ne", "select_n"))
+_COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "lt_to", "ne"))
+_SAME = _COMPARISONS | {"add", "add_any", "sub", "xor"}
+_PLACED = frozenset(("gather", "scatter-add", "scatter_add"))
 PRODUCTS = frozenset(("mul", "div", "square", "integer_pow", "pow"))
 # Nothing stays of these where they move one entry, or multiply by 1.
 _MOVES = frozenset(
@@ -76,15 +78,18 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
 def _flags(name: str, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """What a compiler may see of a result.
 
-    It drops no operation that no other one undoes, but for comparisons of booleans. What compares,
-    chooses, or adds and takes away integers, may be one number in all of its places: x - x is 0.
+    It drops no operation that no other one undoes, but for comparisons of booleans. It knows that
+    x - x is 0 and x == x for integers, and that squares are not below 0. Places move nothing.
     """
     flags = Pending.flags([found.pending, *(x.pending for x in operands)])
     if name in _NEVER_UNDONE and not any(x.dtype.kind == "b" for x in operands):
         flags |= {"padded": False, "cut": False}
-    unknown = sum(not x.is_known for x in operands)
-    sums = name in ("add", "add_any", "sub") and found.dtype.kind in "iu" and unknown > 1
-    if not found.is_known and (sums or name in _HIDING):
+    if name in _PLACED:
+        flags["cut"] = any(x.pending.cut for x in operands[::2])
+    unknown = [x for x in operands if not x.is_known]
+    whole = name in _SAME and len(unknown) > 1 and all(x.dtype.kind in "iub" for x in unknown)
+    zero = name in _COMPARISONS and any(x.is_known and (x.low == 0).any() for x in operands)
+    if (whole or zero) and not found.is_known:
         flags["hidden"] = True
     return flags
 

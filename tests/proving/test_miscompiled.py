@@ -123,6 +123,9 @@ CUT = {
     "by a record": lambda x: x * jnp.cumsum(
         jnp.where(x.astype(int) == x.astype(int), 0.3, 1.7).astype(int).astype(float), 0
     ),
+    "by a sign": lambda x: x * jnp.cumsum(
+        jnp.where(jnp.abs(x) >= 0, 0.3, 1.7).astype(int).astype(float), 0
+    ),
     "a window": lambda x: x * lax.reduce_window(
         one_number(0.3, 0.7).astype(int).astype(float), 0.0, lax.add, (N, 1), (1, 1),
         ((N - 1, 0), (0, 0)),
@@ -238,6 +241,8 @@ def moved_by(target):
         lambda x: pad(x).sum(1),
         lambda x: jnp.cumsum(jnp.stack([x[:, 0], x[:, 0] / 2, x[:, 0]], 1), 1),
         lambda x: jnp.cumsum(jnp.where(x > np.array([[1, 2, 3]], np.float32), 1.0, 0.0), 1),
+        lambda x: jnp.cumsum(jnp.stack([(x > t).sum() for t in (2, 4, 6)])),
+        lambda x: jnp.cumsum(jnp.zeros(5).at[(x[:, 0] / 2).astype(int)].add(1.0)),
         lambda x: jnp.cumsum(x.astype(int).astype(float), 0),
         lambda x: jnp.cumsum(jnp.floor(one_number(1.3, 0.7)) * x, 0),
         lambda x: jnp.maximum(1.0, lax.clamp(1.0, x, 2.0 + x)),
