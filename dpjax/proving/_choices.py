@@ -161,7 +161,8 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
             found = exact((x,), x.shape, x.axis, dtype, ends, (1.0,), whole=True)
         else:
             found = steps(x, np.trunc, dtype=dtype)
-        return dataclasses.replace(found, tied=x.tied)
+        pending = found.pending.having(cut=not x.whole)
+        return dataclasses.replace(found, tied=x.tied, pending=pending)
     if dtype.kind != "f":
         raise RefusalError(f"a change to {dtype} has no rule")
     held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)

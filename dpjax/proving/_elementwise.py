@@ -290,7 +290,11 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, dtype: np.dtyp
 
 
 def clamp(low: Abstract, x: Abstract, high: Abstract, *, dtype: np.dtype) -> Abstract:
-    """min(max(x, low), high)."""
+    """min(max(x, low), high). XLA takes its maximum with `low` for itself, also if low > high."""
+    if low.high.max() > high.low.min():
+        (a, b), _, _ = aligned(low, high)
+        if (a.high > b.low).any():
+            raise RefusalError("the bounds of a clamp may cross: use jnp.clip")
     return extremum(extremum(low, x, largest=True, dtype=dtype), high, largest=False, dtype=dtype)
 
 

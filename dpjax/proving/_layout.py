@@ -180,13 +180,25 @@ def join(parts: Sequence[Abstract], dim: int) -> Abstract:
 
     shape = list(parts[0].shape)
     shape[dim] = sum(x.shape[dim] for x in parts)
+    pending = Pending.of_all(parts)
+    padded = pending.padded or any(
+        x.shape[dim] == 1 and _may_be_one([*parts[:k], *parts[k + 1 :]])
+        for k, x in enumerate(parts)
+    )
     return make(
         shape, parts[0].dtype, whole_of([x.low for x in parts], record=False),
         whole_of([x.high for x in parts], record=False), axis,
         moved([x.changed for x in parts]), moved([x.others for x in parts]),
-        whole=all(x.whole for x in parts), pending=Pending.of_all(parts),
+        whole=all(x.whole for x in parts), pending=pending.having(padded=padded),
         apart=max(x.apart for x in parts),
     )  # fmt: skip
+
+
+def _may_be_one(parts: Sequence[Abstract]) -> bool:
+    """Whether a compiler may know arrays to hold one number, and take them for padding."""
+    if not parts or not all(x.is_public or x.pending.hidden for x in parts):
+        return False
+    return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
 
 
 def iota(shape: Sequence[int], dimension: int, dtype: np.dtype) -> Abstract:

@@ -147,7 +147,7 @@ class LongLoop:
         if zero and not terms.pending.starts:
             return dataclasses.replace(total, pending=start)
         total = dataclasses.replace(total, pending=start)
-        return elementwise.add(self.start[k], total, dtype=total.dtype)
+        return _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
         """The carry after each step."""
@@ -158,13 +158,17 @@ class LongLoop:
         sums = dataclasses.replace(sums, pending=total.pending)
         places = range(1, len(terms.shape))
         start = broadcast(self.start[k], terms.shape, list(places))
-        return elementwise.add(start, sums, dtype=terms.dtype)
+        return _sum(start, sums)
+
+
+def _sum(start: Abstract, total: Abstract) -> Abstract:
+    found = elementwise.add(start, total, dtype=total.dtype)
+    return dataclasses.replace(found, pending=found.pending.having(**_flags(start, total)))
 
 
 def _flags(*xs: Abstract) -> dict[str, bool]:
     """What stays true behind a loop."""
-    joined = Pending.of_all(xs)
-    return {"coarse": joined.coarse, "single": joined.single}
+    return Pending.flags([x.pending for x in xs])
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:

@@ -27,6 +27,9 @@ _NEVER_UNDONE = frozenset(
         *("sign", "sin", "tanh"),
     )
 )
+_COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "lt_to", "ne"))
+_SAME = _COMPARISONS | {"add", "add_any", "sub", "xor"}
+_PLACED = frozenset(("gather", "scatter-add", "scatter_add"))
 PRODUCTS = frozenset(("mul", "div", "square", "integer_pow", "pow"))
 # Nothing stays of these where they move one entry, or multiply by 1.
 _MOVES = frozenset(
@@ -57,8 +60,7 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         OverflowRefusalError: if a compiler may form a number that overflows.
     """
     bits = _bits(name, parameters, operands, found.dtype)
-    all_ = [found.pending, *(x.pending for x in operands)]
-    flags = {"coarse": any(p.coarse for p in all_), "single": any(p.single for p in all_)}
+    flags = _flags(name, operands, found)
     if name in ("add", "add_any", "sub"):
         return found.pending.having(bits=bits, **flags)
     shift, old, new = _shift(name, operands), Pending.of_all(operands), found.pending
@@ -71,6 +73,25 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
         factor = old.factor * (_first_factor(name, operands) if name in ("mul", "div") else 1.0)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
     return new.having(shift=shift, bits=bits, **flags)
+
+
+def _flags(name: str, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
+    """What a compiler may see of a result.
+
+    It drops no operation that no other one undoes, but for comparisons of booleans. It knows that
+    x - x is 0 and x == x for integers, and that squares are not below 0. Places move nothing.
+    """
+    flags = Pending.flags([found.pending, *(x.pending for x in operands)])
+    if name in _NEVER_UNDONE and not any(x.dtype.kind == "b" for x in operands):
+        flags |= {"padded": False, "cut": False}
+    if name in _PLACED:
+        flags["cut"] = any(x.pending.cut for x in operands[::2])
+    unknown = [x for x in operands if not x.is_known]
+    whole = name in _SAME and len(unknown) > 1 and all(x.dtype.kind in "iub" for x in unknown)
+    zero = name in _COMPARISONS and any(x.is_known and (x.low == 0).any() for x in operands)
+    if (whole or zero) and not found.is_known:
+        flags["hidden"] = True
+    return flags
 
 
 def _shift(name: str, operands: Sequence[Abstract]) -> float:

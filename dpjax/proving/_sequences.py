@@ -10,7 +10,7 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import broadcast, check_inside, check_places, cut, join
 from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._surrounded import check_surrounded
+from dpjax.proving._surrounded import check_cut, check_surrounded
 from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 Moved = tuple[np.ndarray, float, float]
@@ -31,6 +31,7 @@ def cumulative_sum(x: Abstract, axis: int, *, reverse: bool) -> Abstract:
     a row the matrix of zeros and ones has a norm of at most N in l1 and l2.
     """
     check_surrounded(x, [axis], 0.0)
+    check_cut(x)
     count = x.shape[axis]
     order = slice(None, None, -1) if reverse else slice(None)
     turn = tuple(order if k == axis else slice(None) for k in range(len(x.shape)))
@@ -122,12 +123,14 @@ def pad(x: Abstract, value: Abstract, config: Sequence[tuple[int, int, int]]) ->
             array = made
         return array
 
+    one = any(s == 1 and a + b > 0 for s, (a, b, _) in zip(x.shape, config, strict=True))
     within = [k for k in padded if k != x.axis]
     changed, others = ((filled(d.each, 0.0, within), d.l1, d.l2) for d in (x.changed, x.others))
     return make(
         shape, x.dtype, filled(x.low, number, padded), filled(x.high, number, padded), x.axis,
         changed, others, whole=x.whole and number.is_integer(),
-        l2_of_row=x.l2_of_row if number == 0 else math.inf, apart=x.apart,
+        l2_of_row=x.l2_of_row if number == 0 else math.inf, pending=Pending(padded=one),
+        apart=x.apart,
     )  # fmt: skip
 
 

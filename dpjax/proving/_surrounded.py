@@ -28,8 +28,19 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         # An operation that XLA drops may have widened the range of public numbers a little.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
-        if public or off <= slack or x.pending.single:
+        if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"one place of axis {axis} stands between others that hold {start:g}, which has no"
-                " rule: pad it on one side, or leave them out"
+                f"one place of axis {axis} may stand between others that hold {start:g}, which has"
+                " no rule: pad it on one side, or leave them out"
             )
+
+
+def check_cut(x: Abstract) -> None:
+    """Refuses sums of floats that were cut to integers, where XLA may know them to be one number.
+
+    XLA takes a cumulative sum of one number for its multiples, and forgets that it was cut.
+    """
+    if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
+        raise RefusalError(
+            "sums of public numbers that were cut to integers have no rule: use jnp.floor"
+        )

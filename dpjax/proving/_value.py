@@ -96,6 +96,9 @@ class Pending:
         bits: the sum of |log2| of all factors of a product, but for those of the records.
         coarse: whether 16 bits hold a part of it, so that two uses may see different digits.
         single: whether it may be one number between zeros; _surrounded.py says what that means.
+        padded: whether it may be such a number in padding, also where ranges do not show it.
+        hidden: whether a compiler may know numbers of it that its range does not show.
+        cut: whether it holds floats that were cut to integers.
     """
 
     shift: float = 0.0
@@ -107,6 +110,9 @@ class Pending:
     bits: float = 0.0
     coarse: bool = False
     single: bool = False
+    padded: bool = False
+    hidden: bool = False
+    cut: bool = False
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
@@ -126,9 +132,14 @@ class Pending:
             weight=sum(p.weight for p in sums),
             factor=sums[0].factor if len({p.factor for p in sums}) == 1 else 1.0,
             bits=max((p.bits for p in all_), default=0.0),
-            coarse=any(p.coarse for p in all_),
-            single=any(p.single for p in all_),
+            **Pending.flags(all_),
         )
+
+    @staticmethod
+    def flags(all_: "Sequence[Pending]") -> dict[str, bool]:
+        """What is true of an array that is made of others, if it is true of one of them."""
+        names = ("coarse", "single", "padded", "hidden", "cut")
+        return {name: any(getattr(p, name) for p in all_) for name in names}
 
     def having(self, **fields: Any) -> "Pending":
         """The same with other fields."""

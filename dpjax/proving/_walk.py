@@ -32,7 +32,7 @@ from dpjax.proving import _sequences as sequences
 from dpjax.proving import _windows as windows
 from dpjax.proving._refusal import OverflowRefusalError, RefusalError
 from dpjax.proving._slices import Program
-from dpjax.proving._value import Abstract, as_dense, constant
+from dpjax.proving._value import Abstract, Pending, as_dense, constant
 
 _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
@@ -159,6 +159,8 @@ class Walk:
             if not coarse and (found := lemmas.known(equation, inner, operands)) is not None:
                 place = source_line(equation)
                 lemma = f"lemma {equation.params['name']}"
+                flags = Pending.flags([found.pending, *(x.pending for x in operands)])
+                found = dataclasses.replace(found, pending=found.pending.having(**flags))
                 self.steps.append(Step(self.depth, lemma, place, found, self.path))
                 return [found]
             self.depth += 1

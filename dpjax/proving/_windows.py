@@ -11,7 +11,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._surrounded import check_surrounded
+from dpjax.proving._surrounded import check_cut, check_surrounded
 from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
 
 _MOST_TAPS = 4096
@@ -49,6 +49,10 @@ class Windows:
     def wide(self) -> list[int]:
         """The axes along which a window has several taps."""
         return [k for k, size in enumerate(self.sizes) if size > 1]
+
+    def pads_one(self, shape: Sequence[int]) -> bool:
+        """Whether an axis of one place is padded."""
+        return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
     def moves(self, axis: int) -> bool:
         """Whether a result reads other places along an axis than its own."""
@@ -121,6 +125,7 @@ def pooled_sum(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
     """
     windows = _windows(parameters)
     check_surrounded(x, windows.wide, 0.0)
+    check_cut(x)
     x = _by_row(x, windows)
     count = math.prod(windows.sizes)
     terms, weight = flattened(x)
@@ -202,7 +207,9 @@ def _made(
     changed, others = (
         with_errors(moved(d), error, shape, x.axis) for d in (x.changed, x.others)
     )  # fmt: skip
-    return make(shape, x.dtype, *interval, x.axis, changed, others, **more)
+    found = make(shape, x.dtype, *interval, x.axis, changed, others, **more)
+    pending = found.pending.having(padded=windows.pads_one(x.shape))
+    return dataclasses.replace(found, pending=pending)
 
 
 def with_errors(

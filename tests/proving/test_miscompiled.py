@@ -69,6 +69,81 @@ def looked_up(x, index, mode):
     return part(TABLE, 4).at[index].get(mode=mode) + x[0, 0]
 
 
+def as_integers(x):
+    """Integers in three places, for which XLA knows that x - x is 0."""
+    return jnp.broadcast_to(x.astype(int), (N, 3))
+
+
+def halves(x):
+    return x.astype(float) * 0.5
+
+
+def first(x):
+    return jnp.pad(x[:, :1], ((0, 0), (1, 1)))
+
+
+def between(x, end):
+    ends = jnp.broadcast_to(end[None], x.shape)
+    return jnp.concatenate([ends, jnp.concatenate([x, ends], 1)], 1)
+
+
+# What XLA takes away, so that padding is left, or numbers that it takes for padding.
+HIDDEN = {
+    "a choice": lambda x: jnp.where(x + 0 == x, first(x), 1),
+    "a choice of floats": lambda x: jnp.where(x == x + 0, first(x.astype(float)), 0.001),
+    "an order": lambda x: jnp.where(jnp.abs(halves(x)) >= 0, first(halves(x)), 0.001),
+    "a difference": lambda x: jnp.where(x - x == 0, first(x), 1),
+    "there and back": lambda x: first(x) + x - x,
+    "of what is one": lambda x: x - (x - first(x)),
+    "a variance": lambda x: between(
+        halves(x)[:, :1], jnp.var(jnp.where(x + 0 == x, *np.float32([0.25, 0.75])), axis=0)[:1]
+    ),
+    "joined": lambda x: between(x[:, 1:2], x[0, :1] - x[0, :1]),
+    "windows of one": lambda x: jnp.where(
+        x + 0 == x, lax.reduce_window(x[:, :1], 0, lax.add, (1, 1), (1, 1), ((0, 0), (1, 1))), 1
+    ),
+    "a row": lambda x: jnp.where(x[:1] + 0 == x[:1], jnp.pad(x[:1, :1], ((0, 0), (1, 1))), 1),
+    "of truth": lambda x: jnp.where(x + 0 == x, (first(x > 3) != np.array(False)).astype(int), 1),
+    "in a loop": lambda x: lax.scan(lambda c, r: (c * 1, r), first(x) + x - x, jnp.zeros(3000))[0],
+    "within a loop": lambda x: lax.scan(
+        lambda c, r: (c * 1, jnp.sign(jnp.cumsum(c, 1))), first(x) + x - x, jnp.zeros(1000)
+    )[1].sum(0),
+}
+
+
+def one_number(a, b):
+    """Public numbers that XLA knows to be one after a step that its folding of constants is not."""
+    shape = (N, 1)
+    return jnp.where(jnp.ones(shape, bool), jnp.full(shape, a), jnp.full(shape, b))
+
+
+CUT = {
+    "a choice": lambda x: x * jnp.cumsum(one_number(0.3, 0.7).astype(int).astype(float), 0),
+    "of 8 bits": lambda x: x * jnp.cumsum(one_number(0.3, 0.7).astype(jnp.int8).astype(float), 0),
+    "by a record": lambda x: x * jnp.cumsum(
+        jnp.where(x.astype(int) == x.astype(int), 0.3, 1.7).astype(int).astype(float), 0
+    ),
+    "by a sign": lambda x: x * jnp.cumsum(
+        jnp.where(jnp.abs(x) >= 0, 0.3, 1.7).astype(int).astype(float), 0
+    ),
+    "a window": lambda x: x * lax.reduce_window(
+        one_number(0.3, 0.7).astype(int).astype(float), 0.0, lax.add, (N, 1), (1, 1),
+        ((N - 1, 0), (0, 0)),
+    ),
+}  # fmt: skip
+
+ZEROS = np.zeros((N, 1), np.float32)
+CROSSING = {
+    "public": lambda x: x * jnp.maximum(1.0, lax.clamp(1.0, x, -100.0)),
+    "private": lambda x: x + jnp.maximum(ZEROS, lax.clamp(ZEROS, x, -50 * x)),
+    "integers": lambda x: x.astype(int) + jnp.maximum(
+        ZEROS.astype(int), lax.clamp(ZEROS.astype(int), x.astype(int), -50 * x.astype(int))
+    ),
+    "at one place": lambda x: x * lax.clamp(
+        np.ones((N, 1), np.float32), x, np.array([[1], [0], [1]], np.float32)
+    ),
+}  # fmt: skip
+
 AT_ONE_PLACE = {
     "a number": lambda x: jnp.zeros(3).at[jnp.ones(1, int)].add(x[:, 0])[None],
     "a row": lambda x: jnp.zeros((3, 1)).at[jnp.ones(1, int)].add(x).T,
@@ -97,6 +172,41 @@ def test_one_place_between_zeros_is_not_summed(program):
     """XLA takes each sum for the place itself, also where it holds zeros alone."""
     with pytest.raises(NoProofError, match="one place"):
         bound(SURROUNDED[program])
+
+
+@pytest.mark.parametrize("program", HIDDEN)
+def test_padding_behind_what_xla_takes_away_is_not_summed(program):
+    """Ranges do not show the zeros: for them, any choice may be made, and any integer be left."""
+    with pytest.raises(NoProofError, match="one place"):
+        bound(lambda x: jnp.cumsum(HIDDEN[program](as_integers(x)), 1))
+
+
+@pytest.mark.parametrize("program", CUT)
+def test_sums_of_public_numbers_that_were_cut_are_refused(program):
+    """XLA multiplies .3 by 1, 2, 3, where the program adds up int(.3): the value was public."""
+    with pytest.raises(NoProofError, match="cut to integers"):
+        bound(lambda x: x + CUT[program](x))
+
+
+@pytest.mark.parametrize("program", CROSSING)
+def test_bounds_of_a_clamp_do_not_cross(program):
+    """XLA takes max(low, clamp(low, x, high)) for the clamp, which is high where that is less."""
+    with pytest.raises(NoProofError, match="may cross"):
+        bound(CROSSING[program])
+
+
+@pytest.mark.parametrize("pads", [(-1, 2), (1, -1)])
+def test_convolutions_with_negative_padding_are_refused(pads):
+    """XLA on a CPU computes some of them from other numbers: places that are cut, and others."""
+    rows = jax.ShapeDtypeStruct((N, 3, 1), jnp.float32)
+    kernel = jnp.ones((2, 1, 1))
+    with pytest.raises(NoProofError, match="negative padding"):
+        bound(
+            lambda x: lax.conv_general_dilated(
+                x, kernel, (1,), (pads,), dimension_numbers=("NWC", "WIO", "NWC")
+            ),
+            rows,
+        )
 
 
 @pytest.mark.parametrize("program", AT_ONE_PLACE)
@@ -129,6 +239,13 @@ def moved_by(target):
         lambda x: jnp.cumsum(pad(x, 1, 2), 1),
         lambda x: jnp.cumsum(jnp.concatenate([0 * x, x, 0 * x + 1], 1), 1),
         lambda x: pad(x).sum(1),
+        lambda x: jnp.cumsum(jnp.stack([x[:, 0], x[:, 0] / 2, x[:, 0]], 1), 1),
+        lambda x: jnp.cumsum(jnp.where(x > np.array([[1, 2, 3]], np.float32), 1.0, 0.0), 1),
+        lambda x: jnp.cumsum(jnp.stack([(x > t).sum() for t in (2, 4, 6)])),
+        lambda x: jnp.cumsum(jnp.zeros(5).at[(x[:, 0] / 2).astype(int)].add(1.0)),
+        lambda x: jnp.cumsum(x.astype(int).astype(float), 0),
+        lambda x: jnp.cumsum(jnp.floor(one_number(1.3, 0.7)) * x, 0),
+        lambda x: jnp.maximum(1.0, lax.clamp(1.0, x, 2.0 + x)),
         lambda x: part(part(jnp.append(TABLE, x), 8, 7), 2, 5),
         lambda x: part(TABLE, 4)[jnp.clip(x[:, 0].astype(int), 0, 4)],
     ],
