@@ -17,8 +17,9 @@ from jax import lax
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import transpose
 from dpjax.proving._pending import flattened
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
+from dpjax.proving._value import Abstract, Difference, as_dense, make
 from dpjax.proving._windows import Windows, with_errors
 
 _HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST))

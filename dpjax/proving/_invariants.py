@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Pending, as_dense, as_rows, make
+from dpjax.proving._value import Abstract, as_dense, as_rows, make
 
 _ROUNDS, _NARROWED = 40, 4
 Numbers = list[np.ndarray]
@@ -74,7 +75,7 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
         (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
     )  # fmt: skip
     # A carry that no step changes is that of the start, also for a compiler.
-    pending = Pending(**Pending.flags([x.pending])).having(coarse=False)
+    pending = Pending().having(**Pending.flags([x.pending])).having(coarse=False)
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
     )

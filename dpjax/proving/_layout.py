@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import (
     Abstract,
     Difference,
-    Pending,
     as_dense,
     as_rows,
     difference,
@@ -180,7 +180,7 @@ def join(parts: Sequence[Abstract], dim: int) -> Abstract:
 
     shape = list(parts[0].shape)
     shape[dim] = sum(x.shape[dim] for x in parts)
-    pending = Pending.of_all(parts)
+    pending = Pending.of_all([x.pending for x in parts])
     padded = pending.padded or any(
         x.shape[dim] == 1 and _may_be_one([*parts[:k], *parts[k + 1 :]])
         for k, x in enumerate(parts)

@@ -17,7 +17,8 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, equations
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
-from dpjax.proving._value import Abstract, Pending, make
+from dpjax.proving._pending_facts import Pending
+from dpjax.proving._value import Abstract, make
 
 Lemma = Callable[..., Abstract | None]
 _EXACT_PLACES = 2**23

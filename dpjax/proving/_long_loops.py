@@ -22,10 +22,11 @@ from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._invariants import closed, hull
 from dpjax.proving._layout import broadcast
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._reductions import sum_over
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._sequences import cumulative_sum
-from dpjax.proving._value import Abstract, Difference, Pending, as_dense, difference, make
+from dpjax.proving._value import Abstract, Difference, as_dense, difference, make
 
 _MOST_SUMS = 2**22
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
@@ -130,7 +131,7 @@ class LongLoop:
         return make(
             (self.length, *moved.shape), moved.dtype, low[None], high[None], axis, row(changed),
             row(others), whole=moved.whole and still.whole,
-            pending=Pending.of_all([moved, still]) if moved is not still else moved.pending,
+            pending=moved.pending if moved is still else Pending.of_all([moved.pending, still.pending]),
         )  # fmt: skip
 
     def _total(self, k: int, terms: Abstract) -> Abstract:

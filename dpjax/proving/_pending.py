@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import OverflowRefusalError
-from dpjax.proving._value import Abstract, Pending
+from dpjax.proving._value import Abstract
 
 _NEVER_UNDONE = frozenset(
     (
@@ -63,7 +64,11 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
     flags = _flags(name, operands, found)
     if name in ("add", "add_any", "sub"):
         return found.pending.having(bits=bits, **flags)
-    shift, old, new = _shift(name, operands), Pending.of_all(operands), found.pending
+    shift, old, new = (
+        _shift(name, operands),
+        Pending.of_all([x.pending for x in operands]),
+        found.pending,
+    )
     scale = _scale(name, operands)
     if name in _NEVER_UNDONE:
         old = Pending()

@@ -8,8 +8,9 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import check_inside, check_places, cut, squeeze
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Pending, make
+from dpjax.proving._value import Abstract, Difference, make
 
 _MOST_ROWS = 128
 

@@ -10,9 +10,10 @@ from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import multiply
 from dpjax.proving._layout import broadcast, check_places, transpose
 from dpjax.proving._pending import carried
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._reductions import _summed, sum_over
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Pending, difference, make
+from dpjax.proving._value import Abstract, Difference, difference, make
 
 _MOST_PRODUCTS = 2**24
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
+from dpjax.proving._value import Abstract, Difference, as_dense, make
 
 
 def _axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:

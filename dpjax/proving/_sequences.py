@@ -9,9 +9,10 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import broadcast, check_inside, check_places, cut, join
 from dpjax.proving._pending import flattened
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._surrounded import check_cut, check_surrounded
-from dpjax.proving._value import Abstract, Difference, Pending, as_dense, make
+from dpjax.proving._value import Abstract, Difference, as_dense, make
 
 Moved = tuple[np.ndarray, float, float]
 _MOST_COPIES = 64

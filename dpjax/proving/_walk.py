@@ -30,9 +30,10 @@ from dpjax.proving import _reductions as reductions
 from dpjax.proving import _rounding as rounding
 from dpjax.proving import _sequences as sequences
 from dpjax.proving import _windows as windows
+from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import OverflowRefusalError, RefusalError
 from dpjax.proving._slices import Program
-from dpjax.proving._value import Abstract, Pending, as_dense, constant
+from dpjax.proving._value import Abstract, as_dense, constant
 
 _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
