@@ -128,10 +128,13 @@ class LongLoop:
             return d.each[None], float(l1), float(l2)
 
         low, high = np.minimum(moved.low, still.low), np.maximum(moved.high, still.high)
+        pending = moved.pending
+        if moved is not still:
+            pending = Pending.of_all([moved.pending, still.pending])
         return make(
             (self.length, *moved.shape), moved.dtype, low[None], high[None], axis, row(changed),
             row(others), whole=moved.whole and still.whole,
-            pending=moved.pending if moved is still else Pending.of_all([moved.pending, still.pending]),
+            pending=pending,
         )  # fmt: skip
 
     def _total(self, k: int, terms: Abstract) -> Abstract:
