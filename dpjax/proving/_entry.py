@@ -81,7 +81,8 @@ def global_sensitivity(
         numbers. The bound counts rounding in the dtype that runs: sums in any order, fused
         products, subnormal numbers that become 0, and 64 eps for elementary functions (512 in
         float64). Releases on other platforms than CPU and GPU are refused, and of convolutions on
-        GPUs. It assumes XLA without fast math, that the compiled program is deterministic, and that
+        GPUs. It assumes XLA without fast math, that XLA compiles what a program says (where it is
+        known not to, a program is refused), that the compiled program is deterministic, and that
         its elementwise part computes an entry from the entries at its place.
 
     Source:
