@@ -64,11 +64,8 @@ def carried(name: str, parameters: Any, operands: Sequence[Abstract], found: Abs
     flags = _flags(name, operands, found)
     if name in ("add", "add_any", "sub"):
         return found.pending.having(bits=bits, **flags)
-    shift, old, new = (
-        _shift(name, operands),
-        Pending.of_all([x.pending for x in operands]),
-        found.pending,
-    )
+    old, new = Pending.of_all([x.pending for x in operands]), found.pending
+    shift = _shift(name, operands)
     scale = _scale(name, operands)
     if name in _NEVER_UNDONE:
         old = Pending()

@@ -80,7 +80,6 @@ class Prepared:
         kind = key.dtype, value, jnp.result_type(float)
         if kind in self.known:
             return None
-        left = None
         mechanism: Drawn = jax.tree.unflatten(self.structure, self.numbers)
         if mechanism._compiles_in_pieces(value.tree()):
             # What this draws, nobody sees.
@@ -88,8 +87,15 @@ class Prepared:
             self.noisy_value(key, jax.tree.unflatten(value.structure, zeros))
         else:
             left = compiling(self.compiled.lower(self.numbers, key, value.tree()))
+
+            def note(done: Future[None]) -> None:
+                if done.exception() is None:  # Else the next release is refused unpaid, too.
+                    self.known.add(kind)
+
+            left.add_done_callback(note)
+            return left
         self.known.add(kind)
-        return left
+        return None
 
 
 def compiling(lowered: jax.stages.Lowered) -> Future[None]:
