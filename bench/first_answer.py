@@ -150,6 +150,8 @@ def process(job: str, program: str = __file__, **environment: str) -> tuple[floa
     root = pathlib.Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), **environment}
     environment.pop("XLA_FLAGS", None)
+    # An installed package has its byte code, as jax's is; without it every process compiles dpjax's source.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, program, job], env=environment, stdout=subprocess.PIPE, text=True
