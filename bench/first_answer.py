@@ -150,7 +150,7 @@ def process(job: str, program: str = __file__, **environment: str) -> tuple[floa
     root = pathlib.Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), **environment}
     environment.pop("XLA_FLAGS", None)
-    # An installed package has its byte code, as jax's is; without it every process compiles dpjax's source.
+    # Installed packages have their byte code. Without it, each process would compile dpjax's source.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     child = subprocess.Popen(

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 
 import jax
 import jax.extend.core as jex
@@ -13,6 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _origins
+from dpjax._tracing._contents import contents_of
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
@@ -58,8 +59,8 @@ class Program:
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
         """
-        kept = function if isinstance(function, Unchanging) else None
-        fresh = _checked(name, function) if kept is None else kept.checked
+        kept = function if isinstance(function, Unchanging) else _unchanging(name, function)
+        fresh = _checked(name, function)
         settings: list[object] = []
 
         def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
@@ -71,15 +72,15 @@ class Program:
                 tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
 
         with jax.default_matmul_precision("highest"), needs_no_values(name):
-            jaxpr, outputs = jax.make_jaxpr(fresh, return_shape=True)(*arguments)
+            traced = _traced(fresh) if kept is None else kept.traced
+            jaxpr, outputs = traced(*arguments)
             kind = jaxpr.jaxpr, _configuration()
             if kept is not None and kind in kept.programs:
                 return kept.programs[kind]
             jaxpr = in_own_operations(name, jaxpr)
             refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
-                traced = jax.make_jaxpr(with_origin, return_shape=True)
-                jaxpr, outputs = traced(_origins.SPEC, *arguments)
+                jaxpr, outputs = _traced(with_origin)(_origins.SPEC, *arguments)
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         # Two programs that compute the same may have other rules for `vmap` of the user's.
@@ -158,11 +159,13 @@ class Program:
         """Whether a step is repeated, so that a device starts kernels again and again."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
+    @functools.cached_property
     def uses_input(self) -> bool:
         """Whether any of the outputs depends on any of the inputs."""
         reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))
         return any(x in reached for x in self.jaxpr.jaxpr.outvars if isinstance(x, jex.Var))
 
+    @functools.cached_property
     def largest_array(self) -> int:
         """Bytes of the largest array that depends on an input: the memory that one call adds."""
         return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
@@ -175,21 +178,45 @@ class Program:
 
 
 class Unchanging:
-    """A function of dpjax's own code and of numbers: it computes the same for as long as it lives.
+    """A function that computes the same for as long as it lives.
 
-    So JAX keeps its traces, and programs are kept beside them. No code of a user may be in it.
+    So JAX keeps its traces, and programs are kept beside them. All that it is made of must be code
+    of dpjax and numbers, or be known to `contents_of`.
     """
 
     def __init__(self, name: str, function: Callable[..., PyTree]):
         """The name is for messages, and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        self.checked = _checked(name, function)
+        self.traced = _traced(_checked(name, function))
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
     def __call__(self, *arguments: PyTree) -> PyTree:
         """What the function returns."""
         return self.function(*arguments)
+
+
+def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
+    """Takes shape structs to the traced function, and to the shapes of what it returns."""
+    return jax.make_jaxpr(function, return_shape=True)
+
+
+def _unchanging(name: str, function: Callable[..., PyTree]) -> Unchanging | None:
+    """A function with the same contents, which was traced before, if the contents are known."""
+    contents = contents_of(function)
+    if contents is None:
+        return None
+    kept = _kept_function(name, contents)
+    if not kept:
+        kept.append(Unchanging(name, function))
+    return kept[0]
+
+
+@functools.lru_cache(256)
+def _kept_function(name: str, contents: Hashable) -> list[Unchanging]:
+    """Room for a function of these contents."""
+    del name, contents
+    return []
 
 
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -33,7 +33,7 @@ def many_runs(
     _checks.integer(name, count, least=1, most=_MOST_RUNS)
     specs = TreeSpec.of(arguments).tree()
     program = Program.trace("run", run, jax.ShapeDtypeStruct((), jnp.uint32), *specs)
-    size = fitting(program.largest_array(), None)
+    size = fitting(program.largest_array, None)
     if chunk_size is not None:
         size = _checks.integer("chunk_size", chunk_size, least=1)
     chunks = -(-count // size)

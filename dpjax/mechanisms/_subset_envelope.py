@@ -129,7 +129,7 @@ class SubsetEnvelope(SensitivityMechanism):
             return found.astype(dtype)
 
         # Workers on the host share a fate: if one dies, all that they evaluate together fail.
-        size = _ALONE if program.calls_host else program.largest_array()
+        size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
         # Any fixed number will do: the program with NaN replaced is another program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)

@@ -115,6 +115,11 @@ def difference(value: Value, other: Value) -> Value:
     return jax.tree.map(of_leaves, value, other)
 
 
+def shapes_of_difference(value: Value) -> Value:
+    """The shapes and dtypes of a difference, from those of a value."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)), value)
+
+
 def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
     """The norm of the difference of two target values; NaN counts as infinite.
 

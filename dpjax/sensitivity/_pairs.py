@@ -24,11 +24,11 @@ from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.sensitivity._neighbors import neighboring_pair
 from dpjax.sensitivity._norms import (
-    difference,
     distance,
     norm_function,
     refuse_integers,
     resolution,
+    shapes_of_difference,
 )
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sum_targets import Summable
@@ -101,7 +101,7 @@ class RandomPair:
         value = target_program.outputs.tree()
         if in_range := isinstance(norm, str) and norm == "range":
             refuse_integers(value)
-        norm_program = Program.trace("norm", norm_of, jax.eval_shape(difference, value, value))
+        norm_program = Program.trace("norm", norm_of, shapes_of_difference(value))
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
             raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
@@ -187,14 +187,14 @@ class RandomPair:
     @property
     def bytes_of_a_database(self) -> int:
         """The memory that the target needs for one more database."""
-        return max(self.oracle.largest_array(), self.target.largest_array())
+        return max(self.oracle.largest_array, self.target.largest_array)
 
     @property
     def bytes_of_a_pair(self) -> int:
         """The memory of one more pair."""
         if self.sums is None or self.two_records is None:
             return self.bytes_of_a_database
-        return max(self.two_records.largest_array(), self.sums.statistic.largest_array())
+        return max(self.two_records.largest_array, self.sums.statistic.largest_array)
 
     @property
     def records(self) -> TreeSpec:
@@ -350,7 +350,7 @@ def _check_oracle(program: Program, n: int) -> None:
                 "oracle must return arrays whose leading axis is the number of records that it is"
                 f" asked for: asked for {n + 1}, got {program.outputs}"
             )
-    if not program.uses_input():
+    if not program.uses_input:
         raise ValueError(
             "oracle does not use its key: every database would be the same. Draw with jax.random,"
             " not with numpy.random, whose numbers are fixed when JAX traces the oracle"

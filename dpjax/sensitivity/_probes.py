@@ -108,8 +108,9 @@ class Probes:
         self._missing = set(range(-(-self._count // size)))
         self.chunks = probed_chunks(pair, plan.layout, self._count)
         self.probing = probing_of(pair, size, self._count)
-        self._rotations = random_rotations(plan.key, pair.n, self._count)
-        if pair.sums:
+        if pair.sums is None:
+            self._rotations = random_rotations(plan.key, pair.n, self._count)
+        else:
             self._found = _of_a_sum(plan, _databases(pair, plan.point), progress)
 
     def known(self, finished: dict[int, Finished]) -> dict[int, Finished]:

@@ -188,7 +188,7 @@ def _lengths(
         found = safe * jnp.sqrt(jnp.max(jnp.sum(jnp.square(three / safe), axis=1)))
         return jnp.where(jnp.isfinite(largest), found, jnp.inf)
 
-    chunk = max(1, min(m, _BYTES // max(1, 4 * rows.largest_array(), 64)))
+    chunk = max(1, min(m, _BYTES // max(1, 4 * rows.largest_array, 64)))
     many = jax.jit(lambda start: jax.vmap(length)(start + jnp.arange(chunk, dtype="uint32")))
     found = [np.asarray(many(np.uint32(start))) for start in range(0, m, chunk)]
     return np.concatenate(found)[:m]

@@ -82,7 +82,7 @@ class Part:
         """Cells in a chunk: a power of two, by memory and by the number of cells."""
         parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
         most = min(parts, max(_LEAST, _power_of_two(len(self))))
-        return min(most, fitting(self.program.largest_array(), device))
+        return min(most, fitting(self.program.largest_array, device))
 
 
 def parts_of(

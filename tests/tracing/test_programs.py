@@ -256,8 +256,8 @@ def test_only_programs_that_call_the_host_know_an_origin(wrap):
 
 def test_the_origin_is_no_input_that_is_used():
     target = from_host(host(2.0))
-    assert trace(target).uses_input()
-    assert not trace(lambda x: target(jnp.ones(4))).uses_input()
+    assert trace(target).uses_input
+    assert not trace(lambda x: target(jnp.ones(4))).uses_input
 
 
 # Code that JAX knows nothing of: on a private database it could raise an error, or print.
@@ -398,7 +398,7 @@ def test_matrix_products_run_at_the_highest_precision():
     ],
 )
 def test_whether_a_program_uses_its_input(function, uses):
-    assert trace(function).uses_input() == uses
+    assert trace(function).uses_input == uses
 
 
 def test_the_largest_array_may_be_inside():
@@ -406,8 +406,8 @@ def test_the_largest_array_may_be_inside():
     def inner(x):
         return jnp.sum(x[:, None] * x[None, :])
 
-    assert trace(lambda x: x[0]).largest_array() == 16
-    assert trace(lambda x: inner(x)).largest_array() == 64
+    assert trace(lambda x: x[0]).largest_array == 16
+    assert trace(lambda x: inner(x)).largest_array == 64
 
 
 def test_digests_tell_nested_values_apart():
