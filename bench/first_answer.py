@@ -150,7 +150,7 @@ def process(job: str, program: str = __file__, **environment: str) -> tuple[floa
     root = pathlib.Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(root), **environment}
     environment.pop("XLA_FLAGS", None)
-    # Installed packages have their byte code. Without it, each process would compile dpjax's source.
+    # Installed packages have byte code. Without it, every process would compile dpjax's source.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     child = subprocess.Popen(

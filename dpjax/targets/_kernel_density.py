@@ -14,6 +14,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._fixed_point import average, rounding_of_average
 from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._interval import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
@@ -159,17 +160,8 @@ def _bound(h: float, dims: int | None) -> Bound:
 
 
 def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
-    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2), in [0, 1], and 0 where x or t is NaN.
-
-    NaN is replaced before the kernels are computed, since there are many for a record. Each of them
-    is a number: far ends stay apart, and differences of other numbers are finite.
-    """
-    limits = np.finfo(x.dtype)
-    far = float(limits.max) / 4
-    x, t = jnp.where(jnp.abs(x) < far, x, far), jnp.where(jnp.abs(t) < far, t, -far)
-    # A smaller h would be 0 in the dtype, and 0 / 0 is NaN.
-    kernel = jnp.exp(-jnp.square((t - x) / max(h, float(limits.tiny))) / 2)
-    return jnp.minimum(kernel, 1)  # An exponential may be rounded up.
+    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2), and 0 where x is NaN."""
+    return clip_and_replace_nan(jnp.exp(-jnp.square((t - x) / h) / 2), 0, 1)
 
 
 def _peak(h: float, dims: int, dtype: np.dtype) -> float:
