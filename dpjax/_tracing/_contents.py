@@ -45,7 +45,6 @@ _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein_polynomial",
 )
-_HOST_CODE = ("dpjax.targets._host", "dpjax.targets._command_line")
 
 _Path = tuple[str, ...]
 
@@ -186,7 +185,7 @@ def _is_of_python(kind: type, value: Any) -> bool:
 
 
 def _is_ours(module: object) -> bool:
-    return isinstance(module, str) and module.startswith(_OURS) and module not in _HOST_CODE
+    return isinstance(module, str) and module.startswith(_OURS)
 
 
 def _is_frozen(kind: type) -> bool:
