@@ -1,52 +1,70 @@
-"""What a function is made of, where none of it can change without being seen.
+"""What a function is made of, where nothing of that can change.
 
 JAX keeps the trace of a function by its identity, and would hide that something it closes over is
-another by now. So programs are traced anew at every call, which takes milliseconds. But many
-functions are made of code, numbers and functions of JAX alone: with the same contents they are
-traced to the same program. Whatever else a function reaches, such as a list, an array, an object or
-a function of NumPy, leaves its contents unknown, and it is traced anew.
+another by now. So functions are traced anew at every call, which takes milliseconds. A user's
+function that names nothing but functions of JAX, and neither closes over variables nor has
+defaults, computes the same for ever, and so do dpjax's targets and oracles that are made of such
+functions and of numbers. Everything else stays unknown: a guess would be a wrong guarantee.
 """
 
 import builtins
 import dataclasses
 import dis
 import functools
-import itertools
-import math
 import struct
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-import numpy as np
+import jax
+import jax.numpy as jnp
 
-_ATOMS = frozenset((bool, int, str, bytes, type(None), type(...)))
-_BUILTINS = frozenset(
-    getattr(builtins, name)
-    for name in (
-        *("abs", "all", "any", "bool", "complex", "dict", "divmod", "enumerate", "filter", "float"),
-        *("frozenset", "int", "isinstance", "len", "list", "map", "max", "min", "pow", "range"),
-        *("reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip"),
-        *("IndexError", "KeyError", "TypeError", "ValueError"),
-    )
-)
-_SCALARS = frozenset(np.sctypeDict.values())
-# Functions of JAX that read or do more than their arguments say.
+_MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random, jax.tree
+_OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
+# Functions of these modules that read files or settings.
 _IMPURE = frozenset(
     (
-        *("clear_caches", "default_backend", "devices", "device_count", "fromfile", "live_arrays"),
-        *("load", "local_device_count", "local_devices", "process_count", "process_index"),
-        *("save", "savez", "update"),
+        *("from_dlpack", "frombuffer", "fromfile", "get_printoptions", "load", "printoptions"),
+        *("save", "savez", "set_printoptions"),
     )
+)
+_BUILTINS = frozenset(
+    (
+        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance"),
+        *("len", "list", "map", "max", "min", "pow", "range", "reversed", "round", "sorted"),
+        *("sum", "tuple", "zip"),
+    )
+)
+
+
+# By their addresses, as they are when dpjax is imported. What somebody puts in the place of one of
+# them is not among them.
+_PURE = {
+    id(value): value
+    for value in (
+        *_OF_JAX_ITSELF,
+        *(getattr(builtins, name) for name in _BUILTINS),
+        *(
+            x
+            for m in _MODULES
+            for name, x in vars(m).items()
+            if callable(x) and name not in _IMPURE
+        ),
+    )
+}
+_ATTRIBUTES = frozenset(
+    name
+    for kind in (jax.Array, dict, list, tuple)
+    for name in dir(kind)
+    if not name.startswith("_")
 )
 # Code of ours that computes with what it is given, and with nothing else.
 _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein_polynomial",
 )
-
-_Path = tuple[str, ...]
+_LONGEST = 16
 
 
 class _UnknownError(Exception):
@@ -54,104 +72,117 @@ class _UnknownError(Exception):
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """A value that functions share only if they compute the same, or None if that is not known."""
+    """A value that functions share only if they compute the same for ever; None if unknown."""
     try:
-        return _contents(function, ())
-    except (_UnknownError, RecursionError):
+        return _contents(function)
+    except Exception:  # An object of a stranger may do anything when it is looked at.
         return None
 
 
-def _contents(value: Any, around: tuple[types.FunctionType, ...]) -> Hashable:
-    """Of a value that was found in these functions."""
+def is_plain(tree: Any) -> bool:
+    """Whether a tree of shapes has no containers but Python's: others may compare equal wrongly."""
+    if type(tree) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in tree.items())
+    if type(tree) in (list, tuple):
+        return all(map(is_plain, tree))
+    return tree is None or type(tree) is jax.ShapeDtypeStruct
+
+
+def _contents(value: Any) -> Hashable:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in (bool, int, str, types.NoneType):
         return kind, value
-    if kind in (float, complex):  # By their bits: zeros have signs, and so has NaN.
-        return kind, struct.pack("<2d", value.real, value.imag)
-    if kind is tuple:
-        return kind, *(_contents(x, around) for x in value)
-    if kind is functools.partial:
-        parts = value.func, value.args, *sorted({**value.keywords, **vars(value)}.items())
-        return kind, *(_contents(x, around) for x in parts)
-    if _is_of_jax(kind, value) or _is_of_python(kind, value):
-        return kind, value
+    if kind is float:  # By its bits: zeros have signs, and so has NaN.
+        return kind, struct.pack("<d", value)
+    if kind is tuple and len(value) <= _LONGEST:
+        return kind, *map(_contents, value)
+    if id(value) in _PURE:
+        return "pure", id(value)
     if kind is types.FunctionType:
-        return _of_function(value, around)
-    if dataclasses.is_dataclass(value) and _is_ours(kind.__module__) and _is_frozen(kind):
-        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
-        return kind, *(_contents(x, around) for x in fields)
+        return _of_ours(value) if _is_ours(value) else _of_users(value)
+    if dataclasses.is_dataclass(value) and kind.__module__.startswith(_OURS):
+        return kind, *_fields(value)
     raise _UnknownError
 
 
-def _of_function(function: types.FunctionType, around: tuple[types.FunctionType, ...]) -> Hashable:
-    if function in around:
-        return "again", around.index(function)
-    code, variables = function.__code__, function.__globals__
-    closure = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    parts: list[object] = [function.__defaults__]
-    parts += sorted((function.__kwdefaults__ or {}).items())
-    parts += sorted(vars(function).items())
-    if _is_ours(variables.get("__name__")):
-        parts += map(_in_cell, closure.values())
-    else:
-        for name, *attributes in _paths(code):
-            value = _in_cell(closure[name]) if name in closure else _global(variables, name)
-            parts.append(_attribute(value, attributes))
-    return code, *(_contents(x, (*around, function)) for x in parts)
-
-
-def _in_cell(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # Nothing has been assigned yet.
-        raise _UnknownError from None
-
-
-def _global(variables: dict[str, Any], name: str) -> object:
-    return variables[name] if name in variables else getattr(builtins, name, _UnknownError)
-
-
-def _attribute(value: object, names: list[str]) -> object:
-    """What stands in a module, or in a module inside of it, under these names."""
-    for name in names:
-        if not isinstance(value, types.ModuleType):
-            break
-        value = getattr(value, name, _UnknownError)
-    return value
-
-
-def _paths(code: types.CodeType) -> tuple[_Path, ...]:
-    paths = _paths_in(code)
-    if paths is None:
+def _fields(value: Any) -> Iterator[Hashable]:
+    names = [field.name for field in dataclasses.fields(value)]
+    # A class that is not frozen, or an attribute in the place of a method, may compute otherwise.
+    if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
         raise _UnknownError
-    return paths
+    return (_contents(getattr(value, name)) for name in names)
+
+
+def _is_ours(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    if not (isinstance(name, str) and name.startswith(_OURS)):
+        return False
+    return vars(sys.modules[name]) is function.__globals__
+
+
+def _of_ours(function: types.FunctionType) -> Hashable:
+    """Our code changes no variable that a function closes over."""
+    if vars(function) or function.__kwdefaults__:
+        raise _UnknownError
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = function.__defaults__ or ()
+    return function.__code__, tuple(map(_contents, defaults)), tuple(map(_contents, cells))
+
+
+def _of_users(function: types.FunctionType) -> Hashable:
+    code, variables = function.__code__, function.__globals__
+    paths = _paths_in(code)
+    if paths is None or vars(function) or function.__defaults__ or function.__kwdefaults__:
+        raise _UnknownError
+    found = list[Hashable]()
+    for name, *attributes in paths:
+        value = variables[name] if name in variables else function.__builtins__[name]
+        for attribute in attributes:
+            if not any(value is module for module in (jax, *_MODULES)):
+                raise _UnknownError
+            value = getattr(value, attribute)
+        is_number = attributes and isinstance(value, (float, types.NoneType))
+        if id(value) not in _PURE and not is_number:
+            raise _UnknownError
+        found.append(_contents(value))
+    # With its variables, so that functions of the same contents read the same ones at all times.
+    return code, id(variables), tuple(found)
 
 
 @functools.lru_cache(1024)
-def _paths_in(code: types.CodeType) -> tuple[_Path, ...] | None:
-    """The variables from outside that code reads, and which of their attributes.
+def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
+    """The global variables that code reads, and the attributes of modules that follow.
 
-    None if it imports, defines a class, or writes to anything outside.
+    None if it closes over a variable, or does anything else than to call and to compute.
     """
-    found, outside = set[_Path](), set(code.co_freevars)
+    if code.co_freevars:
+        return None
+    paths, others = list[tuple[str, ...]](), set[str]()
     for inner in _codes(code):
-        operations = list(dis.get_instructions(inner))
-        for i, operation in enumerate(operations):
-            name, variable = operation.opname, operation.argval
-            if name == "LOAD_GLOBAL" or ("DEREF" in name and variable in outside):
-                after = itertools.takewhile(_takes_attribute, operations[i + 1 :])
-                found.add((variable, *(x.argval for x in after)))
-            elif "GLOBAL" in name or name.endswith(("_NAME", "_CLASS")):
+        in_path = False
+        for operation in dis.get_instructions(inner):
+            name = operation.opname
+            if name in ("LOAD_ATTR", "LOAD_METHOD"):
+                if in_path:
+                    paths[-1] = *paths[-1], operation.argval
+                else:
+                    others.add(operation.argval)
+                continue
+            in_path = name == "LOAD_GLOBAL"
+            if in_path:
+                paths.append((operation.argval,))
+            elif "GLOBAL" in name or name.endswith(("_ATTR", "_NAME", "_CLASS")):
                 return None
-            if name.startswith(("STORE", "DELETE")) and (
-                "ATTR" in name or ("DEREF" in name and variable in outside)
-            ):
-                return None
-    return tuple(sorted(found))
+        if any(map(_has_no_order, inner.co_consts)):
+            return None
+    return tuple(paths) if others <= _ATTRIBUTES else None
 
 
-def _takes_attribute(operation: dis.Instruction) -> bool:
-    return operation.opname in ("LOAD_ATTR", "LOAD_METHOD")
+def _has_no_order(constant: object) -> bool:
+    """Equal sets may be iterated in another order."""
+    if isinstance(constant, tuple):
+        return any(map(_has_no_order, constant))
+    return isinstance(constant, frozenset)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -160,34 +191,3 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
-
-
-def _is_of_jax(kind: type, value: Any) -> bool:
-    """Whether a module of JAX has a function, a class or a dtype under its name."""
-    theirs = kind.__module__.partition(".")[0] in ("jax", "jaxlib")
-    if not (theirs or kind is types.FunctionType or issubclass(kind, type)):
-        return False  # An object of the user's may answer any question.
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if not (isinstance(module, str) and isinstance(name, str) and module.startswith("jax.")):
-        return False
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value and name not in _IMPURE
-
-
-def _is_of_python(kind: type, value: Any) -> bool:
-    """Whether it is a pure function or a type of Python's or NumPy's."""
-    if kind is types.BuiltinFunctionType:
-        return value.__self__ is math or value in _BUILTINS
-    return issubclass(kind, type) and (value in _BUILTINS or value in _SCALARS)
-
-
-def _is_ours(module: object) -> bool:
-    return isinstance(module, str) and module.startswith(_OURS)
-
-
-def _is_frozen(kind: type) -> bool:
-    parameters: Any = getattr(kind, "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen

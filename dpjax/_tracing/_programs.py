@@ -1,6 +1,7 @@
 """Traced programs with a fingerprint: the program that runs is the fingerprinted one."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Hashable
@@ -13,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _origins
-from dpjax._tracing._contents import contents_of
+from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
@@ -59,7 +60,9 @@ class Program:
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
         """
-        kept = function if isinstance(function, Unchanging) else _unchanging(name, function)
+        kept = (
+            function if isinstance(function, Unchanging) else _unchanging(name, function, arguments)
+        )
         fresh = _checked(name, function)
         settings: list[object] = []
 
@@ -71,7 +74,8 @@ class Program:
             finally:
                 tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
 
-        with jax.default_matmul_precision("highest"), needs_no_values(name):
+        precision = jax.default_matmul_precision("highest")
+        with _calling(function), precision, needs_no_values(name):
             traced = _traced(fresh) if kept is None else kept.traced
             jaxpr, outputs = traced(*arguments)
             kind = jaxpr.jaxpr, _configuration()
@@ -196,26 +200,42 @@ class Unchanging:
         return self.function(*arguments)
 
 
+# The function that is being traced. One of the same contents that was kept may have other code now.
+_CALLED = contextvars.ContextVar[Callable[..., PyTree]]("called")
+
+
+@contextlib.contextmanager
+def _calling(function: Callable[..., PyTree]) -> Generator[None, None, None]:
+    token = _CALLED.set(function)
+    try:
+        yield
+    finally:
+        _CALLED.reset(token)
+
+
 def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
     """Takes shape structs to the traced function, and to the shapes of what it returns."""
     return jax.make_jaxpr(function, return_shape=True)
 
 
-def _unchanging(name: str, function: Callable[..., PyTree]) -> Unchanging | None:
+def _unchanging(
+    name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
+) -> Unchanging | None:
     """A function with the same contents, which was traced before, if the contents are known."""
     contents = contents_of(function)
-    if contents is None:
+    if contents is None or not is_plain(arguments):
         return None
-    kept = _kept_function(name, contents)
+    # JAX's own caches leave out some settings, such as how keys are made.
+    kept = _kept_function(name, contents, tuple(jax.config.values.values()))
     if not kept:
-        kept.append(Unchanging(name, function))
+        kept.append(Unchanging(name, lambda *args: _CALLED.get()(*args)))
     return kept[0]
 
 
 @functools.lru_cache(256)
-def _kept_function(name: str, contents: Hashable) -> list[Unchanging]:
+def _kept_function(name: str, contents: Hashable, settings: tuple[object, ...]) -> list[Unchanging]:
     """Room for a function of these contents."""
-    del name, contents
+    del name, contents, settings
     return []
 
 
