@@ -213,7 +213,7 @@ def _record(
             peer,
             readme,
             plain,
-            round(1 / 1.8, 2),
+            round(1 / 1.4, 2),
             "three programs of the sampler, one of keys and one of the release are compiled",
         ),
         Row(
