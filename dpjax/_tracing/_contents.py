@@ -20,15 +20,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random, jax.tree
+_MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
-# Functions of these modules that read files or settings.
+# Functions of these modules that read files or settings, or hand out objects that do.
 _IMPURE = frozenset(
     (
-        *("from_dlpack", "frombuffer", "fromfile", "get_printoptions", "load", "printoptions"),
-        *("save", "savez", "set_printoptions"),
+        *("array2string", "array_repr", "array_str", "finfo", "from_dlpack", "frombuffer"),
+        *("fromfile", "get_printoptions", "iinfo", "load", "printoptions", "save", "savez"),
+        "set_printoptions",
     )
 )
+# Functions, compiled ones, ufuncs and dtypes. One with a rule for derivatives may get another rule.
+_KINDS = type(jax.vmap), type(jnp.sin), type(jnp.add), type(jnp.float32)
 _BUILTINS = frozenset(
     (
         *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance"),
@@ -49,7 +52,7 @@ _PURE = {
             x
             for m in _MODULES
             for name, x in vars(m).items()
-            if callable(x) and name not in _IMPURE
+            if type(x) in _KINDS and name not in _IMPURE
         ),
     )
 }
@@ -64,7 +67,9 @@ _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein_polynomial",
 )
-_LONGEST = 16
+_LONGEST = 16  # To look at a long tuple would take longer than to trace.
+# Operations that write to variables outside, import, or define a class, in all versions of Python.
+_REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
 class _UnknownError(Exception):
@@ -94,7 +99,7 @@ def _contents(value: Any) -> Hashable:
         return kind, value
     if kind is float:  # By its bits: zeros have signs, and so has NaN.
         return kind, struct.pack("<d", value)
-    if kind is tuple and len(value) <= _LONGEST:
+    if kind is tuple and len(value) <= _LONGEST and not any(type(x) is tuple for x in value):
         return kind, *map(_contents, value)
     if id(value) in _PURE:
         return "pure", id(value)
@@ -136,16 +141,18 @@ def _of_users(function: types.FunctionType) -> Hashable:
         raise _UnknownError
     found = list[Hashable]()
     for name, *attributes in paths:
-        value = variables[name] if name in variables else function.__builtins__[name]
+        if name in variables and not attributes:
+            raise _UnknownError  # Another thread may assign it before it is read.
+        value = variables[name] if attributes else function.__builtins__[name]
         for attribute in attributes:
             if not any(value is module for module in (jax, *_MODULES)):
                 raise _UnknownError
             value = getattr(value, attribute)
-        is_number = attributes and isinstance(value, (float, types.NoneType))
-        if id(value) not in _PURE and not is_number:
+        is_constant = isinstance(value, (float, types.NoneType))  # Such as jnp.pi and jnp.newaxis.
+        if id(value) not in _PURE and not is_constant:
             raise _UnknownError
         found.append(_contents(value))
-    # With its variables, so that functions of the same contents read the same ones at all times.
+    # With its variables: those of another module may change when these do not.
     return code, id(variables), tuple(found)
 
 
@@ -162,7 +169,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
         in_path = False
         for operation in dis.get_instructions(inner):
             name = operation.opname
-            if name in ("LOAD_ATTR", "LOAD_METHOD"):
+            if name in ("LOAD_ATTR", "LOAD_METHOD"):  # The latter in Python 3.11.
                 if in_path:
                     paths[-1] = *paths[-1], operation.argval
                 else:
@@ -171,7 +178,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
             in_path = name == "LOAD_GLOBAL"
             if in_path:
                 paths.append((operation.argval,))
-            elif "GLOBAL" in name or name.endswith(("_ATTR", "_NAME", "_CLASS")):
+            elif name.endswith(_REFUSED):
                 return None
         if any(map(_has_no_order, inner.co_consts)):
             return None

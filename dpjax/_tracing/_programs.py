@@ -37,6 +37,9 @@ _OTHER_WAYS = {
 }
 
 
+_MOST_KEPT = 64  # Programs of a function, one for each shape of its arguments.
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """A function traced at fixed shapes; equal fingerprints make equal programs.
@@ -92,6 +95,8 @@ class Program:
         settings += [getattr(rule, "rule", rule) for rule in rules]
         program = cls(jaxpr, *specs, _configuration(), tuple(settings))
         if kept is not None:
+            if len(kept.programs) >= _MOST_KEPT:
+                kept.programs.clear()
             kept.programs[kind] = program
         return program
 
@@ -225,8 +230,11 @@ def _unchanging(
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None
-    # JAX's own caches leave out some settings, such as how keys are made.
-    kept = _kept_function(name, contents, tuple(jax.config.values.values()))
+    try:
+        # JAX's own caches leave out some settings, such as how keys are made.
+        kept = _kept_function(name, contents, tuple(jax.config.values.values()))
+    except TypeError:  # A setting that has no hash.
+        return None
     if not kept:
         kept.append(Unchanging(name, lambda *args: _CALLED.get()(*args)))
     return kept[0]

@@ -121,8 +121,8 @@ class RandomPair:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
-        # The parts of a program are a fact about the program. It was traced anew, so it shows what
-        # its functions close over by now. But kept parts may hold an array that was written to.
+        # The parts of a program are a fact about the program, which shows what its functions close
+        # over by now. But kept parts may hold an array that was written to.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
         if not kept or not all(part.is_unchanged for part in kept[0].parts):
             kept[:] = [self._traced_shortcuts(key, target, oracle, database)]

@@ -14,11 +14,12 @@ from jax import lax
 import dpjax
 from dpjax import targets
 from dpjax._tracing._contents import contents_of, is_plain
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, _unchanging
 from dpjax.sensitivity._sum_targets import Summable
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
 FACTOR = 2.0
+own_sum = jnp.sum
 NOTHING = object()
 
 
@@ -50,7 +51,9 @@ def in_steps(x):
 
 
 def through_modules(x):
-    return jnp.linalg.norm(x, ord=jnp.inf) + jax.nn.relu(jax.random.normal(jax.random.key(0)))
+    return jnp.linalg.norm(x, ord=jnp.inf) + jax.nn.softmax(
+        jax.random.normal(jax.random.key(0), (4,))
+    )
 
 
 def recursive(x, depth):
@@ -209,6 +212,11 @@ UNKNOWN = {
     "a set": lambda: lambda x: sum(x[i] * 2.0**i for i in range(4) if i in {0, 2}),
     "built-ins of its own": with_builtins_of_its_own,
     "a method that was replaced": with_another_method,
+    "a rule that may be another": lambda: lambda x: jax.nn.relu(x),
+    "a function under a name of its own": lambda: lambda x: own_sum(x),
+    "registered classes": lambda: lambda x: x * len(jax.tree.leaves(range(4))),
+    "text of a number": lambda: lambda x: x * len(f"{jnp.finfo('float32').max!r}"),
+    "nested tuples": lambda: Summable(jnp.sum, jnp.sum, False, ((1.0,),)),
     "printing options": lambda: lambda x: x * jnp.get_printoptions()["precision"],
     "a list": lambda: closing_over([2.0], lambda x: x[0]),
     "a dict": lambda: closing_over({"a": 2.0}, lambda x: x["a"]),
@@ -400,7 +408,7 @@ def test_records_of_a_class_are_traced_anew():
     assert not is_plain(({1: RECORDS},))
 
     def target(records):
-        return jax.tree.leaves(records)[0] * 2.0
+        return records[0] * 2.0
 
     programs = [Program.trace("target", target, Records(RECORDS)) for _ in range(2)]
     assert programs[0] is not programs[1]
@@ -445,3 +453,19 @@ def test_a_sensitivity_is_that_of_the_function_as_it_is_now(monkeypatch):
     first = sampled()
     monkeypatch.setitem(globals(), "FACTOR", 4.0)
     np.testing.assert_allclose(sampled().value, 2 * first.value, rtol=1e-5)
+
+
+def test_a_setting_without_a_hash_is_none_of_ours(monkeypatch):
+    settings = {**jax.config.values, "jax_pjrt_client_create_options": {"a": 1}}
+    monkeypatch.setattr(type(jax.config), "values", settings)
+    assert value(lambda x: jnp.sum(x)) == 6
+
+
+def test_programs_of_a_function_do_not_pile_up():
+    def target(x):
+        return jnp.sum(x)
+
+    for n in range(1, 80):
+        Program.trace("target", target, jax.ShapeDtypeStruct((n,), jnp.float32))
+    kept = _unchanging("target", target, (RECORDS,))
+    assert 0 < len(kept.programs) <= 64
