@@ -12,13 +12,16 @@ from dpjax._exact._numerics import compute_dtype
 # A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
 # narrowed down before they are searched; an accelerator searches all of them as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
-_BLOCK = 2**15  # Below 2**16: two counts of a block share 32 bits.
-_GROUP = 64
+_BLOCK = 2**15
+_GROUP = 64  # Below 2**16: two counts of a group share 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
 # Patterns low, high and how many distances lie below each: fewer than the rank below low.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+# Two patterns, and what `_counts_of_groups` found of them.
+_Seen = tuple[jax.Array, jax.Array, jax.Array]
+_Looked = tuple[_Bracket, _Seen]
 
 
 def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
@@ -140,29 +143,30 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
     distances are counted until the bracket is a single pattern.
     """
 
-    def narrowed(bracket: _Bracket, *patterns: jax.Array) -> _Bracket:
+    def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
         low, high, below, above = bracket
-        counts = _total(_count_below(distances, *patterns), axis)
-        for pattern, count in zip(patterns, counts, strict=True):
+        groups = _counts_of_groups(distances, first, second)
+        counts = _total(_count_below(distances, groups, first, second), axis)
+        for pattern, count in zip((first, second), counts, strict=True):
             few = count < rank
             low = jnp.where(few, jnp.maximum(low, pattern), low)
             below = jnp.where(few, jnp.maximum(below, count), below)
             high = jnp.where(few, high, jnp.minimum(high, pattern))
             above = jnp.where(few, above, jnp.minimum(above, count))
-        return low, high, below, above
+        return (low, high, below, above), (first, second, groups)
 
-    def wide(state: tuple[jax.Array, _Bracket]) -> jax.Array:
-        step, (low, high, below, above) = state
+    def wide(state: tuple[jax.Array, _Looked]) -> jax.Array:
+        step, ((low, high, below, above), _) = state
         return (step < _NARROWINGS) & (above - below > _MOST_KEPT) & (high - low > 1)
 
-    def interpolate(state: tuple[jax.Array, _Bracket]) -> tuple[jax.Array, _Bracket]:
-        step, bracket = state
+    def interpolate(state: tuple[jax.Array, _Looked]) -> tuple[jax.Array, _Looked]:
+        step, (bracket, _) = state
         return step + 1, narrowed(bracket, *_around_rank(rank, bracket))
 
     def thirds(bracket: _Bracket) -> _Bracket:
         low, high, _, _ = bracket
         third = jnp.maximum((high - low) // 3, 1)
-        return narrowed(bracket, low + third, high - third)
+        return narrowed(bracket, low + third, high - third)[0]
 
     def search_kept(bracket: _Bracket) -> jax.Array:
         low, high, below, _ = bracket
@@ -174,9 +178,9 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 
     m = _total(jnp.uint32(distances.size), axis)
     bracket = (*_all_patterns(distances), jnp.zeros_like(m), m)
-    bracket = narrowed(bracket, *_sampled_bracket(distances, rank, m, axis))
-    _, bracket = lax.while_loop(wide, interpolate, (jnp.zeros((), jnp.uint32), bracket))
-    kept, missed = _gather(distances, *bracket[:2])
+    looked = narrowed(bracket, *_sampled_bracket(distances, rank, m, axis))
+    _, (bracket, seen) = lax.while_loop(wide, interpolate, (jnp.zeros((), jnp.uint32), looked))
+    kept, missed = _gather(distances, bracket[0], bracket[1], seen)
     complete = _total(missed.astype(jnp.uint32), axis) == 0
     return lax.cond(complete, search_kept, search_all, bracket)
 
@@ -214,45 +218,58 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
     return at(share - margin), at(share + margin)
 
 
-def _count_below(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """How many distances lie below each of two patterns, block by block."""
+def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """How many distances of each group lie below the first pattern, and from there to the second.
 
-    def count(block: jax.Array) -> jax.Array:
-        patterns = _patterns(block)
-        low_half = (patterns < first).astype(jnp.uint32)
-        high_half = (patterns < second).astype(jnp.uint32) << 16
-        both = jnp.sum(low_half + high_half, dtype=jnp.uint32)
-        return jnp.stack([both & 0xFFFF, both >> 16])
+    A group is every `_BLOCK // _GROUP`-th distance of a block. The second count is in the upper 16
+    bits. Distances beyond the last whole block are in no group.
+    """
 
-    blocks = distances.size // _BLOCK
-    rest = count(distances[blocks * _BLOCK :])
-    return lax.fori_loop(0, blocks, lambda i, sum: sum + count(_block(distances, i)), rest)
+    def count(index: jax.Array) -> jax.Array:
+        patterns = _patterns(_block(distances, index)).reshape(_GROUP, -1)
+        below = (patterns < first).astype(jnp.uint32)
+        # Unsigned, so patterns below the first one wrap around to large numbers.
+        between = (patterns - first < second - first).astype(jnp.uint32)
+        return jnp.sum(below + (between << 16), axis=0, dtype=jnp.uint32)
+
+    return lax.map(count, jnp.arange(distances.size // _BLOCK)).reshape(-1)
+
+
+def _count_below(
+    distances: jax.Array, groups: jax.Array, first: jax.Array, second: jax.Array
+) -> jax.Array:
+    """How many distances lie below each of two patterns, from the counts of groups."""
+    rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
+    below = jnp.sum(groups & 0xFFFF, dtype=jnp.uint32)
+    below_both = below + jnp.sum(groups >> 16, dtype=jnp.uint32)
+    in_rest = [jnp.sum(rest < pattern, dtype=jnp.uint32) for pattern in (first, second)]
+    return jnp.stack([below, below_both]) + jnp.stack(in_rest)
 
 
 def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
     return lax.dynamic_slice(distances, (index * _BLOCK,), (_BLOCK,))
 
 
-def _gather(distances: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _gather(
+    distances: jax.Array, low: jax.Array, high: jax.Array, seen: _Seen
+) -> tuple[jax.Array, jax.Array]:
     """The patterns from low to high - 1, padded with high, and whether some did not fit.
 
-    A group is every `columns`-th distance of a block; groups with such a pattern are kept.
+    Groups with such a pattern are kept.
     """
+    first, second, groups = seen
+    groups = lax.cond(
+        (first == low) & (second == high),
+        lambda: groups,
+        lambda: _counts_of_groups(distances, low, high),
+    )
     columns = _BLOCK // _GROUP
-    blocks = distances.size // _BLOCK
-
-    def occurs(index: jax.Array) -> jax.Array:
-        # Unsigned, so patterns below low wrap around to large numbers.
-        beyond_low = _patterns(_block(distances, index)) - low
-        least = jnp.min(beyond_low.reshape(_GROUP, columns), axis=0)
-        return (least < high - low).astype(jnp.uint32)
-
-    occupied = lax.map(occurs, jnp.arange(blocks)).reshape(-1)
-    (groups,) = jnp.nonzero(occupied, size=_MOST_KEPT, fill_value=occupied.size)
-    firsts = groups // columns * _BLOCK + groups % columns
+    occupied = groups >> 16 > 0
+    (found,) = jnp.nonzero(occupied, size=_MOST_KEPT, fill_value=occupied.size)
+    firsts = found // columns * _BLOCK + found % columns
     members = firsts[:, None] + columns * jnp.arange(_GROUP)[None, :]
-    real = jnp.broadcast_to((groups < occupied.size)[:, None], members.shape)
+    real = jnp.broadcast_to((found < occupied.size)[:, None], members.shape)
     grouped = _patterns(distances.at[members].get(mode="clip"))
-    rest = _patterns(distances[blocks * _BLOCK :])
+    rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
     kept = jnp.concatenate([jnp.where(real, grouped, high).reshape(-1), rest])
     return jnp.where(kept - low < high - low, kept, high), jnp.sum(occupied) > _MOST_KEPT
