@@ -43,8 +43,8 @@ def run(rounds: int = 5) -> None:
                 ours,
                 fast.seconds["numpy"],
                 1,
-                "two or three passes over memory on one core of XLA's; np.partition sorts in place with"
-                " wide vector instructions",
+                "two or three passes over memory on one core of XLA's; np.partition sorts in place"
+                " with wide vector instructions",
             ),
             Row(job, "lax.top_k", ours, fast.seconds["top_k"]),
             Row(job, "jnp.sort", ours, fast.seconds["sort"]),
