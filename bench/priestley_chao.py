@@ -74,7 +74,14 @@ def run(rounds: int = 7) -> None:
         "priestley-chao",
         [
             Row(job, R, ours, R_SECONDS, 100, kernels),
-            Row(job, "NumPy per pair, databases given", ours, race.seconds["numpy"], 2),
+            Row(
+                job,
+                "NumPy per pair, databases given",
+                ours,
+                race.seconds["numpy"],
+                2,
+                "sorting the records and finding their places takes 5 us of a database's 8, on one core",
+            ),
         ],
         race=race,
         sizes={"n": N, "degree": DEGREE, "m": M},
