@@ -152,8 +152,7 @@ def _of_users(function: types.FunctionType) -> Hashable:
         if id(value) not in _PURE and not is_constant:
             raise _UnknownError
         found.append(_contents(value))
-    # With its variables: those of another module may change when these do not.
-    return code, id(variables), tuple(found)
+    return code, tuple(found)
 
 
 @functools.lru_cache(1024)

@@ -63,9 +63,7 @@ class Program:
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
         """
-        kept = (
-            function if isinstance(function, Unchanging) else _unchanging(name, function, arguments)
-        )
+        kept = _unchanging(name, function, arguments)
         fresh = _checked(name, function)
         settings: list[object] = []
 
@@ -82,8 +80,8 @@ class Program:
             traced = _traced(fresh) if kept is None else kept.traced
             jaxpr, outputs = traced(*arguments)
             kind = jaxpr.jaxpr, _configuration()
-            if kept is not None and kind in kept.programs:
-                return kept.programs[kind]
+            if kept is not None and (program := kept.programs.get(kind)) is not None:
+                return program
             jaxpr = in_own_operations(name, jaxpr)
             refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
@@ -226,7 +224,9 @@ def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJa
 def _unchanging(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
 ) -> Unchanging | None:
-    """A function with the same contents, which was traced before, if the contents are known."""
+    """The function itself, or one with the same contents that was traced before, if any is."""
+    if isinstance(function, Unchanging):
+        return function
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None

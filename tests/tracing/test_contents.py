@@ -380,16 +380,17 @@ def test_other_code_is_told_apart():
     assert len(set(contents)) == len(functions)
 
 
-def test_variables_of_another_module_are_told_apart():
-    """They have the same names, and may be assigned anew."""
-    text = "def target(x): return jnp.sum(x)"
-    modules = [{"jnp": jnp}, {"jnp": jnp}]
+def test_variables_of_another_module_are_its_own():
+    text = "def target(x): return module.sum(x)"
+    modules = [{"module": jnp}, {"module": types.SimpleNamespace(sum=jnp.max)}, {"module": jnp}]
     for variables in modules:
         exec(text, variables)
-    first, second = (variables["target"] for variables in modules)
-    assert first.__code__ == second.__code__
-    assert contents_of(first) is not None
-    assert contents_of(first) != contents_of(second)
+    targets = [variables["target"] for variables in modules]
+    assert [contents_of(target) is None for target in targets] == [False, True, False]
+    assert [value(target) for target in targets] == [6, 3, 6]
+    modules[0]["module"] = modules[1]["module"]
+    jax.clear_caches()
+    assert [value(target) for target in targets] == [3, 3, 6]
 
 
 def test_sets_that_compare_equal_are_iterated_in_their_order():
