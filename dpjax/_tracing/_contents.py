@@ -62,7 +62,7 @@ _ATTRIBUTES = frozenset(
     for name in dir(kind)
     if not name.startswith("_")
 )
-# Code of ours that computes with what it is given, and with nothing else.
+# Code of ours whose results depend on its arguments alone.
 _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein_polynomial",

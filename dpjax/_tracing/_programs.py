@@ -217,7 +217,7 @@ def _calling(function: Callable[..., PyTree]) -> Generator[None, None, None]:
 
 
 def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
-    """Takes shape structs to the traced function, and to the shapes of what it returns."""
+    """Takes shape structs to the traced function and the shapes of its results."""
     return jax.make_jaxpr(function, return_shape=True)
 
 
