@@ -224,7 +224,7 @@ def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJa
 def _unchanging(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
 ) -> Unchanging | None:
-    """The function itself, or one with the same contents that was traced before, if any is."""
+    """What keeps the programs of a function of these contents; None if they are not known."""
     if isinstance(function, Unchanging):
         return function
     contents = contents_of(function)
