@@ -57,7 +57,7 @@ def run() -> None:
             f"dkw, m = {sizes['dkw']:,}: {averages['dkw'] / needed:.2f} times",
             race.seconds[name],
             race.seconds["dkw"],
-            50,
+            60,
             EXACT,
         )
 
