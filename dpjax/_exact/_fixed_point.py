@@ -10,6 +10,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._exact._kernels import sums_of_rows
@@ -38,16 +39,14 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
         ValueError: if n is too large for the integers.
     """
     n, dtype = len(terms), terms.dtype
-    integers = np.dtype(f"int{8 * dtype.itemsize}")
     bits = bits_of_a_digit(n, dtype)
     limits = float_limits(dtype)
     bound = np.minimum(np.asarray(largest, float), float(limits.max))
     exponent = np.maximum(np.frexp(bound)[1], _LEAST_EXPONENT[dtype.itemsize])
     rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
     for _ in range(math.ceil((limits.nmant + 2) / bits)):
-        digit = jnp.round(rest)
-        digits.append(digit.astype(integers))
-        rest = _shifted(rest - digit, bits)
+        digits.append(_nearest_integers(rest))
+        rest = _shifted(rest - digits[-1].astype(dtype), bits)
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
@@ -66,7 +65,7 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
     bits = size - 2 - (n - 1).bit_length()
     if bits < 1:
         raise ValueError(f"n must be at most 2^{size - 3} in {dtype}, got {n}")
-    return bits
+    return min(bits, float_limits(dtype).nmant - 1)  # More, `_nearest_integers` cannot.
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
@@ -78,6 +77,18 @@ def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
     limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)
     return 5 * Fraction(float(limits.eps)) * min(largest, Fraction(float(limits.max))) + grid
+
+
+def _nearest_integers(x: jax.Array) -> jax.Array:
+    """Floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
+
+    Where 2^nmant is added, the last bit of a float counts ones. So the sum is rounded as it should
+    be, and its bits count on from those of the middle of [2^nmant, 2^(nmant + 1)]. That takes two
+    instructions, where a conversion takes care of NaN and of overflow.
+    """
+    middle = np.ldexp(1.5, float_limits(x.dtype).nmant).astype(x.dtype)
+    integers = np.dtype(f"int{8 * x.dtype.itemsize}")
+    return lax.bitcast_convert_type(x + middle, integers) - middle.view(integers)
 
 
 def _shifted(x: jax.Array, exponent: int | np.ndarray) -> jax.Array:

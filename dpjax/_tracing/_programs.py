@@ -19,8 +19,9 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._memory import bytes_written
 from dpjax._tracing._one_by_one import evaluate
-from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from, sizes_from
+from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -174,8 +175,11 @@ class Program:
 
     @functools.cached_property
     def largest_array(self) -> int:
-        """Bytes of the largest array that depends on an input: the memory that one call adds."""
-        return max(sizes_from(self.jaxpr.jaxpr, set(self._inputs)), default=0)
+        """Bytes of the largest array that depends on an input: the memory that one call adds.
+
+        Arrays that XLA does not write to memory are not among them.
+        """
+        return bytes_written(self.jaxpr, self._inputs)
 
     @property
     def _inputs(self) -> list[jex.Var]:

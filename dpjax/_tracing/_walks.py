@@ -214,7 +214,7 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
             continue
         if program := called(equation):
             inner, _ = parts(program)
-            inside = reached_from(inner, _passed(inner, equation, reached))
+            inside = reached_from(inner, passed(inner, equation, reached))
             outputs = zip(equation.outvars, inner.outvars, strict=True)
             reached.update(v for v, x in outputs if not inside.isdisjoint(_variables((x,))))
         else:
@@ -222,19 +222,8 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
     return reached
 
 
-def _passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
+def passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
     """The inputs of an inner program that depend on reached variables."""
     # Operands line up with inner inputs from the back: a branch has a predicate in front.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}
-
-
-def sizes_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> list[int]:
-    """Bytes of the arrays that depend on the given variables, also in inner programs."""
-    reached = reached_from(jaxpr, inputs)
-    avals = [aval(variable) for variable in reached]
-    sizes = [found.size * getattr(found.dtype, "itemsize", 16) for found in avals]
-    for equation in jaxpr.eqns:
-        for inner in jex.jaxprs_in_params(equation.params):
-            sizes += sizes_from(inner, _passed(inner, equation, reached))
-    return sizes

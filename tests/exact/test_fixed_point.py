@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._exact._fixed_point import average, bits_of_a_digit, rounding_of_average
+from dpjax._exact._fixed_point import (
+    _nearest_integers,
+    average,
+    bits_of_a_digit,
+    rounding_of_average,
+)
 
 LARGEST = [1.0, 0.7, 1e-20, 3e38, 1e-44]
 
@@ -35,6 +40,18 @@ def test_averages_are_exact_to_two_units(n, dtype):
         assert abs(found[column]) <= largest or largest == 1e-44
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 2**22), ("float64", 2**51)])
+def test_integers_are_the_nearest_ones_and_halves_go_to_even(dtype, most):
+    rng = np.random.default_rng(0)
+    edges = [0.5, 1.5, 2.5, 0.49999997, 0.49999999999999994, 1e-40, 0, most - 0.5, most - 1, most]
+    spread = rng.uniform(-1, 1, 10**5) * 2.0 ** rng.integers(-3, most.bit_length(), 10**5)
+    with jax.enable_x64(dtype == "float64"):
+        numbers = np.concatenate([edges, np.negative(edges), spread]).astype(dtype)
+        found = np.asarray(jax.jit(_nearest_integers)(jnp.asarray(numbers)))
+    assert found.dtype == dtype.replace("float", "int")
+    np.testing.assert_array_equal(found, np.rint(numbers).astype(found.dtype))
+
+
 def test_order_never_counts_and_neighbors_move_by_no_more_than_a_term():
     n = 10**5
     rng = np.random.default_rng(0)
@@ -53,6 +70,8 @@ def test_integers_never_wrap():
     for n in (1, 2, 3, 1000, 2**20, 2**29):
         for dtype, size in (("float32", 31), ("float64", 63)):
             # A digit may round up, to 2^bits.
-            assert n * 2 ** bits_of_a_digit(n, dtype) < 2**size
+            bits = bits_of_a_digit(n, dtype)
+            assert n * 2**bits < 2**size
+            assert bits < jnp.finfo(dtype).nmant
     with pytest.raises(ValueError, match="n must be at most"):
         bits_of_a_digit(2**29 + 1, "float32")

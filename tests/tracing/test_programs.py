@@ -401,15 +401,6 @@ def test_whether_a_program_uses_its_input(function, uses):
     assert trace(function).uses_input == uses
 
 
-def test_the_largest_array_may_be_inside():
-    @jax.jit
-    def inner(x):
-        return jnp.sum(x[:, None] * x[None, :])
-
-    assert trace(lambda x: x[0]).largest_array == 16
-    assert trace(lambda x: inner(x)).largest_array == 64
-
-
 def test_digests_tell_nested_values_apart():
     values = [
         "a", ("a",), ("a", "b"), ("ab",), (("a",), "b"), ("a", ("b",)), None, "None", 1, "1", 1.0,

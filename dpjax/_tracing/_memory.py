@@ -1,0 +1,102 @@
+"""The arrays of a traced program that XLA keeps in memory.
+
+XLA fuses steps that go element by element into the loop of the reduction that they lead to. So the
+terms of a sum take no memory, unless something else needs them too.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.extend.core as jex
+
+from dpjax._tracing._walks import Equation, aval, called, passed, reached_from, run
+
+# One element of the result takes one of every operand.
+_BY_ELEMENT = frozenset(
+    (
+        *("add", "add_any", "sub", "mul", "div", "rem", "neg", "abs", "square", "sqrt", "rsqrt"),
+        *("integer_pow", "pow", "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh"),
+        *("sin", "cos", "erf", "max", "min", "clamp", "floor", "ceil", "round", "sign"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "select_n", "is_finite"),
+        *("shift_left", "shift_right_logical", "shift_right_arithmetic", "stop_gradient"),
+        *("convert_element_type", "bitcast_convert_type", "broadcast_in_dim", "squeeze"),
+    )
+)
+_REDUCTIONS = frozenset(
+    ("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
+)
+_WHOLE = object()  # A use that needs the whole array. Every reduction is a use of its own.
+
+
+@dataclasses.dataclass(eq=False)
+class _Array:
+    """An array that depends on the inputs, and the uses that fused steps after it lead to."""
+
+    size: int
+    fusible: bool = False
+    uses: set[object] = dataclasses.field(default_factory=set[object])
+
+    @property
+    def is_written(self) -> bool:
+        # Something that two loops need may be computed in both, or once.
+        return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
+
+
+def bytes_written(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var]) -> int:
+    """The size of the largest array that depends on the given inputs and is kept in memory.
+
+    In the bodies of loops every array counts.
+    """
+    arrays, inside = list[_Array](), list[int]()
+    steps = list[tuple[str, list[_Array], list[_Array]]]()
+
+    def array(variable: jex.Var, *, fusible: bool = False) -> _Array:
+        arrays.append(_Array(_bytes(variable), fusible))
+        return arrays[-1]
+
+    # None stands for an array that depends on no input.
+    def operation(equation: Equation, operands: list[_Array | None]) -> Sequence[_Array | None]:
+        if (inner := called(equation)) is not None:
+            return run(inner, operands, operation, _unreached)
+        found = [x for x in operands if x is not None]
+        if not found:
+            return [None] * len(equation.outvars)
+        name, atoms = equation.primitive.name, zip(equation.invars, operands, strict=True)
+        reached = {v for v, x in atoms if isinstance(v, jex.Var) and x is not None}
+        inside.extend(_sizes_inside(equation, reached))
+        results = [array(v, fusible=name in _BY_ELEMENT) for v in equation.outvars]
+        steps.append((name, found, results))
+        return results
+
+    variables = program.jaxpr.invars
+    given = [array(v) if v in inputs else None for v in variables]
+    outputs = [x for x in run(program, given, operation, _unreached) if x is not None]
+    for output in outputs:
+        output.uses.add(_WHOLE)
+    for number, (name, operands, results) in reversed(list(enumerate(steps))):
+        uses = {number} if name in _REDUCTIONS else {_WHOLE}
+        if name in _BY_ELEMENT:
+            uses = set[object]().union(*(result.uses for result in results))
+        for operand in operands:
+            operand.uses |= uses
+    return max([*inside, *(x.size for x in arrays if x.is_written)], default=0)
+
+
+def _unreached(constant: object) -> None:
+    del constant
+
+
+def _sizes_inside(equation: Equation, reached: set[jex.Var]) -> list[int]:
+    """Bytes of the arrays in the inner programs of an operation, such as the body of a loop."""
+    sizes = list[int]()
+    for inner in jex.jaxprs_in_params(equation.params):
+        found = reached_from(inner, passed(inner, equation, reached))
+        sizes += map(_bytes, found)
+        for operation in inner.eqns:
+            sizes += _sizes_inside(operation, found)
+    return sizes
+
+
+def _bytes(variable: jex.Var) -> int:
+    found = aval(variable)
+    return found.size * getattr(found.dtype, "itemsize", 16)  # A key has no itemsize.
