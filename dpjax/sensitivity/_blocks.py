@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# Up to so many distances of one device, the host selects: no program has to be compiled.
+# Up to so many distances of one host, it selects: no program has to be compiled.
 _FEW = 2**16
 
 
@@ -187,7 +187,7 @@ def _compiled_step(
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
     """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
     mesh = row_of(layout.devices)
-    if mesh is None and block.distances.size <= _FEW:
+    if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
         # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)

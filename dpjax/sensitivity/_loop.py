@@ -1,7 +1,6 @@
 """The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
-from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +15,9 @@ from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing
 from dpjax.sensitivity._probes import Probes
 from dpjax.sensitivity._watch import Watch
+
+# A chunk for each device of this host, or None, and what is probed there.
+_Task: TypeAlias = tuple[list[int | None], Probing]
 
 
 class _Step(NamedTuple):
@@ -63,8 +65,9 @@ def sample_block(
     missing = sum(layout.pairs_in(chunk) for chunks in looked_at + steps for chunk in chunks)
     block = empty_block(layout, found, pair.distance_dtype, pair.numbers)
 
-    def start(probing: Probing, chunks: list[int | None]) -> _Step:
+    def start(task: _Task) -> _Step:
         nonlocal block
+        chunks, probing = task
         team.look()
         block, distances, resolutions, probed = compute_chunks(
             block,
@@ -89,27 +92,30 @@ def sample_block(
                     checkpoint.add(position, finished)
                 if probes is not None:
                     probes.known(finished)
+            if probes is not None:
+                probes.refuse()
             drawn = sum(map(layout.pairs_in, step.chunks))
             missing -= drawn
             count(drawn)
 
-        def run(steps: list[list[int | None]], probing: Probing) -> None:
-            run_in_flight(steps, partial(start, probing), finish, calls_host=pair.calls_host)
+        def run(tasks: list[_Task]) -> None:
+            run_in_flight(tasks, start, finish, calls_host=pair.calls_host)
 
         def enough() -> bool:
             drawn = total - missing
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            # A database alone calls the host while nothing else does.
-            for part in [[step] for step in looked_at] if pair.calls_host else [looked_at]:
-                run(part, probing)
-            if probes is not None:
-                probes.refuse()
+            tasks = [(chunks, probing) for chunks in looked_at]
+            if pair.calls_host or watch is not None:
+                # A database alone calls the host while nothing else does.
+                for part in [[task] for task in tasks] if pair.calls_host else [tasks]:
+                    run(part)
+                tasks = []
             for part in [steps] if watch is None else watch.parts(steps, total - missing, layout):
                 if enough():
                     break
-                run(part, NOTHING)
+                run(tasks + [(chunks, NOTHING) for chunks in part])
             enough()
         finally:
             if checkpoint is not None:

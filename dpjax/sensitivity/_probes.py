@@ -100,7 +100,7 @@ class Probes:
     """
 
     def __init__(self, plan: Plan, *, progress: bool = False):
-        """Of a sum, all is found at once."""
+        """Probes of a sum start here, and run while pairs are drawn."""
         pair, size = plan.pair, plan.layout.size
         self._pair, self._layout, self._size = pair, plan.layout, size
         self._found = _Found()
@@ -108,10 +108,13 @@ class Probes:
         self._missing = set(range(-(-self._count // size)))
         self.chunks = probed_chunks(pair, plan.layout, self._count)
         self.probing = probing_of(pair, size, self._count)
+        self._of_a_sum: _OfASum | None = None
         if pair.sums is None:
             self._rotations = random_rotations(plan.key, pair.n, self._count)
         else:
-            self._found = _of_a_sum(plan, _databases(pair, plan.point), progress)
+            self._of_a_sum = _OfASum(plan, _databases(pair, plan.point), progress=progress)
+            if pair.calls_host:  # Nothing else does meanwhile.
+                self._finish_a_sum()
 
     def known(self, finished: dict[int, Finished]) -> dict[int, Finished]:
         """Adds what was found in chunks; returns those that need no more probes."""
@@ -168,11 +171,13 @@ class Probes:
 
     def refuse(self) -> None:
         """Refuses the target as soon as this process has seen all, at every position."""
+        self._finish_a_sum()
         if not self._missing and self._pair.positions_sampled == 1:
             rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
 
     def rounding(self, team: Team) -> float:
         """What to add to the estimate, by what all processes have found."""
+        self._finish_a_sum()
         for text in team.meet(json.dumps(self._found)):
             self._merge(_Found(*json.loads(text)))
         return rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
@@ -180,6 +185,11 @@ class Probes:
     def _in(self, chunk: int) -> int:
         """How many of the first pairs of a chunk count."""
         return min(max(self._count - chunk * self._size, 0), self._size)
+
+    def _finish_a_sum(self) -> None:
+        if self._of_a_sum is not None:
+            self._merge(self._of_a_sum.found())
+            self._of_a_sum = None
 
     def _merge(self, found: _Found) -> None:
         self._found = _Found(*map(max, self._found, found))
@@ -254,38 +264,55 @@ def _lanes_may_touch(pair: RandomPair) -> bool:
     return touching(pair.target.jaxpr) is not None
 
 
-@host_errors()
-def _of_a_sum(plan: Plan, count: int, progress: bool) -> _Found:
+class _OfASum:
     """Probes chunk by chunk on the devices of this host; their number does not change chunks."""
-    pair, layout = plan.pair, plan.layout
-    # The size is not that of the sampler: lanes of sums do not touch.
-    most = fitting(pair.bytes_of_a_database, layout.devices[0])
-    size = size_of_parts(pair, count, min(layout.size, most))
-    devices = tuple(layout.local.values())
-    rotations = random_rotations(plan.key, pair.n, count).astype(np.uint32)
-    found = _Found()
-    with counting("probes", count, shown=progress) as done:
-        for start in range(0, count, size * len(devices)):
-            starts = start + size * np.arange(len(devices), dtype=np.uint32)
-            # The last chunk is filled up with the last database.
-            indices = np.minimum(starts[:, None] + np.arange(size, dtype=np.uint32), count - 1)
-            with within(row_of(layout.local.values())):
-                numbers, databases, values = _compiled_probes(
-                    plan.key,
-                    np.stack([indices, rotations[indices]], axis=1),
-                    pair=pair,
-                    kept=LEAST_ALONE,
-                    devices=devices,
+
+    def __init__(self, plan: Plan, count: int, *, progress: bool):
+        """Starts the first chunks."""
+        pair, layout = plan.pair, plan.layout
+        # The size is not that of the sampler: lanes of sums do not touch.
+        most = fitting(pair.bytes_of_a_database, layout.devices[0])
+        self._plan, self._count, self._progress = plan, count, progress
+        self._size = size_of_parts(pair, count, min(layout.size, most))
+        self._devices = tuple(layout.local.values())
+        self._rotations = random_rotations(plan.key, pair.n, count).astype(np.uint32)
+        self._first = self._started(0)
+
+    @host_errors()
+    def _started(self, start: int) -> tuple[dict[str, jax.Array], Database, Value]:
+        """The results of a chunk for every device, on their way."""
+        starts = start + self._size * np.arange(len(self._devices), dtype=np.uint32)
+        # The last chunk is filled up with the last database.
+        indices = starts[:, None] + np.arange(self._size, dtype=np.uint32)
+        indices = np.minimum(indices, self._count - 1)
+        with within(row_of(self._devices)):
+            return _compiled_probes(
+                self._plan.key,
+                np.stack([indices, self._rotations[indices]], axis=1),
+                pair=self._plan.pair,
+                kept=LEAST_ALONE,
+                devices=self._devices,
+            )
+
+    @host_errors()
+    def found(self) -> _Found:
+        """What all chunks show."""
+        plan, together = self._plan, self._size * len(self._devices)
+        found = _Found()
+        with counting("probes", self._count, shown=self._progress) as done:
+            for start in range(0, self._count, together):
+                numbers, databases, values = self._started(start) if start else self._first
+                wait_for(
+                    numbers["resolution"], plan.pair.programs, self._devices[0], plan.team.look
                 )
-            wait_for(numbers["resolution"], pair.programs, devices[0], plan.team.look)
-            largest = {name: float(np.asarray(x).max()) for name, x in numbers.items()}
-            if start < LEAST_ALONE:
-                first = partial(_first_of_all, LEAST_ALONE - start)
-                kept = (jax.tree.map(first, tree) for tree in (databases, values))
-                largest["alone"] = _moved_alone(pair, *kept)
-            found = _Found(*map(max, found, _Found(**largest)))
-            done(min(count - start, size * len(devices)))
-    return found
+                largest = {name: float(np.asarray(x).max()) for name, x in numbers.items()}
+                if start < LEAST_ALONE:
+                    first = partial(_first_of_all, LEAST_ALONE - start)
+                    kept = (jax.tree.map(first, tree) for tree in (databases, values))
+                    largest["alone"] = _moved_alone(plan.pair, *kept)
+                found = _Found(*map(max, found, _Found(**largest)))
+                done(min(self._count - start, together))
+        return found
 
 
 def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
