@@ -19,7 +19,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import has_users_rule
-from dpjax._tracing._memory import bytes_written
+from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from
 
@@ -175,11 +175,13 @@ class Program:
 
     @functools.cached_property
     def largest_array(self) -> int:
-        """Bytes of the largest array that depends on an input: the memory that one call adds.
+        """Bytes of the largest array that depends on an input: the memory that one call adds."""
+        return largest_array(self.jaxpr, self._inputs, fused=False)
 
-        Arrays that XLA does not write to memory are not among them.
-        """
-        return bytes_written(self.jaxpr, self._inputs)
+    @functools.cached_property
+    def largest_array_on_cpu(self) -> int:
+        """Of the arrays that XLA writes to memory on a CPU."""
+        return largest_array(self.jaxpr, self._inputs, fused=True)
 
     @property
     def _inputs(self) -> list[jex.Var]:

@@ -22,7 +22,7 @@ def pairs_in_a_chunk(
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
-    most = fitting(pair.bytes_of_a_pair, device)
+    most = fitting(pair.bytes_of_a_pair(device), device)
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)

@@ -17,6 +17,7 @@ from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import Norm, Oracle, Positions, Target
 from dpjax._exact._kernels import written
 from dpjax._exact._numerics import compute_dtype
+from dpjax._running._layout import Device, platform_of
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching, touching
 from dpjax._tracing._origins import Role, sampled
@@ -184,17 +185,18 @@ class RandomPair:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
 
-    @property
-    def bytes_of_a_database(self) -> int:
+    def bytes_of_a_database(self, device: Device | None) -> int:
         """The memory that the target needs for one more database."""
-        return max(self.oracle.largest_array, self.target.largest_array)
+        terms = 0
+        if self.sums is not None and self.two_records is None:  # Two sums share their terms.
+            terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
+        return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
 
-    @property
-    def bytes_of_a_pair(self) -> int:
+    def bytes_of_a_pair(self, device: Device | None) -> int:
         """The memory of one more pair."""
         if self.sums is None or self.two_records is None:
-            return self.bytes_of_a_database
-        return max(self.two_records.largest_array, self.sums.statistic.largest_array)
+            return self.bytes_of_a_database(device)
+        return max(_bytes_of(self.two_records, device), _bytes_of(self.sums.statistic, device))
 
     @property
     def records(self) -> TreeSpec:
@@ -315,6 +317,11 @@ def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list
 def position_key(key: Key, index: jax.Array) -> Key:
     """For draws about a pair that are none of its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
+
+
+def _bytes_of(program: Program, device: Device | None) -> int:
+    on_cpu = platform_of(device) == "cpu"
+    return program.largest_array_on_cpu if on_cpu else program.largest_array
 
 
 def _spec(key: Key) -> jax.ShapeDtypeStruct:

@@ -271,7 +271,8 @@ class _OfASum:
         """Starts the first chunks."""
         pair, layout = plan.pair, plan.layout
         # The size is not that of the sampler: lanes of sums do not touch.
-        most = fitting(pair.bytes_of_a_database, layout.devices[0])
+        device = layout.devices[0]
+        most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
         self._size = size_of_parts(pair, count, min(layout.size, most))
         self._devices = tuple(layout.local.values())

@@ -78,6 +78,12 @@ def test_what_the_target_computes_counts_too(size):
     assert size(10**6, n=1000, target=lambda x: jnp.mean(pairwise(x))) == many
 
 
+def test_terms_that_two_sums_share_count(size):
+    target = dpjax.targets.summable(lambda x: x * jnp.arange(64.0), lambda s: s * s[0])
+    assert size(10**6, n=1000, target=target) == size(10**6, n=64 * 1000)
+    assert size(10**6, n=1000, target=lambda x: target(x)) == size(10**6, n=1000)
+
+
 def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilations):
     traces = []
 

@@ -95,7 +95,7 @@ def sampler(key, name):
 @pytest.mark.parametrize("name", AFFINE)
 def test_only_two_records_are_drawn_where_they_are_independent_and_finish_is_affine(key, name):
     assert sampler(key, name).shortcut == "two records"
-    assert sampler(key, name).bytes_of_a_pair < 1000
+    assert sampler(key, name).bytes_of_a_pair(None) < 1000
 
 
 def test_all_records_are_drawn_where_nobody_says_that_they_are_independent(key):

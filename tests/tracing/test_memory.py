@@ -23,7 +23,7 @@ PROGRAMS = {
     "terms in a program with a rule": (lambda x: jnp.sum(jax.nn.relu(table(x))), ROW),
     "terms from an inner program": (lambda x: jnp.max(jax.jit(table)(x), axis=1), ROW),
     "two uses in the same sum": (lambda x: jnp.sum(table(x) + jnp.exp(table(x))), ROW),
-    "a table of constants": (lambda x: jnp.sum(jnp.sort(table(jnp.arange(64.0))) * x[0]), ROW),
+    "a table of constants": (lambda x: x[0] * jnp.sum(jnp.sort(table(jnp.arange(64.0)))), ROW),
     "an output": (table, TABLE),
     "an output of an inner program": (lambda x: jax.jit(table)(x), TABLE),
     "terms of a sum, and an output": (lambda x: (jnp.sum(y := table(x)), y), TABLE),
@@ -39,10 +39,15 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("function", "expected"), PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_the_largest_array_is_one_that_is_kept(function, expected):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_largest_array_is_one_that_is_kept(name):
+    function, expected = PROGRAMS[name]
     x = jax.ShapeDtypeStruct((N,), jnp.float32)
-    assert Program.trace("function", function, x).largest_array == expected
+    program = Program.trace("function", function, x)
+    assert program.largest_array_on_cpu == expected
+    # An accelerator may keep them all.
+    all_count = name.startswith(("terms", "two uses"))
+    assert program.largest_array == (TABLE if all_count else expected)
 
 
 @pytest.mark.parametrize(("function", "expected"), [x for x in PROGRAMS.values() if x[1] == ROW])
@@ -55,4 +60,4 @@ def test_a_batch_needs_no_more_than_a_few_of_them(function, expected):
 def test_densities_take_the_memory_of_the_records():
     target = targets.kernel_density_on_lattice(bandwidth=0.1, degree=10, dims=1)
     records = jax.ShapeDtypeStruct((5000, 1), jnp.float32)
-    assert Program.trace("target", lambda x: target(x), records).largest_array == 4 * 5000
+    assert Program.trace("target", lambda x: target(x), records).largest_array_on_cpu == 4 * 5000
