@@ -29,7 +29,8 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     more, by at most 2 eps.
 
     Args:
-        terms: shape (n, ...), float32 or float64, in [-largest, largest].
+        terms: shape (n, ...), float32 or float64, in [-largest, largest]. None may be NaN: a single
+            one could move the average from one end to the other.
         largest: numbers above 0, known before tracing, that broadcast to the shape of a term.
 
     Returns:

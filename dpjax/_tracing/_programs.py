@@ -201,12 +201,16 @@ class Unchanging:
         """The name is for messages, and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        self._compiled = jax.jit(_checked(name, function))  # `make_jaxpr` makes it at every call.
+        self._checked = _checked(name, function)
+        self._compiled = jax.jit(self._checked)  # `make_jaxpr` would make it at every call.
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
     def traced(self, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
         """The function traced on shape structs, and the shapes of its results."""
         found = self._compiled.trace(*arguments)
+        if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
+            # Traced values that it closes over became inputs.
+            return _traced(self._checked)(*arguments)
         return found.jaxpr, found.out_info
 
     def __call__(self, *arguments: PyTree) -> PyTree:

@@ -62,13 +62,16 @@ def sample_block(
     looked_at = layout.steps(found, first)
     steps = layout.steps(found, range(len(first), layout.chunks))
     total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
-    missing = sum(layout.pairs_in(chunk) for chunks in looked_at + steps for chunk in chunks)
+    planned = sum(layout.pairs_in(chunk) for chunks in looked_at + steps for chunk in chunks)
+    missing = planned
     block = empty_block(layout, found, pair.distance_dtype, pair.numbers)
 
     def start(task: _Task) -> _Step:
         nonlocal block
         chunks, probing = task
         team.look()
+        if probes is not None and missing < planned:
+            probes.refuse()  # Not in `finish`, which runs for steps in flight after an error, too.
         block, distances, resolutions, probed = compute_chunks(
             block,
             sampling.key,
@@ -92,20 +95,22 @@ def sample_block(
                     checkpoint.add(position, finished)
                 if probes is not None:
                     probes.known(finished)
-            if probes is not None:
-                probes.refuse()
             drawn = sum(map(layout.pairs_in, step.chunks))
             missing -= drawn
             count(drawn)
 
         def run(tasks: list[_Task]) -> None:
             run_in_flight(tasks, start, finish, calls_host=pair.calls_host)
+            if probes is not None:
+                probes.refuse()
 
         def enough() -> bool:
             drawn = total - missing
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
+            if probes is not None and pair.sums is None:  # All may be known from a checkpoint.
+                probes.refuse()
             tasks = [(chunks, probing) for chunks in looked_at]
             if pair.calls_host or watch is not None:
                 # A database alone calls the host while nothing else does.

@@ -187,9 +187,9 @@ class Probes:
         return min(max(self._count - chunk * self._size, 0), self._size)
 
     def _finish_a_sum(self) -> None:
-        if self._of_a_sum is not None:
-            self._merge(self._of_a_sum.found())
-            self._of_a_sum = None
+        started, self._of_a_sum = self._of_a_sum, None
+        if started is not None:
+            self._merge(started.found())
 
     def _merge(self, found: _Found) -> None:
         self._found = _Found(*map(max, self._found, found))

@@ -8,6 +8,7 @@ import pytest
 import dpjax
 from dpjax import targets
 from dpjax.oracles import independent
+from dpjax.sensitivity import _loop, _probes
 from dpjax.sensitivity._pairs import RandomPair
 
 pairs = independent(lambda key: jax.random.normal(key, (2,)))
@@ -285,3 +286,39 @@ def test_shortcuts_of_a_program_are_traced_once(key, uniform):
         target = dpjax.targets.summable(statistic, average=True)
         dpjax.sample_sensitivity(key, target, oracle, n=9, norm="l1", gamma=0.1)
         assert len(traces) == (1 if again else 2)
+
+
+@pytest.mark.parametrize("place", ["among the probes", "among the pairs"])
+def test_an_interruption_starts_no_more_probes(key, monkeypatch, place):
+    started = []
+    chunk, waiting = _probes._OfASum._started, _loop.wait_for
+
+    def probed(self, start):
+        started.append(start)
+        if place == "among the probes" and start == 100:
+            raise KeyboardInterrupt
+        return chunk(self, start)
+
+    def waited(*arguments):
+        if place == "among the pairs" and len(started) == 1:
+            monkeypatch.setattr(_loop, "wait_for", waiting)
+            raise KeyboardInterrupt
+        return waiting(*arguments)
+
+    monkeypatch.setattr(_probes._OfASum, "_started", probed)
+    monkeypatch.setattr(_loop, "wait_for", waited)
+    with pytest.raises(KeyboardInterrupt):
+        dpjax.sample_sensitivity(
+            key, MEAN, normal, n=20, norm="l1", m=2000, gamma=0.01, chunk_size=100
+        )
+    assert started == ([0, 100] if place == "among the probes" else [0])
+
+
+def test_a_sum_is_probed_where_nothing_is_left_to_draw(key, tmp_path, monkeypatch):
+    settings = {"n": 20, "norm": "l1", "m": 300, "gamma": 0.05}
+    found = dpjax.sample_sensitivity(key, MEAN, normal, **settings, checkpoint=tmp_path / "run")
+    monkeypatch.setattr(_probes, "permuted", lambda *_: jnp.float32(0.25))
+    jax.clear_caches()
+    again = dpjax.sample_sensitivity(key, MEAN, normal, **settings, checkpoint=tmp_path / "run")
+    assert again.value == pytest.approx(found.value + 0.5, abs=0.01)
+    jax.clear_caches()  # The program with another `permuted`.

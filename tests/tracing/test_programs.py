@@ -14,7 +14,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from dpjax import targets
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, Unchanging
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -399,6 +399,18 @@ def test_matrix_products_run_at_the_highest_precision():
 )
 def test_whether_a_program_uses_its_input(function, uses):
     assert trace(function).uses_input == uses
+
+
+def test_a_kept_function_may_close_over_a_traced_value():
+    x = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    def scaled(factor):
+        kept = Unchanging("target", lambda x: x * factor)
+        program = Program.trace("target", kept, x)
+        assert not program.is_concrete
+        return program(jnp.arange(3.0))
+
+    assert jax.jit(scaled)(2.0).tolist() == [0.0, 2.0, 4.0]
 
 
 def test_digests_tell_nested_values_apart():
