@@ -6,7 +6,6 @@ misses values that were assigned later. Here only Python and installed packages 
 The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are no
 fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
 
-- Bytes depend on equal texts being one object, so code from a cache of Python has other ones.
 - Every class has another random number in every process, and sets keep its order.
 - Code keeps its file and lines, so a comment would count.
 - A copy that is unpickled finds the class that it was made of, and sets its attributes back.

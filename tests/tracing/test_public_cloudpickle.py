@@ -68,12 +68,6 @@ def bytes_differ(theirs, *environments):
     return {name: x != y for name, x, y in zip(functions, one, other, strict=True)}
 
 
-def test_code_that_is_read_from_a_cache_has_other_bytes(theirs, tmp_path):
-    """pickle writes a text twice where equal texts are two objects, as the compiler makes them."""
-    cache = {"PYTHONPYCACHEPREFIX": str(tmp_path / "cache")}
-    assert bytes_differ(theirs, cache, cache)["plain"]
-
-
 def test_sets_and_classes_have_other_bytes_in_every_process(theirs):
     one, other = ({"PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"} for seed in "12")
     found = bytes_differ(theirs, one, other)
