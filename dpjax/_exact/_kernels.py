@@ -6,10 +6,11 @@ each of them once, except steps that more than 15 results share.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,14 +26,32 @@ def at_once(results: _Tree) -> _Tree:
 
 def reduced(results: _Tree) -> _Tree:
     """The same results by a reduction: `or` with zeros, which changes no bit."""
-    zeros = jax.tree.map(lambda x: np.zeros((), x.dtype), results)
-    rows = jax.tree.map(lambda x: lax.expand_dims(x, (0,)), results)
-    with_zeros = jax.tree.map(
-        lambda row, zero: lax.pad(row, zero, ((0, 1, 0), *((0, 0, 0),) * (row.ndim - 1))),
-        rows,
-        zeros,
-    )
-    return lax.reduce(with_zeros, zeros, _either, (0,))
+
+    def above_zeros(x: jax.Array) -> jax.Array:
+        edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
+        return lax.pad(lax.expand_dims(x, (0,)), np.zeros((), x.dtype), edges)
+
+    return _either(jax.tree.map(above_zeros, results))
+
+
+def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
+    """The results of elementwise steps by one reduction, for steps that make zeros of zeros.
+
+    Zeros are put below the arrays, not below the results, so XLA fuses all steps, however many
+    results share them. A mask makes the zeros: LLVM would not vectorize look-ups in a choice.
+    """
+
+    def above_zeros(x: jax.Array) -> jax.Array:
+        whole = jnp.int8 if x.dtype == bool else x.dtype
+        row = lax.broadcasted_iota(whole, (2, *x.shape), 0)
+        return jnp.broadcast_to(x[None], row.shape) & (row == 0 if x.dtype == bool else row - 1)
+
+    return _either(steps(jax.tree.map(above_zeros, arrays)))
+
+
+def _either(rows: _Tree) -> _Tree:
+    zeros = jax.tree.map(lambda x: np.zeros((), x.dtype), rows)
+    return lax.reduce(rows, zeros, lambda x, y: jax.tree.map(lax.bitwise_or, x, y), (0,))
 
 
 def written(arrays: _Tree) -> _Tree:
@@ -64,10 +83,6 @@ def _float_by_reduction(x: jax.Array) -> jax.Array:
 def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     (x,), (moved,) = primals, tangents
     return _float_by_reduction(x), moved
-
-
-def _either(some: _Tree, others: _Tree) -> _Tree:
-    return jax.tree.map(lax.bitwise_or, some, others)
 
 
 def sums_of_rows(*arrays: jax.Array) -> Sequence[jax.Array]:

@@ -49,6 +49,19 @@ class AliasTable:
         own = (drawn < bound) | ((drawn == bound) & less)
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
+    def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
+        """Outcomes of words with a first limb, and whether the other limbs may give another one.
+
+        Args:
+            limb: the most significant limb of words.
+            unknown: how many of its last bits are of another word.
+        """
+        slot = limb >> _SLOT_SHIFT
+        stored = jnp.asarray(self.limbs[0]).at[slot].get(mode="promise_in_bounds")
+        drawn, bound = (x & _SLOT_LOW for x in (limb, stored))
+        outcome = jnp.where(drawn < bound, slot, stored >> _SLOT_SHIFT).astype(jnp.int32)
+        return outcome, (drawn ^ bound) >> np.uint32(unknown) == 0
+
     def weights(self) -> list[int]:
         """The integer weights of the outcomes, read back from the table."""
         capacity = 2 ** (self.width - SLOT_BITS)

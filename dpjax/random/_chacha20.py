@@ -3,13 +3,12 @@
 A key is 256 bits. Everything is derived from its blocks. Each use has a nonce of its own, so no
 output is ever a key and no two uses share a block:
 
-    bits      nonce 0    counters 0, 1, 2, ...
-    split     nonce 1    counter i holds children 2i and 2i + 1, whatever their number
-    fold_in   nonce 2    counter is the data
-    noise     nonce 3    the noise of releases; the nonce's second word is the round
+    bits      nonce 0       counters 0, 1, 2, ...
+    split     nonce 1       counter i holds children 2i and 2i + 1, whatever their number
+    fold_in   nonce 2       counter is the data
+    noise     nonces 3, 4   the noise of releases (`_samples`); the nonce's second word is the round
 
-The words of a sample follow those of the sample before it. So the draw at a place is a function of
-key and place, and n samples are the first n of any larger number.
+Words follow each other as their blocks do, so n words are the first n of any larger number.
 
 Blocks are computed word by word over many lanes, in chunks that stay in the cache. Under `vmap`
 keys become lanes, so a million keys cost as much as a million blocks of one key.
@@ -29,16 +28,19 @@ from jax.extend import random as key_implementations
 from jax.typing import ArrayLike
 
 from dpjax._core._types import PyTree
-from dpjax._exact._kernels import reduced
+from dpjax._exact._kernels import reduced, reduced_steps
 
 KEY_WORDS = 8
-_BLOCK_WORDS = 16
+BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
-_BITS, _SPLIT, _FOLD_IN, NOISE = 0, 1, 2, 3
-# Lanes in a chunk: on a CPU the fastest number, on a GPU enough to fill any of them.
-_CHUNK, _GPU_CHUNK = 2**14, 2**20
+_BITS, _SPLIT, _FOLD_IN = 0, 1, 2
+# Lanes in a chunk: on a CPU a fast number, on a GPU enough to fill any of them.
+CHUNK, _GPU_CHUNK = 4112, 2**21
 # From this many lanes on, `_rounds_of_words` is faster on CPU and worth its compilation.
-_MANY_LANES = 2**11
+_MANY_LANES = 2**9
+# Arrays that lie a multiple of 4 KiB apart share the same few places of a cache: a CPU takes twice
+# as long for 4,096 lanes as for 4,112.
+_PAGE_LANES = 2**10
 
 
 # Column j of row i from column i - j, which swaps diagonals and columns. It is its own inverse, so
@@ -48,54 +50,78 @@ _REFLECTED = np.array(
 )
 
 _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+# The words of blocks, or of samples: each an array over lanes.
+Words = tuple[jax.Array, ...]
 
 
 def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
-    on_cpu = _rounds_of_words if lanes >= _MANY_LANES else _rounds_of_rows
-    on_gpu = _rounds_in_kernels if lanes > _CHUNK else _unrolled_rounds
-    rounds = lax.platform_dependent(state, cpu=on_cpu, tpu=_unrolled_words, default=on_gpu)
-    return rounds + state
+    on_cpu = _by_words(_rounds_of_words) if lanes >= _MANY_LANES else _by_rows(reduced)
+    on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else _by_rows(tuple, unroll=20)
+    on_tpu = _by_words(_unrolled_rounds)
+    return lax.platform_dependent(state, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
 
 
-def _rounds_of_rows(
-    state: jax.Array, together: Callable[[_Rows], _Rows] = reduced, unroll: int = 1
-) -> jax.Array:
-    """Twenty equal rounds as one loop: compiled in a tenth of the time, and faster on CPU."""
+def _by_rows(
+    together: Callable[[_Rows], _Rows], unroll: int = 1
+) -> Callable[[jax.Array], jax.Array]:
+    """Twenty equal rounds as one loop: compiled in a tenth of the time, and fast for few lanes."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
         mixed = jnp.concatenate(together(_quarter_rounds(_rows(state))))
         return mixed.at[_REFLECTED].get(mode="promise_in_bounds")
 
-    return lax.fori_loop(0, 20, one_round, state, unroll=unroll)
+    return lambda state: lax.fori_loop(0, 20, one_round, state, unroll=unroll) + state
 
 
-def _rounds_of_words(
-    state: jax.Array, together: Callable[[_Rows], _Rows] = reduced, unroll: int = 1
-) -> jax.Array:
-    """The same for many lanes: it mixes columns and diagonals in place and moves no word."""
+def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Array]:
+    """Mixes columns and diagonals in place, and moves no word."""
 
-    def double_round(_: jax.Array, words: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        mixed = list(words)
-        for turn in (0, 1):
-            for column in range(4):
-                places = [4 * row + (column + turn * row) % 4 for row in range(4)]
-                a, b, c, d = (mixed[place] for place in places)
-                changed = together(_quarter_rounds((a, b, c, d)))
-                for place, word in zip(places, changed, strict=True):
-                    mixed[place] = word
-        return tuple(mixed)
+    def blocks(state: jax.Array) -> jax.Array:
+        words = tuple(jnp.unstack(state))
+        return jnp.stack([x + y for x, y in zip(rounds(words), words, strict=True)])
 
-    words = tuple(jnp.unstack(state))
-    return jnp.stack(lax.fori_loop(0, 10, double_round, words, unroll=unroll))
+    return blocks
 
 
-# Outside of CPUs nothing is gained by a reduction. A GPU starts a kernel for each step of a loop,
-# but longer steps of many lanes compile for long.
-_unrolled_rounds = functools.partial(_rounds_of_rows, together=tuple, unroll=20)
-_rounds_in_kernels = functools.partial(_rounds_of_words, together=tuple, unroll=2)
-_unrolled_words = functools.partial(_rounds_of_words, together=tuple, unroll=10)
+def _rounds_of_words(words: Words) -> Words:
+    """On a CPU. LLVM vectorizes no loop of five rounds, which would take ten times as long."""
+    lanes = words[0].size
+    if lanes % _PAGE_LANES == 0:
+        words = tuple(jnp.pad(x, (0, BLOCK_WORDS)) for x in words)
+    step = functools.partial(reduced_steps, _double_round)
+    words = lax.fori_loop(0, 10, lambda _, words: step(words), words, unroll=2)
+    return tuple(x[:lanes] for x in words)
+
+
+def _rounds_in_kernels(words: Words) -> Words:
+    """A GPU starts a kernel for each step of a loop, but longer steps compile for long.
+
+    The first step stands before the loop. There, it computes the words that it starts from.
+    """
+
+    def double_round(_: jax.Array, words: Words) -> Words:
+        return _double_round(words)
+
+    start = lax.fori_loop(0, 2, double_round, words, unroll=2)
+    return lax.fori_loop(2, 10, double_round, start, unroll=2)
+
+
+def _unrolled_rounds(words: Words) -> Words:
+    return lax.fori_loop(0, 10, lambda _, words: _double_round(words), words, unroll=10)
+
+
+def _double_round(words: Words) -> Words:
+    """Columns and diagonals. It makes zeros of zeros."""
+    mixed = list(words)
+    for turn in (0, 1):
+        for column in range(4):
+            places = [4 * row + (column + turn * row) % 4 for row in range(4)]
+            a, b, c, d = (mixed[place] for place in places)
+            for place, word in zip(places, _quarter_rounds((a, b, c, d)), strict=True):
+                mixed[place] = word
+    return tuple(mixed)
 
 
 def _rows(state: jax.Array) -> _Rows:
@@ -147,127 +173,89 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
 # The rules for `vmap` of the operations that make samples or words of keys.
 _RULES = set[Hashable]()
 
-# Gives the words of one round for a batch of samples; and makes samples of them.
-Draw = Callable[[jax.Array], tuple[jax.Array, ...]]
-WordSampler = Callable[[Draw, jax.Array], PyTree]
-
 
 def uniform_words(
     key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
 ) -> jax.Array:
-    """Uniform words: `count` samples of `width` words each, from the counter `first` on.
+    """Uniform words: `count` rows of `width` words each, from the counter `first` on.
 
     Returns:
         A uint32 array of shape (count, width). A batch of keys under `vmap` or a larger count gives
         the same bits.
     """
     first = jnp.asarray(first, jnp.uint32)
-    generate = _chunked(None, nonce, width, count)
-    return generate(key_data, first, jnp.uint32(0))
-
-
-def sample(
-    sampler: WordSampler,
-    key_data: jax.Array,
-    round_number: ArrayLike,
-    *,
-    nonce: int,
-    width: int,
-    count: int,
-) -> PyTree:
-    """Samples from uniform words, chunk by chunk, so that the words never leave the cache.
-
-    Args:
-        sampler: `sampler(draw, zeros)`. `draw(r)` gives the words of round r = 0, 1, ...: a tuple
-            of `width` arrays of the shape of the zeros, one element for each sample. It returns a
-            pytree of uint32 arrays of that shape, computed elementwise. Its hash is the key of a
-            cache, so it must not be a lambda.
-        key_data: as for `uniform_words`.
-        round_number: uint32, the round that the sampler calls 0.
-        nonce: keeps uses apart.
-        width: words per sample and round.
-        count: number of samples.
-
-    Returns:
-        The sampler's results, of shape (count,).
-    """
-    round_number = jnp.asarray(round_number, jnp.uint32)
-    return _chunked(sampler, nonce, width, count)(key_data, jnp.uint32(0), round_number)
-
-
-def _part(width: int, count: int) -> tuple[int, int]:
-    """Samples and blocks of a part: the least that end together, so places keep their words."""
-    size = min(count, _BLOCK_WORDS // math.gcd(width, _BLOCK_WORDS))
-    return size, -(-size * width // _BLOCK_WORDS)
+    return _words_of_keys(nonce, width, count)(key_data, first)
 
 
 @functools.cache
-def _chunked(
-    sampler: WordSampler | None, nonce: int, width: int, count: int
-) -> Callable[..., PyTree]:
-    """Generates samples from keys, first counters and rounds; None gives their words."""
-    size, blocks = _part(width, count)
-    parts = -(-count // size)
-    if parts * blocks >= 2**28:
+def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Array]:
+    blocks = -(-count * width // BLOCK_WORDS)
+    if blocks >= 2**28:
         raise ValueError(f"shape must ask for fewer than 2^32 words of one key, got {count}")
+    parts = max(1, -(-blocks // CHUNK))
+    size = -(-blocks // parts)
 
-    def words_of_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> jax.Array:
-        # Parts are the last axis, so the copies below move whole rows.
-        counters = first[None] + jnp.arange(blocks, dtype=jnp.uint32)[:, None]
-        lanes = jnp.broadcast_to(keys.T[:, None], (KEY_WORDS, *counters.shape))
-        rounds = jnp.broadcast_to(rounds[None], counters.shape)
-        state = _state(
-            lanes.reshape(KEY_WORDS, -1), counters.reshape(-1), nonce, rounds.reshape(-1)
-        )
-        stream = block_function(state).reshape(_BLOCK_WORDS, *counters.shape).swapaxes(0, 1)
-        stream = stream.reshape(_BLOCK_WORDS * blocks, -1)[: size * width]
-        return stream.reshape(size, width, -1)
+    def words(keys: jax.Array, first: jax.Array) -> jax.Array:
+        counters = first[:, None] + jnp.arange(size, dtype=jnp.uint32)[None]
+        blocks = block_function(states(keys, counters, nonce, np.uint32(0)))
+        return blocks.reshape(BLOCK_WORDS, *counters.shape).transpose(1, 2, 0)
 
-    def sample_parts(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
-        def draw(round_number: jax.Array) -> tuple[jax.Array, ...]:
-            samples = words_of_parts(keys, first, rounds + round_number)
-            return tuple(samples[:, word] for word in range(width))
+    def generate(keys: jax.Array, first: jax.Array) -> jax.Array:
+        starts = first[:, None] + np.arange(0, parts * size, size, dtype=np.uint32)[None]
+        out = by_chunks(words, size, jnp.repeat(keys, parts, axis=0), starts.reshape(-1))
+        stream = out.reshape(len(keys), parts * size * BLOCK_WORDS)
+        return stream[:, : count * width].reshape(-1, count, width)
 
-        if sampler is None:  # Word by word, XLA on CPU would compile a loop for each.
-            return jnp.moveaxis(words_of_parts(keys, first, rounds), -1, 0)
+    return for_all_keys(generate)
 
-        zeros = jnp.broadcast_to(_zero(keys, first)[None], (size, len(first)))
-        return jax.tree.map(jnp.transpose, sampler(draw, zeros))
+
+def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike) -> jax.Array:
+    """The states of blocks, key by key: shape (16, K * n).
+
+    Args:
+        keys: shape (K, 8).
+        counters: shape (K, n), those of every key.
+        nonces: the first words of nonces, broadcast to the shape of the counters.
+        rounds: their second words, likewise.
+    """
+    lanes = counters.size
+
+    def row(x: ArrayLike) -> jax.Array:
+        return jnp.broadcast_to(jnp.asarray(x, jnp.uint32), counters.shape).reshape(1, lanes)
+
+    of_keys = jnp.broadcast_to(keys.T[:, :, None], (KEY_WORDS, *counters.shape))
+    constants = jnp.broadcast_to(_CONSTANTS[:, None], (4, lanes))
+    key_rows = of_keys.reshape(KEY_WORDS, lanes)
+    return jnp.concatenate([constants, key_rows, *map(row, (counters, nonces, rounds, 0))])
+
+
+def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Lets a function of a batch of keys serve one key, and any batch under `vmap`.
+
+    Args:
+        function: of keys, shape (K, 8), and of other arrays of shape (K,). Its results have a
+            leading axis K.
+
+    Returns:
+        A function of one key, shape (8,), and of scalars.
+    """
 
     @custom_vmap
-    def generate(keys: jax.Array, first: jax.Array, rounds: jax.Array) -> PyTree:
-        starts = jnp.arange(parts, dtype=jnp.uint32) * np.uint32(blocks)
-        flat_first = (first.reshape(-1, 1) + starts[None]).reshape(-1)
-        flat_keys = jnp.repeat(keys.reshape(-1, KEY_WORDS), parts, axis=0)
-        flat_rounds = jnp.repeat(rounds.reshape(-1), parts)
-        parts_of_keys = flat_keys, flat_first, flat_rounds
-        on_cpu, on_others = (
-            functools.partial(_in_batches, sample_parts, max(1, lanes // blocks))
-            for lanes in (_CHUNK, _GPU_CHUNK)
-        )
-        if len(flat_first) * blocks <= _CHUNK:
-            out = on_cpu(*parts_of_keys)
-        else:
-            # A TPU, too, keeps a small chunk in the memory near its cores.
-            out = lax.platform_dependent(*parts_of_keys, cpu=on_cpu, tpu=on_cpu, default=on_others)
+    def of_keys(keys: jax.Array, *others: jax.Array) -> PyTree:
+        out = function(keys.reshape(-1, KEY_WORDS), *(x.reshape(-1) for x in others))
+        return jax.tree.map(lambda x: x.reshape(*keys.shape[:-1], *x.shape[1:]), out)
 
-        def cut(x: jax.Array) -> jax.Array:
-            samples = x.reshape(*first.shape, parts * size, *x.shape[2:])
-            return lax.slice_in_dim(samples, 0, count, axis=first.ndim)
-
-        return jax.tree.map(cut, out)
-
-    @generate.def_vmap
+    @of_keys.def_vmap
     def rule(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:
         lanes = [
             x if is_batched else jnp.broadcast_to(x, (axis_size, *x.shape))
             for x, is_batched in zip(arguments, batched, strict=True)
         ]
-        out = generate(*lanes)
+        out = of_keys(*lanes)
         return out, jax.tree.map(lambda _: True, out)
 
     _RULES.add(rule)
-    return generate
+    return of_keys
 
 
 def generates_words(equation: jex.JaxprEqn) -> bool:
@@ -276,20 +264,33 @@ def generates_words(equation: jex.JaxprEqn) -> bool:
     return isinstance(rule, Hashable) and rule in _RULES
 
 
-def _state(keys: jax.Array, counters: jax.Array, nonce: int, rounds: jax.Array) -> jax.Array:
-    lanes = counters.size
-    constants = jnp.broadcast_to(_CONSTANTS[:, None], (4, lanes))
-    nonces = jnp.broadcast_to(np.array([[nonce], [0]], np.uint32), (2, lanes))
-    return jnp.concatenate([constants, keys, counters[None], nonces[:1], rounds[None], nonces[1:]])
+def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -> PyTree:
+    """Maps a function of batches over the leading axis, a chunk of lanes at a time.
+
+    Args:
+        function: of batches of the arrays.
+        lanes: how many an element has.
+        arrays: of one length.
+    """
+    on_cpu, on_others = (
+        functools.partial(in_chunks, function, lanes, chunk) for chunk in (CHUNK, _GPU_CHUNK)
+    )
+    if len(arrays[0]) * lanes <= CHUNK:
+        return on_cpu(*arrays)
+    # A TPU, too, keeps a small chunk in the memory near its cores.
+    return lax.platform_dependent(*arrays, cpu=on_cpu, tpu=on_cpu, default=on_others)
 
 
-def _in_batches(function: Callable[..., PyTree], size: int, *arrays: jax.Array) -> PyTree:
-    """Maps a function of batches over the leading axis, in batches of at most `size`."""
-    count = len(arrays[0])
+def in_chunks(
+    function: Callable[..., PyTree], lanes: int, chunk: int, *arrays: jax.Array
+) -> PyTree:
+    """The same for a platform with a known size of chunks."""
+    count, size = len(arrays[0]), max(1, chunk // max(1, lanes))
     batches = -(-count // size)
     if batches <= 1:
         return function(*arrays)
     size = -(-count // batches)
+    function = jax.jit(function, inline=True)  # To be traced once.
 
     def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
         # The last batch overlaps the one before. Padding instead would copy all keys.
@@ -302,14 +303,12 @@ def _in_batches(function: Callable[..., PyTree], size: int, *arrays: jax.Array) 
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    zero = _zero(*arrays[:2])[0]
-    empty = jax.tree.map(lambda x: jnp.broadcast_to(zero, (count, *x.shape[1:])), one)
+    # Zeros that vary over devices as the results do.
+    zero = sum(x.reshape(-1)[0].astype(jnp.uint32) & np.uint32(0) for x in arrays)
+    empty = jax.tree.map(
+        lambda x: jnp.broadcast_to(zero.astype(x.dtype), (count, *x.shape[1:])), one
+    )
     return lax.fori_loop(0, batches, go_on, empty)
-
-
-def _zero(keys: jax.Array, first: jax.Array) -> jax.Array:
-    """Zeros that vary over devices as the data do: loops under `shard_map` must start so."""
-    return (keys[:, 0] ^ first) & np.uint32(0)
 
 
 # Each is one compiled program. Outside of `jit`, its operations would be compiled one by one.
@@ -336,7 +335,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     blocks = -(-count // 2)
     if count == 0:
         return jnp.zeros((*shape, KEY_WORDS), jnp.uint32)
-    children = uniform_words(key, 0, nonce=_SPLIT, width=_BLOCK_WORDS, count=blocks)
+    children = uniform_words(key, 0, nonce=_SPLIT, width=BLOCK_WORDS, count=blocks)
     return children.reshape(-1, KEY_WORDS)[:count].reshape(*shape, KEY_WORDS)
 
 

@@ -24,6 +24,8 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -38,7 +40,8 @@ from dpjax._exact import _limbs
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax.random._alias import SLOT_BITS, SLOTS, AliasTable, alias_table, integer_weights
-from dpjax.random._chacha20 import NOISE, Draw, WordSampler, consume, sample
+from dpjax.random._chacha20 import Words, consume
+from dpjax.random._samples import Draw, Sampler, sample
 
 _PRECISION = 300
 
@@ -47,18 +50,20 @@ _FIRST_DIGITS = 7
 _CELLS = 24 * 2**_FIRST_DIGITS
 _GROUPS = 3
 EXPONENTIAL_RESOLUTION = 2 ** (_FIRST_DIGITS + _GROUPS * SLOT_BITS)
-_EXPONENTIAL_WORDS = 3 + 2 * _GROUPS
+_EXPONENTIAL_FIRST, _EXPONENTIAL_WORDS = 1 + _GROUPS, 3 + 2 * _GROUPS
 _RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 units.
 
 # Gaussian: parameters of the coarsest table and of the other four.
 _TOP, _LOW = 136, 200
 _LEVELS, _LEVEL_BITS = 5, 7
 _CENTER = SLOTS // 2
+# Levels that are joined apart from the coarser ones.
+_FINE = 2
 GAUSSIAN_RESOLUTION = math.sqrt(
     _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
     + _LOW**2 * sum(4 ** (_LEVEL_BITS * level) for level in range(_LEVELS - 1))
 )
-_GAUSSIAN_WORDS = 4 + 2 * (_LEVELS - 1)
+_GAUSSIAN_FIRST, _GAUSSIAN_WORDS = _LEVELS, 4 + 2 * (_LEVELS - 1)
 
 
 # Round, unfinished samples, words that are not used, sign bits, and the variables so far.
@@ -92,20 +97,21 @@ GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
     consume(key)
-    _, _, drawn = _from_words(_exponential, key, _EXPONENTIAL_WORDS, math.prod(shape))
+    _, _, drawn = _drawn(_EXPONENTIAL, key, math.prod(shape))
     return _shaped(drawn, shape)
 
 
 def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
     consume(key)
-    return _shaped(_from_words(_laplace, key, _EXPONENTIAL_WORDS, math.prod(shape)), shape)
+    _, sign, magnitude = _drawn(_EXPONENTIAL, key, math.prod(shape))
+    return _shaped(_limbs.where(sign == 1, _limbs.invert(magnitude), magnitude), shape)
 
 
 def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
     consume(key)
-    return _shaped(_from_words(_gaussian, key, _GAUSSIAN_WORDS, math.prod(shape)), shape)
+    return _shaped(_drawn(_GAUSSIAN, key, math.prod(shape)), shape)
 
 
 def exponential_rounds(
@@ -117,86 +123,125 @@ def exponential_rounds(
         The number of the round to go on from, a uniform word for each variable, and `count` of
         them.
     """
-    width = _EXPONENTIAL_WORDS + 1
-    (word,), _, drawn = _from_words(_EXPONENTIAL_AND_WORD, key, width, count, round_number)
+    (word,), _, drawn = _drawn(_EXPONENTIAL_AND_WORD, key, count, round_number)
     restarts = jnp.max(drawn.high // np.uint32(_RESTART_HIGH))
     return round_number + restarts + np.uint32(1), word, drawn
 
 
-def _from_words(
-    sampler: WordSampler, key: jax.Array, width: int, count: int, round_number: ArrayLike = 0
-) -> PyTree:
-    """Samples from words that nothing else uses: `NOISE` is the nonce of releases alone."""
-    data = jax.random.key_data(key)
-    return sample(sampler, data, round_number, nonce=NOISE, width=width, count=count)
+def _drawn(sampler: Sampler, key: jax.Array, count: int, round_number: ArrayLike = 0) -> PyTree:
+    return sample(sampler, jax.random.key_data(key), round_number, count)
 
 
 def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
     return Limbs(x.high.reshape(shape), x.low.reshape(shape))
 
 
-def _laplace(draw: Draw, zeros: jax.Array) -> Limbs:
-    _, sign, magnitude = _exponential(draw, zeros)
-    return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
+# Words that a round does not use, a random bit, and the variable.
+_Exponential: TypeAlias = tuple[Words, jax.Array, Limbs]
 
 
-def _exponential(
-    draw: Draw, zeros: jax.Array, extra: int = 0
-) -> tuple[tuple[jax.Array, ...], jax.Array, Limbs]:
-    """The `extra` last words of a round, which it does not use, a random bit, and the variable."""
-    start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * extra, zeros, Limbs(zeros, zeros))
+def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
+    start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * unused, zeros, Limbs(zeros, zeros))
 
     # The first round is almost always the only one. As part of the loop it is compiled once. The
     # draw of one sample must not depend on the rounds that others take, so finished samples keep
     # their state.
     def go_on(state: _State) -> _State:
-        round_number, unfinished, unused, sign, total = state
-        bits = draw(round_number)
-        ended, new_sign, drawn = _exponential_digits(bits[:_EXPONENTIAL_WORDS])
+        round_number, unfinished, words, sign, total = state
+        more, new_sign, ended, drawn = _exponential_digits(draw(round_number), unused)
         changed = (
             unfinished & ~ended,
-            tuple(
-                jnp.where(unfinished, new, old)
-                for new, old in zip(bits[_EXPONENTIAL_WORDS:], unused, strict=True)
-            ),
+            tuple(jnp.where(unfinished, x, y) for x, y in zip(more, words, strict=True)),
             jnp.where(unfinished, new_sign, sign),
             _limbs.where(unfinished, _limbs.add(total, drawn), total),
         )
         return round_number + np.uint32(1), *at_once(changed)
 
-    _, _, unused, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), go_on, start)
-    return unused, sign, total
+    _, _, words, sign, total = lax.while_loop(lambda state: jnp.any(state[1]), go_on, start)
+    return words, sign, total
 
 
-_EXPONENTIAL_AND_WORD = functools.partial(_exponential, extra=1)
-
-
-def _exponential_digits(bits: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array, Limbs]:
-    """Whether the draw ended, a sign bit, and the drawn number: 24 units if it did not end."""
-    first, *groups = exponential_tables()
-    cells = first.lookup(bits[:3]).astype(jnp.uint32)
-    ended = cells != _CELLS
-    digits = [
-        jnp.where(ended, table.lookup(bits[3 + 2 * i : 5 + 2 * i]).astype(jnp.uint32), 0)
-        for i, table in enumerate(groups)
-    ]
+def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
+    """Unused words, a bit, whether the draw ended, and the number: 24 units if it did not end."""
+    table, *groups = exponential_tables()
+    first, *digits = words[:_EXPONENTIAL_FIRST]
+    second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
     # The first table's weights are even, so no outcome depends on the last bit of its word. That
-    # bit is free for the sign.
-    return ended, bits[2] & np.uint32(1), _join(cells, digits)
+    # bit takes the place of the last one of the first limb, which is the sign.
+    limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
+    cells = table.lookup(limbs).astype(jnp.uint32)
+    ended = cells != _CELLS
+    places = [
+        jnp.where(ended, group.lookup(word).astype(jnp.uint32), 0)
+        for group, *word in zip(groups, digits, more, strict=True)
+    ]
+    unused_words = words[_EXPONENTIAL_FIRST : _EXPONENTIAL_FIRST + unused]
+    return unused_words, first & np.uint32(1), ended, _join(cells, places)
+
+
+def _exponential_from_first(words: Words) -> tuple[_Exponential, jax.Array]:
+    """The variable, and whether it is left open: also if it starts again."""
+    table, *groups = exponential_tables()
+    first, *digits = words[:_EXPONENTIAL_FIRST]
+    cells, left_open = table.lookup_first(first, unknown=1)
+    left_open |= cells == _CELLS
+    places = list[jax.Array]()
+    for group, word in zip(groups, digits, strict=True):
+        place, undecided = group.lookup_first(word)
+        left_open |= undecided
+        places.append(place.astype(jnp.uint32))
+    drawn = _join(cells.astype(jnp.uint32), places)
+    return (words[_EXPONENTIAL_FIRST:], first & np.uint32(1), drawn), left_open
+
+
+_EXPONENTIAL = Sampler(
+    _EXPONENTIAL_FIRST, _EXPONENTIAL_WORDS, _exponential_from_first, _exponential
+)
+_EXPONENTIAL_AND_WORD = Sampler(
+    _EXPONENTIAL_FIRST + 1,
+    _EXPONENTIAL_WORDS + 1,
+    _exponential_from_first,
+    functools.partial(_exponential, unused=1),
+)
 
 
 def _gaussian(draw: Draw, _: jax.Array) -> Limbs:
-    bits = draw(jnp.uint32(0))
     top, low = gaussian_tables()
-    total = _limbs.from_integers(top.lookup(bits[:4]) - _CENTER)
-    for level in range(_LEVELS - 1):
-        word = bits[4 + 2 * level : 6 + 2 * level]
-        shifted = Limbs(
-            (total.high << np.uint32(_LEVEL_BITS)) | (total.low >> np.uint32(32 - _LEVEL_BITS)),
-            total.low << np.uint32(_LEVEL_BITS),
-        )
-        total = _limbs.add(shifted, _limbs.from_integers(low.lookup(word) - _CENTER))
-    return at_once(total)
+    words = draw(jnp.uint32(0))
+    first, others = words[:_LEVELS], words[_LEVELS:]
+    rest = len(others) - (_LEVELS - 1)
+    levels = [top.lookup((first[0], *others[:rest]))]
+    levels += [low.lookup(word) for word in zip(first[1:], others[rest:], strict=True)]
+    return at_once(_sum_of_levels(levels))
+
+
+def _gaussian_from_first(words: Words) -> tuple[Limbs, jax.Array]:
+    top, low = gaussian_tables()
+    found = [
+        table.lookup_first(word)
+        for table, word in zip((top, *(low,) * (_LEVELS - 1)), words, strict=True)
+    ]
+    levels, undecided = zip(*found, strict=True)
+    return _sum_of_levels(levels), functools.reduce(operator.or_, undecided)
+
+
+def _sum_of_levels(outcomes: Sequence[jax.Array]) -> Limbs:
+    """Joins the levels, the coarsest first: the sum so far times 128, plus the next one."""
+
+    def joined(levels: Sequence[jax.Array]) -> jax.Array:
+        return functools.reduce(lambda sum, x: (sum << _LEVEL_BITS) + x, levels)
+
+    levels = [x - _CENTER for x in outcomes]
+    # Three levels and two are below 2^26 and 2^19, so each part is an int32.
+    coarse, fine = joined(levels[:-_FINE]), joined(levels[-_FINE:])
+    bits = np.uint32(_FINE * _LEVEL_BITS)
+    shifted = Limbs(
+        (coarse >> np.int32(32 - bits)).astype(jnp.uint32), coarse.astype(jnp.uint32) << bits
+    )
+    return _limbs.add(shifted, _limbs.from_integers(fine))
+
+
+_GAUSSIAN = Sampler(_GAUSSIAN_FIRST, _GAUSSIAN_WORDS, _gaussian_from_first, _gaussian)
 
 
 def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:

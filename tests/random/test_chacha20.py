@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.random import _chacha20
+from dpjax.random import _chacha20, _samples
 
 # RFC 8439: section 2.3.2, and the keystream vectors 1 to 5 of appendix A.1.
 _INCREASING = bytes(range(32)).hex()
@@ -58,18 +58,20 @@ VECTORS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        *("rounds_of_rows", "rounds_of_words"),
-        *("rounds_in_kernels", "unrolled_rounds", "unrolled_words"),
-    ],
-)
+WAYS = {
+    "rows": _chacha20._by_rows(_chacha20.reduced),
+    "unrolled_rows": _chacha20._by_rows(tuple, unroll=20),
+    "words": _chacha20._by_words(_chacha20._rounds_of_words),
+    "kernels": _chacha20._by_words(_chacha20._rounds_in_kernels),
+    "unrolled_words": _chacha20._by_words(_chacha20._unrolled_rounds),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("vector", VECTORS, ids=range(len(VECTORS)))
 def test_rfc_8439(vector, way, monkeypatch):
     key, counter, nonce, expected = vector
-    rounds = getattr(_chacha20, f"_{way}")
-    monkeypatch.setattr(_chacha20.lax, "platform_dependent", lambda state, **_: rounds(state))
+    monkeypatch.setattr(_chacha20.lax, "platform_dependent", lambda state, **_: WAYS[way](state))
     words = np.frombuffer(bytes.fromhex(key), "<u4").tolist()
     nonces = np.frombuffer(bytes.fromhex(nonce), "<u4").tolist()
     state = np.array([*_chacha20._CONSTANTS, *words, counter, *nonces], np.uint32)
@@ -78,11 +80,12 @@ def test_rfc_8439(vector, way, monkeypatch):
     assert _chacha20._block_on_host(state).astype("<u4").tobytes().hex() == expected
 
 
-def test_a_block_does_not_depend_on_how_many_there_are():
+@pytest.mark.parametrize("lanes", [_chacha20._MANY_LANES + 3, 2 * _chacha20._PAGE_LANES])
+def test_a_block_does_not_depend_on_how_many_there_are(lanes):
     """Nor on how they are computed: few lanes in one way, many in another."""
-    lanes = _chacha20._MANY_LANES + 3
     state = np.random.default_rng(0).integers(2**32, size=(16, lanes), dtype=np.uint32)
     blocks = np.asarray(_chacha20.block_function(jnp.asarray(state)))
+    assert blocks.shape == state.shape
     for few in (5, _chacha20._MANY_LANES - 1):
         alone = _chacha20.block_function(jnp.asarray(state[:, :few]))
         np.testing.assert_array_equal(alone, blocks[:, :few])
@@ -91,12 +94,8 @@ def test_a_block_does_not_depend_on_how_many_there_are():
 
 
 def test_bits_are_the_key_stream(key):
-    data = jax.random.key_data(key)
-    state = jnp.concatenate(
-        [_chacha20._CONSTANTS, data, jnp.zeros(4, jnp.uint32)], dtype=jnp.uint32
-    )
-    block = _chacha20.block_function(state[:, None])[:, 0]
-    np.testing.assert_array_equal(jax.random.bits(key, (16,)), block)
+    state = _chacha20._one_state(np.asarray(jax.random.key_data(key)), 0, 0)
+    np.testing.assert_array_equal(jax.random.bits(key, (16,)), _chacha20._block_on_host(state))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +120,13 @@ def test_domains_do_not_meet(key):
     split = jax.random.key_data(jax.random.split(key, 64))
     fold = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(key, i)))(jnp.arange(64))
     data = jax.random.key_data(key)
-    noise = _chacha20.uniform_words(data, 0, nonce=_chacha20.NOISE, width=8, count=64)
-    words = np.concatenate([np.ravel(x) for x in (bits, split, fold, noise)])
-    # 2,048 random words are all different but for one key in 2,000.
-    assert len(set(words.tolist())) == 4 * 64 * 8
+    noise = [
+        _chacha20.uniform_words(data, 0, nonce=nonce, width=8, count=64)
+        for nonce in (_samples._OWN, _samples._SHARED)
+    ]
+    words = np.concatenate([np.ravel(x) for x in (bits, split, fold, *noise)])
+    # 2,560 random words are all different but for one key in 1,300.
+    assert len(set(words.tolist())) == 5 * 64 * 8
 
 
 @pytest.mark.slow
@@ -215,12 +217,11 @@ def test_key_reuse_is_seen_by_jax():
             mechanism(key, jnp.float32(0))
 
 
-def test_a_few_samples_are_the_first_of_more(key):
+def test_a_few_words_are_the_first_of_more(key):
     many = jax.random.bits(key, (70,))
-    counters = jnp.arange(5, dtype=jnp.uint32)
-    lanes = jnp.broadcast_to(jax.random.key_data(key)[:, None], (8, 5))
-    stream = _chacha20.block_function(_chacha20._state(lanes, counters, 0, 0 * counters))
-    np.testing.assert_array_equal(many, stream.T.reshape(-1)[:70])
+    data = np.asarray(jax.random.key_data(key))
+    stream = [_chacha20._block_on_host(_chacha20._one_state(data, i, 0)) for i in range(5)]
+    np.testing.assert_array_equal(many, np.concatenate(stream)[:70])
     for count in (1, 15, 16, 17):
         np.testing.assert_array_equal(jax.random.bits(key, (count,)), many[:count])
 
@@ -228,14 +229,12 @@ def test_a_few_samples_are_the_first_of_more(key):
 def test_blocks_of_accelerators_have_the_same_bits(key, monkeypatch):
     """One block of all lanes there, and two that overlap on a CPU."""
     data, lanes = jax.random.key_data(key), 65
-    monkeypatch.setattr(_chacha20, "_CHUNK", 64)
-    words = functools.partial(
-        _chacha20.uniform_words, data, 0, nonce=_chacha20.NOISE, width=16, count=lanes
-    )
+    monkeypatch.setattr(_chacha20, "CHUNK", 64)
+    words = functools.partial(_chacha20.uniform_words, data, 0, nonce=5, width=16, count=lanes)
     on_cpu = words()
     monkeypatch.setattr(
         _chacha20.lax, "platform_dependent", lambda *x, default, **_: jax.jit(default)(*x)
     )
     np.testing.assert_array_equal(words(), on_cpu)
-    state = _chacha20._one_state(np.asarray(data), lanes - 1, _chacha20.NOISE)
+    state = _chacha20._one_state(np.asarray(data), lanes - 1, 5)
     np.testing.assert_array_equal(on_cpu[-1], _chacha20._block_on_host(state))

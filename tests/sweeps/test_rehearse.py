@@ -61,9 +61,9 @@ def test_the_ratio_is_what_its_numbers_say(mean):
 
 def test_verdicts_follow_the_ratio(mean):
     strong, weak, _ = mean.verdict.values
-    assert strong.startswith("strong: noise is 6")
+    assert strong.startswith("strong: noise is 7.5 times")
     assert strong.endswith("Do not publish: see docs/when-it-works.md.")
-    assert weak.startswith("weak: noise is 0.07")
+    assert weak.startswith("weak: noise is 0.067 of")
     assert weak.endswith("of the sampling spread. Publish.")
     assert mean.guarantee.values[0] == "(epsilon=0.1, delta=0)-DP"
     assert set(mean.relation.values) == {"replace-one"}
