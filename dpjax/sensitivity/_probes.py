@@ -32,6 +32,7 @@ from jax import lax
 
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
+from dpjax._exact._kernels import written
 from dpjax._running._layout import Device, row_of, within
 from dpjax._running._memory import fitting
 from dpjax._running._processes import Team
@@ -110,7 +111,7 @@ class Probes:
         self.probing = probing_of(pair, size, self._count)
         self._of_a_sum: _OfASum | None = None
         if pair.sums is None:
-            self._rotations = random_rotations(plan.key, pair.n, self._count)
+            self._rotations = random_rotations(plan.words, pair.n, self._count)
         else:
             self._of_a_sum = _OfASum(plan, _databases(pair, plan.point), progress=progress)
             if pair.calls_host:  # Nothing else does meanwhile.
@@ -276,7 +277,7 @@ class _OfASum:
         self._plan, self._count, self._progress = plan, count, progress
         self._size = size_of_parts(pair, count, min(layout.size, most))
         self._devices = tuple(layout.local.values())
-        self._rotations = random_rotations(plan.key, pair.n, count).astype(np.uint32)
+        self._rotations = random_rotations(plan.words, pair.n, count).astype(np.uint32)
         self._first = self._started(0)
 
     @host_errors()
@@ -337,7 +338,7 @@ def _compiled_probes(
 
     def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         place = pair.random_position(key, index)
-        database, neighbor = neighboring_pair(pair.records_of(key, index), place)
+        database, neighbor = neighboring_pair(written(pair.records_of(key, index)), place)
         value = pair.target(database, origin=sampled(Role.DATABASE, index))
         other = pair.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
         moved = distance(pair.norm, value, other)
