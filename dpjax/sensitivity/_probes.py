@@ -32,7 +32,6 @@ from jax import lax
 
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
-from dpjax._exact._kernels import written
 from dpjax._running._layout import Device, row_of, within
 from dpjax._running._memory import fitting
 from dpjax._running._processes import Team
@@ -338,7 +337,7 @@ def _compiled_probes(
 
     def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         place = pair.random_position(key, index)
-        database, neighbor = neighboring_pair(written(pair.records_of(key, index)), place)
+        database, neighbor = neighboring_pair(pair.records_of(key, index), place)
         value = pair.target(database, origin=sampled(Role.DATABASE, index))
         other = pair.target(neighbor, origin=sampled(Role.NEIGHBOR, index))
         moved = distance(pair.norm, value, other)
