@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import dpjax
+from dpjax._tracing._programs import Program
 from dpjax._tracing._threefry import drawn
 
 R = jax.random
@@ -89,3 +91,19 @@ def test_a_cpu_runs_no_loop_and_accelerators_what_jax_runs() -> None:
     assert "stablehlo.while" not in ours("cpu")
     assert "stablehlo.reduce" in ours("cpu")
     assert "stablehlo.reduce" not in ours("cuda")
+
+
+def test_programs_on_other_devices_are_others() -> None:
+    """The mesh is a part of the types in a program, also of an inner one that JAX keeps."""
+
+    program = Program.trace("oracle", lambda key: R.normal(key, (3,)), R.key(0))
+
+    def draw(key: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(drawn(program, key), jnp.uint32)
+
+    for size in (8, 2):
+        mesh, spread = AbstractMesh((size,), ("devices",)), PartitionSpec("devices")
+        spread_draw = jax.shard_map(
+            draw, mesh=mesh, in_specs=PartitionSpec(), out_specs=spread, check_vma=False
+        )
+        assert jax.eval_shape(spread_draw, R.key(0)).shape == (3 * size,)
