@@ -155,12 +155,17 @@ def _of_variable(number: int, kind: Any) -> bytes:
 
 
 def _of_array(array: Any) -> Iterator[bytes]:
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if not isinstance(array.dtype, np.dtype) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         yield _encoded("key", str(jax.random.key_impl(array)))
         array = jax.random.key_data(array)
     host = np.asarray(array)
-    yield _encoded("array", host.dtype.name, host.shape)
+    yield _of_kind(host.dtype, host.shape)
     yield host.tobytes()
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_kind(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    return _encoded("array", dtype.name, shape)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

@@ -7,6 +7,7 @@ kernels, which `_one_by_one.py` runs one after the other wherever lanes must not
 """
 
 import itertools
+import weakref
 from collections.abc import Callable
 
 import jax
@@ -52,8 +53,21 @@ _EXACT_FOR_INTEGERS = frozenset(
 )
 
 
+# Programs whose lanes do not touch, which takes longer to find out than a warm sampling has.
+_SEPARATE = weakref.WeakSet[jex.Jaxpr]()
+
+
 def touching(traced: jex.ClosedJaxpr) -> str | None:
     """The first thing that a traced program does and that lets lanes touch, or None."""
+    if traced.jaxpr in _SEPARATE:
+        return None
+    if found := _touching(traced):
+        return found
+    _SEPARATE.add(traced.jaxpr)
+    return None
+
+
+def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
         # The effect of an axis that is bound inside is not among them.
         if type(effect).__name__ == "NamedAxisEffect":

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
+from jax.sharding import AbstractMesh
 
 from dpjax._core._types import PyTree
 
@@ -28,8 +29,9 @@ _CALLS = JITS | frozenset(
 # Takes an operation and its operands to its outputs, or to None to leave it as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
 # Programs with replacements, by the program. A program that is called again is the same object
-# again, so JAX neither traces nor compiles it anew.
-_REPLACED: dict[Replacement, weakref.WeakKeyDictionary[Program, Program]] = collections.defaultdict(
+# again, so JAX neither traces nor compiles it anew. The mesh around it is a part of its types.
+_Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
+_REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
 )
 # The operations of programs that were walked through.
@@ -136,7 +138,7 @@ def replaced(
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:
     """A parameter of an operation, with replacements in the programs that it holds."""
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        kept = _REPLACED[replacement]
+        kept = _REPLACED[replacement, jax.sharding.get_abstract_mesh()]
         if value not in kept:
             inputs = specs(variable.aval for variable in parts(value)[0].invars)
             made = jax.make_jaxpr(lambda *xs: replaced(value, xs, replacement))(*inputs)

@@ -1,5 +1,6 @@
 """The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -99,8 +100,13 @@ def sample_block(
             missing -= drawn
             count(drawn)
 
+        def looked_at_last(tasks: list[_Task]) -> Iterator[_Task]:
+            yield from tasks
+            if probes is not None:  # While devices draw the last pairs.
+                probes.refuse()
+
         def run(tasks: list[_Task]) -> None:
-            run_in_flight(tasks, start, finish, calls_host=pair.calls_host)
+            run_in_flight(looked_at_last(tasks), start, finish, calls_host=pair.calls_host)
             if probes is not None:
                 probes.refuse()
 

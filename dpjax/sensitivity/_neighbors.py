@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core._types import Database, Key
+from dpjax._core._types import Database
 from dpjax._tracing._fingerprints import digest
 
 
@@ -35,14 +35,15 @@ def neighboring_pair(
     return database, jax.tree.map(replaced, records)
 
 
-def random_rotations(key: Key, n: int, count: int) -> np.ndarray:
+def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
     """By how many places to move the records of each of some databases: never by none.
 
-    They are drawn uniformly by the host. A program that draws them takes twice as long to compile.
+    They are drawn uniformly by the host, from the words of the key. A program that draws them takes
+    twice as long to compile.
     """
-    seed = int(digest("rotations", jax.random.key_data(key)), 16)
-    words = np.random.Philox(key=seed).random_raw(count)
-    return (1 + words % (max(n, 2) - 1)).astype(np.int32)
+    seed = int(digest("rotations", words), 16)
+    drawn = np.random.Philox(key=seed).random_raw(count)
+    return (1 + drawn % (max(n, 2) - 1)).astype(np.int32)
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:

@@ -22,6 +22,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching, touching
 from dpjax._tracing._origins import Role, sampled
 from dpjax._tracing._programs import Program
+from dpjax._tracing._threefry import drawn
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.sensitivity._neighbors import neighboring_pair
 from dpjax.sensitivity._norms import (
@@ -291,17 +292,23 @@ class RandomPair:
         if self.two_records is None:
             found, value = self.sums.distance(self.norm, self.records_of(key, index), changed)
             return found, self.resolution(value)
-        records = self.two_records(jax.random.fold_in(key, index), jnp.asarray(changed, jnp.int32))
+        two, position = self.two_records, jnp.asarray(changed, jnp.int32)
+        records = drawn(lambda k, i, at: two(jax.random.fold_in(k, i), at), key, index, position)
         moved = self.sums.distance_of_records(self.norm, *records)
         return moved, jnp.zeros_like(moved)
 
     def records_of(self, key: Key, index: jax.Array) -> Database:
         """The n + 1 records of a pair."""
-        return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
+
+        def records(key: Key, index: jax.Array) -> Database:
+            return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
+
+        return drawn(records, key, index)
 
     def random_position(self, key: Key, index: jax.Array) -> jax.Array:
         """A position for pair `index`, drawn uniformly."""
-        return jax.random.randint(position_key(key, index), (), 0, self.n)
+        n = self.n
+        return drawn(lambda k, i: jax.random.randint(position_key(k, i), (), 0, n), key, index)
 
 
 @functools.lru_cache(64)

@@ -5,6 +5,7 @@ import functools
 from typing import Literal, Self
 
 import jax
+import numpy as np
 
 from dpjax._core._values import Method, OperatingPoint
 from dpjax._running._compiler import compilation
@@ -51,10 +52,15 @@ class Sampling:
         return made
 
     @functools.cached_property
+    def words(self) -> np.ndarray:
+        """The words of the key, on the host."""
+        return np.asarray(jax.random.key_data(self.key))
+
+    @functools.cached_property
     def run(self) -> dict[str, str | int]:
         """All facts that decide the bits of the distances; a checkpoint must agree on them."""
         return {
-            "key": digest(jax.random.key_data(self.key)),
+            "key": digest(self.words),
             "target": self.pair.target.fingerprint,
             "oracle": self.pair.oracle.fingerprint,
             "norm": self.pair.norm.fingerprint,
@@ -84,8 +90,7 @@ class Plan(Sampling):
     def identity(self) -> str:
         """Equal for samplings that are one event: that draw the same pairs and select alike."""
         programs = (program.fingerprint for program in self.pair.programs)
-        key = jax.random.key_data(self.key)
-        return digest(key, *programs, self.pair.positions, self.point)
+        return digest(self.words, *programs, self.pair.positions, self.point)
 
 
 def point_of_each(

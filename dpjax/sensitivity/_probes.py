@@ -110,7 +110,7 @@ class Probes:
         self.probing = probing_of(pair, size, self._count)
         self._of_a_sum: _OfASum | None = None
         if pair.sums is None:
-            self._rotations = random_rotations(plan.key, pair.n, self._count)
+            self._rotations = random_rotations(plan.words, pair.n, self._count)
         else:
             self._of_a_sum = _OfASum(plan, _databases(pair, plan.point), progress=progress)
             if pair.calls_host:  # Nothing else does meanwhile.
@@ -276,7 +276,7 @@ class _OfASum:
         self._plan, self._count, self._progress = plan, count, progress
         self._size = size_of_parts(pair, count, min(layout.size, most))
         self._devices = tuple(layout.local.values())
-        self._rotations = random_rotations(plan.key, pair.n, count).astype(np.uint32)
+        self._rotations = random_rotations(plan.words, pair.n, count).astype(np.uint32)
         self._first = self._started(0)
 
     @host_errors()

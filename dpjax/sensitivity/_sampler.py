@@ -20,6 +20,7 @@ from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._origins import host_errors
 from dpjax.proving._provable import provable
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._blocks import kth_distance
@@ -212,8 +213,9 @@ def sample_sensitivity(
             layout = layout_that_fits(key, pair, layout, probed_pairs(pair, point))
         plan = Plan.of(key, pair, layout, team, point, stated)
         store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
-        with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
+        with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)), host_errors():
             probes = Probes(plan, progress=progress)
+            identity = plan.identity  # While devices draw what is probed.
             watch = Watch(point, until or 1.0) if until or (progress and _looks(point)) else None
             estimate, resolution, plan = _worst_of_all_positions(
                 plan, store, progress, watch, probes
@@ -236,7 +238,7 @@ def sample_sensitivity(
         chunk_size=layout.size,
         zero_allowed=estimate == 0,
         deciding_records=None if pair.two_records is None else 2,
-        identity=plan.identity if until is None else _identity_if_ended(plan, estimate),
+        identity=identity if until is None else _identity_if_ended(plan, estimate),
         target=pair.released.fingerprint,
         records=pair.records,
         outputs=pair.released.outputs,

@@ -151,9 +151,9 @@ def test_a_chunk_fits_the_least_of_all_devices(monkeypatch, tmp_path):
     assert share_of_memory([device(800), device(400), device(1200)]) == 100
     whole = share_of_memory([device()])
     assert share_of_memory([device(), device()]) in (whole // 2, whole // 2 + 1)  # They share it.
-    container = tmp_path / "memory.max"
-    monkeypatch.setattr(_memory, "_CONTAINER", container)
     for text, share in (("max\n", share_of_memory([None])), ("4000\n", 1000)):
+        container = tmp_path / text.strip()  # A file is read once.
+        monkeypatch.setattr(_memory, "_CONTAINER", container)
         container.write_text(text)
         assert share_of_memory([None]) == share
 

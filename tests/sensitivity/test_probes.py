@@ -153,7 +153,7 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
 
 def rotations(n, count):
     """What probes rotate databases of n records by."""
-    return random_rotations(jax.random.key(5), n, count)
+    return random_rotations(np.asarray(jax.random.key_data(jax.random.key(5))), n, count)
 
 
 def test_rotations_are_drawn_uniformly_and_move_every_record():

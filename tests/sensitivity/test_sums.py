@@ -322,3 +322,17 @@ def test_a_sum_is_probed_where_nothing_is_left_to_draw(key, tmp_path, monkeypatc
     again = dpjax.sample_sensitivity(key, MEAN, normal, **settings, checkpoint=tmp_path / "run")
     assert again.value == pytest.approx(found.value + 0.5, abs=0.01)
     jax.clear_caches()  # The program with another `permuted`.
+
+
+def test_probes_are_looked_at_while_pairs_are_drawn(key, monkeypatch):
+    order = []
+    for module in (_probes, _loop):
+        wait = module.wait_for
+
+        def logged(*args, wait=wait, module=module):
+            order.append(module)
+            wait(*args)
+
+        monkeypatch.setattr(module, "wait_for", logged)
+    dpjax.sample_sensitivity(key, MEAN, pairs, n=20, norm="l1", m=200, gamma=0.2)
+    assert order == [_probes, _loop]

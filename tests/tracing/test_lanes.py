@@ -96,8 +96,10 @@ def separate_program(function):
 
 @pytest.mark.parametrize("name", TOUCHING)
 def test_what_lets_lanes_touch_is_known(name):
-    with pytest.raises(ValueError, match=r"it must not .* could depend on others"):
-        refuse_touching("it", separate_program(TOUCHING[name]))
+    program = separate_program(TOUCHING[name])
+    for _ in range(2):  # What was found to keep lanes apart is remembered.
+        with pytest.raises(ValueError, match=r"it must not .* could depend on others"):
+            refuse_touching("it", program)
 
 
 @pytest.mark.parametrize("name", MIXING)
