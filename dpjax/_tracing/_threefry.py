@@ -14,6 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.random import threefry_prng_impl
 
 from dpjax._core._types import PyTree
 from dpjax._exact._kernels import at_once
@@ -51,22 +52,24 @@ def _of_words(equation: Equation) -> jex.ClosedJaxpr:
     """What a draw computes from the words of its keys: JAX hides that until it compiles."""
     keys, *numbers = map(aval, equation.invars)
     shape = np.broadcast_shapes(keys.shape, *(x.shape for x in numbers))
-    name, given, own = equation.primitive.name, equation.params, keys.dtype._impl
-    one = {
-        "random_bits": lambda key: own.random_bits(key, given["bit_width"], given["shape"]),
-        "random_fold_in": own.fold_in,
-        "random_split": lambda key: own.split(key, given["shape"]),
-    }[name]
+    given, of_key = equation.params, threefry_prng_impl.key_shape
+    draw = {
+        "random_bits": lambda key: threefry_prng_impl.random_bits(
+            key, given["bit_width"], given["shape"]
+        ),
+        "random_fold_in": threefry_prng_impl.fold_in,
+        "random_split": lambda key: threefry_prng_impl.split(key, given["shape"]),
+    }[equation.primitive.name]
     for _ in shape:
-        one = jax.vmap(one)
+        draw = jax.vmap(draw)
 
-    def draw(words: jax.Array, *numbers: jax.Array) -> jax.Array:
-        words = jnp.broadcast_to(words, (*shape, *own.key_shape))
-        return one(words, *(jnp.broadcast_to(x, shape) for x in numbers))
+    def draws(words: jax.Array, *numbers: jax.Array) -> jax.Array:
+        words = jnp.broadcast_to(words, (*shape, *of_key))
+        return draw(words, *(jnp.broadcast_to(x, shape) for x in numbers))
 
-    words = jax.ShapeDtypeStruct((*keys.shape, *own.key_shape), jnp.uint32)
+    words = jax.ShapeDtypeStruct((*keys.shape, *of_key), jnp.uint32)
     with equation.ctx.manager:
-        return jax.make_jaxpr(draw)(words, *specs(numbers))
+        return jax.make_jaxpr(draws)(words, *specs(numbers))
 
 
 def _rounds(*operands: jax.Array) -> Sequence[jax.Array]:

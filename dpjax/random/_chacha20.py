@@ -58,7 +58,7 @@ def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
     on_cpu = _by_words(_rounds_of_words) if lanes >= _MANY_LANES else _by_rows(reduced)
-    on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else _by_rows(tuple, unroll=20)
+    on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else _by_rows(_apart, unroll=20)
     on_tpu = _by_words(_unrolled_rounds)
     return lax.platform_dependent(state, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
 
@@ -73,6 +73,11 @@ def _by_rows(
         return mixed.at[_REFLECTED].get(mode="promise_in_bounds")
 
     return lambda state: lax.fori_loop(0, 20, one_round, state, unroll=unroll) + state
+
+
+def _apart(rows: _Rows) -> _Rows:
+    """Outside of CPUs nothing is gained by a reduction."""
+    return rows
 
 
 def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Array]:
@@ -304,7 +309,8 @@ def in_chunks(
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
     # Zeros that vary over devices as the results do.
-    zero = sum(x.reshape(-1)[0].astype(jnp.uint32) & np.uint32(0) for x in arrays)
+    firsts = (x.reshape(-1)[0].astype(jnp.uint32) for x in arrays)
+    zero = functools.reduce(jnp.bitwise_or, firsts) & np.uint32(0)
     empty = jax.tree.map(
         lambda x: jnp.broadcast_to(zero.astype(x.dtype), (count, *x.shape[1:])), one
     )
