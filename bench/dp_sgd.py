@@ -16,21 +16,20 @@ from dpjax import learning
 from harness import Race, Row, record
 
 BATCH, CLASSES, CLIP_NORM, NOISE, RATE = 256, 10, 1.0, 1.0, 0.1
-# Where a step of 101,770 parameters spends its time: least times of many calls on one core of an
-# AMD EPYC. The gradients take .9 ms, as without privacy. The noise takes 4.3 ms:
-# - 2.75 ms for 12 words a parameter: 76,328 blocks of ChaCha20, 36 ns each. XLA makes them by 80
-#   passes over arrays of words. The same passes in C take 30 ns, or 21 in the first cache. OpenSSL
-#   keeps words in registers and takes 12 ns, .93 ms in all. XLA's loops on CPU have one result,
-#   unless they end in a reduction. A loop with all rounds and one result takes 14 ns, but a block
-#   has 16 words. Reductions of four rounds took 19 to 28 ns if LLVM vectorized them, else 250. It
-#   did so for some numbers of blocks, and not for those of this step.
-# - .9 ms for look-ups of 12 table entries a parameter, .5 for the states of blocks and for copies
-#   from blocks to samples, .2 for the grid and the sum.
-# At the speed of OpenSSL and without copies, these are 2 ms on one core. Two loops of half of the
-# blocks each were no faster on two cores than one loop.
+# Where a step of 101,770 parameters spends its time: least times of many calls on an Intel Xeon. The
+# gradients take 1 ms on two cores, as without privacy. The noise takes 1.5 ms on one core:
+# - .62 ms for 37,000 blocks of ChaCha20, 17 ns each: ten passes in place over the words of 4,112
+#   lanes, in vectors of 256 bits. OpenSSL takes 10 ns, in vectors of 512.
+# - .38 ms for look-ups of five table entries a parameter, which XLA does one by one.
+# - .12 ms for what first words leave open, and for copies of rows.
+# - .35 ms for the grid and the sum.
+# A second core gains nothing: a pass takes 8 us, and to wake a thread takes as long. XLA divides one
+# loop among cores, and runs none beside another. Four rounds in a pass take 15 ns a block, but LLVM
+# hardly vectorizes them; five it does not, and takes 210. One pass with all rounds would have no
+# such limits, but only a reduction has several results, and LLVM must unroll it.
 NOISE_LIMIT = (
-    "12 words of ChaCha20 a parameter take nearly three times a step without privacy: XLA passes"
-    " over memory 80 times for them, OpenSSL would take a third"
+    "the gradients run on two cores, and the noise on one, where it takes half as long again: XLA"
+    " divides no short loop among cores"
 )
 
 MICROBATCHES = (None, 1, 4, 16, 64)

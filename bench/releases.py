@@ -127,7 +127,7 @@ def _vector(rounds: int) -> None:
                 race.seconds["laplace"],
                 race.seconds["jax"],
                 0.1,
-                "nine ChaCha20 words and nine table entries a coordinate, for one threefry word",
+                "four ChaCha20 words and four table entries a coordinate, for one threefry word",
             ),
             Row(f"Gaussian {vector}", in_part, race.seconds["gaussian"], in_opendp),
         ],
