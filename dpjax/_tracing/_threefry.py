@@ -41,6 +41,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
     if name not in ("random_bits", "random_fold_in", "random_split"):
         return None
     keys, *others = operands
+    # Of other keys by that name there are none here: `Program.trace` refuses them.
     if jax.random.key_impl(keys) != _THREEFRY:
         return None
     words = jax.random.key_data(keys)

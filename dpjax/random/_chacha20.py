@@ -247,8 +247,15 @@ def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     @custom_vmap
     def of_keys(keys: jax.Array, *others: jax.Array) -> PyTree:
+        batch = keys.shape[:-1]
+        if 0 in batch:
+            one = jax.eval_shape(
+                function,
+                *(jnp.zeros((1, *x.shape[len(batch) :]), x.dtype) for x in (keys, *others)),
+            )
+            return jax.tree.map(lambda x: jnp.zeros((*batch, *x.shape[1:]), x.dtype), one)
         out = function(keys.reshape(-1, KEY_WORDS), *(x.reshape(-1) for x in others))
-        return jax.tree.map(lambda x: x.reshape(*keys.shape[:-1], *x.shape[1:]), out)
+        return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), out)
 
     @of_keys.def_vmap
     def rule(axis_size: int, batched: list[bool], *arguments: jax.Array) -> PyTree:

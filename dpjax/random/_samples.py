@@ -13,8 +13,9 @@ and those of later rounds, come from the sample's own block. The first `ALONE` p
 from there, so few samples need no other block. The draw at a place is a function of key, round and
 place. So n samples are the first n of any larger number.
 
-Time does not show which samples were left open, nor how many: of 257 columns, two are always drawn
-again. Three are open once in 5 * 10^10 samples, and are drawn in another turn.
+Time shows neither which samples were left open nor how many, with one exception. Two of every 257
+columns are drawn again, needed or not. Three are open less than once in 6 * 10^9 samples, and take
+another turn.
 """
 
 import dataclasses

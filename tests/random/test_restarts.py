@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax.random import _alias, _lattice, _samples
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._selected_index import exponential_index, permute_and_flip_index
@@ -226,9 +227,9 @@ def test_three_open_columns_of_a_part_are_rare(name):
     sampler, *_, of_words = SAMPLERS[name]
     unknown = 0 if name == "gaussian" else 1
     of_sample = (len(of_words) + unknown) * 2.0**-20 + (1 + unknown) * math.exp(-24)
-    columns = ALONE // _samples._PARTS
-    three = math.comb(columns, 3) * (sampler.rows * of_sample) ** 3
-    assert three / (columns * sampler.rows) < 1 / 5e10
+    of_part = math.comb(ALONE // _samples._PARTS, 3) * (sampler.rows * of_sample) ** 3
+    # Where the fewest places of groups are used: one of the second group.
+    assert 2 * _samples._PARTS * of_part / (ALONE + 1) < 1 / 6e9
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -317,6 +318,20 @@ def test_options_beyond_the_first_table_are_selected(often, key, select):
     drawn = jax.jit(jax.vmap(lambda key: select(key, scores, made)))(jax.random.split(key, 300))
     # With a chance of .01 a draw, none in 300 comes once in 20 keys, at .05 once in 5 million.
     assert set(np.asarray(drawn).tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("count", [0, 3, ALONE + 1])
+@pytest.mark.parametrize("keys", [(0,), (2, 0)])
+def test_no_keys_draw_nothing(keys, count):
+    none = jnp.zeros((*keys, 8), jnp.uint32)
+
+    def draw(words):
+        one = jax.random.wrap_key_data(words, impl=dpjax.random.CHACHA20)
+        return _lattice.lattice_laplace(one, (count,))
+
+    for _ in keys:
+        draw = jax.vmap(draw)
+    assert draw(none).low.shape == (*keys, count)
 
 
 @pytest.mark.slow
