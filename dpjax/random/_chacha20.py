@@ -202,8 +202,8 @@ def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Arra
 
     def words(keys: jax.Array, first: jax.Array) -> jax.Array:
         counters = first[:, None] + jnp.arange(size, dtype=jnp.uint32)[None]
-        blocks = block_function(states(keys, counters, nonce, np.uint32(0)))
-        return blocks.reshape(BLOCK_WORDS, *counters.shape).transpose(1, 2, 0)
+        drawn = block_function(states(keys, counters, nonce, np.uint32(0)))
+        return drawn.reshape(BLOCK_WORDS, *counters.shape).transpose(1, 2, 0)
 
     def generate(keys: jax.Array, first: jax.Array) -> jax.Array:
         starts = first[:, None] + np.arange(0, parts * size, size, dtype=np.uint32)[None]
