@@ -178,7 +178,7 @@ def _releases(case: _Case) -> None:
 
 
 def _depends_on_the_key(case: _Case) -> None:
-    varied = [np.any(x[:64] != x[:1]) for x in jax.tree.leaves(case.outputs)]
+    varied = [np.any(x != x[:1]) for x in jax.tree.leaves(case.outputs)]
     _require(all(varied), "every array of a release must depend on the key")
 
 

@@ -96,8 +96,8 @@ def rehearse(
         ... )
         >>> for verdict in found.verdict.values:
         ...     print(verdict)
-        epsilon 1: noise is 0.15 of the sampling spread. Publish.
-        epsilon 0.01: noise is 14 times the sampling spread. Do not publish: see ...
+        epsilon 1: noise is 0.14 of the sampling spread. Publish.
+        epsilon 0.01: noise is 12 times the sampling spread. Do not publish: see ...
     """
     check_key(key)
     _checks.host_only("rehearse", key, "mechanism.unpaid_draw")
