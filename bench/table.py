@@ -52,10 +52,13 @@ def _table(machine: str, rows: list[str]) -> str:
 
 
 def _measured(file: pathlib.Path) -> list[tuple[str, list[str]]]:
-    """The machine with most jobs, the day and its rows; then others, with jobs that it lacks."""
+    """The machine with most jobs, the day and its rows; then others, with jobs that it lacks.
+
+    Of machines with as many jobs, the last one that was measured comes first.
+    """
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     jobs: dict[str, set[str]] = {}
-    for line in lines:
+    for line in reversed(lines):
         jobs.setdefault(line["machine"], set()).add(line["job"])
     shown: set[str] = set()
     found = []
