@@ -14,8 +14,8 @@ from there, so few samples need no other block. The draw at a place is a functio
 place. So n samples are the first n of any larger number.
 
 Time shows neither which samples were left open nor how many, with one exception. Two of every 257
-columns are drawn again, needed or not. Three are open less than once in 6 * 10^9 samples, and take
-another turn.
+columns are drawn again, needed or not. Three are open less than once in 6 * 10^9 samples. They take
+another turn, and time shows it.
 """
 
 import dataclasses
@@ -44,6 +44,7 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
+# It decides which noise a key gives; as the size of a chunk it is fast, too.
 ALONE = CHUNK
 # Each row is looked through in so many parts.
 _PARTS = 16

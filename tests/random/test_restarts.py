@@ -222,6 +222,15 @@ def test_one_first_word_in_a_million_decides_nothing():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+def test_no_word_of_a_block_is_two_words_of_a_sample(name):
+    sampler, block = SAMPLERS[name][0], tuple(range(16))
+    first, other = sampler.first_words(block, sampler.rows - 1), sampler.other_words(block)
+    assert len({*first, *other}) == sampler.width
+    rows = [word for row in range(sampler.rows) for word in sampler.first_words(block, row)]
+    assert len(set(rows)) == sampler.rows * sampler.first
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_three_open_columns_of_a_part_are_rare(name):
     """As docs/security.md says: they take another turn, which time may show."""
     sampler, *_, of_words = SAMPLERS[name]
