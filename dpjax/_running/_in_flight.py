@@ -5,8 +5,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from dpjax._running._layout import Device, platform_of
 from dpjax._running._waiting import NoAnswerError
 from dpjax._tracing._interruptions import stopping
+from dpjax._tracing._programs import Program
 
 Step = TypeVar("Step")
 Started = TypeVar("Started")
@@ -20,18 +22,30 @@ def run_in_flight(
     start: Callable[[Step], Started],
     finish: Callable[[Started], None],
     *,
-    calls_host: bool,
+    programs: tuple[Program, ...],
+    device: Device | None,
 ) -> None:
     """Starts one step after the other, and finishes them in order, while later ones run.
 
     Also if Ctrl-C or an error ends it: devices finish all started steps, unless they never will.
     Ctrl-C stops code on the host, which may take long.
+
+    Args:
+        steps: what to do.
+        start: starts a step.
+        finish: waits for it by `wait_for`.
+        programs: what a step runs.
+        device: where it is computed; None for the default device.
     """
+    calls_host = any(program.calls_host for program in programs)
+    # On a CPU, a step that will never be done also blocks the thread that starts the next one.
+    one_by_one = platform_of(device) == "cpu" and any(x.library_calls for x in programs)
+    most = 0 if one_by_one else _STEPS_IN_FLIGHT
     in_flight: deque[Started] = deque()
     try:
         for step in steps:
             in_flight.append(start(step))
-            if len(in_flight) > _STEPS_IN_FLIGHT:
+            if len(in_flight) > most:
                 finish(in_flight.popleft())
         while in_flight:
             finish(in_flight.popleft())

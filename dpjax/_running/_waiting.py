@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax._running._layout import Device, platform_of
-from dpjax._tracing import _lapack
 from dpjax._tracing._interruptions import stopping
 from dpjax._tracing._programs import Program
-from dpjax._tracing._walks import primitives
 
 # Naps grow by a share of themselves, so that the last one is that share of all of them, at most.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
@@ -59,8 +57,7 @@ def wait_for(
             if platform == "cpu" and not calls_host and naps % _PATIENCE == 0:
                 before, spent = spent, time.process_time()
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
-                    names = {x for program in programs for x in primitives(program.jaxpr.jaxpr)}
-                    suspects = sorted(names & (_lapack.NAMES | {"fft"}))
+                    suspects = sorted({x for program in programs for x in program.library_calls})
                     raise NoAnswerError(
                         "a program does not answer: for a minute the process has computed nothing."
                         f" Calls out of XLA ({', '.join(suspects) or 'none in this program'}) may"

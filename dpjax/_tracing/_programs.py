@@ -18,7 +18,7 @@ from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
-from dpjax._tracing._lapack import has_users_rule
+from dpjax._tracing._lapack import NAMES, has_users_rule
 from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from
@@ -158,6 +158,11 @@ class Program:
     def calls_host(self) -> bool:
         """Whether it runs code on the host, which has to know where a database comes from."""
         return "pure_callback" in primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def library_calls(self) -> frozenset[str]:
+        """The operations that a CPU leaves to other libraries than XLA."""
+        return (NAMES | {"fft"}) & primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def convolves(self) -> bool:

@@ -106,7 +106,13 @@ def sample_block(
                 probes.refuse()
 
         def run(tasks: list[_Task]) -> None:
-            run_in_flight(looked_at_last(tasks), start, finish, calls_host=pair.calls_host)
+            run_in_flight(
+                looked_at_last(tasks),
+                start,
+                finish,
+                programs=pair.programs,
+                device=layout.devices[0],
+            )
             if probes is not None:
                 probes.refuse()
 

@@ -78,7 +78,7 @@ def compute(
                 keep(of_chunk, [array[i, : len(of_chunk)] for array in values])
 
     with host_errors():
-        run_in_flight(claimed(), start, finish, calls_host=part.program.calls_host)
+        run_in_flight(claimed(), start, finish, programs=(part.program,), device=devices[0])
 
 
 def _run_chunk(
