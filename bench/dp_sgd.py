@@ -17,19 +17,21 @@ from harness import Race, Row, record
 
 BATCH, CLASSES, CLIP_NORM, NOISE, RATE = 256, 10, 1.0, 1.0, 0.1
 # Where a step of 101,770 parameters spends its time: least times of many calls on an Intel Xeon.
-# The gradients take 1 ms on two cores, as without privacy. The noise takes 1.5 ms on one core:
-# - .62 ms for 37,000 blocks of ChaCha20, 17 ns each: ten passes in place over the words of 4,112
-#   lanes, in vectors of 256 bits. OpenSSL takes 10 ns, in vectors of 512.
-# - .38 ms for look-ups of five table entries a parameter, which XLA does one by one.
-# - .12 ms for what first words leave open, and for copies of rows.
-# - .35 ms for the grid and the sum.
-# A second core gains nothing: a pass takes 8 us, and to wake a thread takes as long. XLA divides
-# one loop among cores, and runs none beside another. Four rounds in a pass take 15 ns a block, but
-# LLVM hardly vectorizes them; five it does not, and takes 210. One pass with all rounds would have
-# no such limits, but only a reduction has several results, and LLVM must unroll it.
+# The gradients take .75 ms on two cores, as without privacy. The noise takes 1.8 ms on one core,
+# and 2.1 ms on two:
+# - .63 ms on one core for 37,000 blocks of ChaCha20, 17 ns each: ten passes over the words of 4,112
+#   lanes, in vectors of 256 bits. A loop in C takes 13 ns, and OpenSSL 10 ns in vectors of 512.
+#   On two cores 1.08 ms: XLA halves every pass, and its halves move from cache to cache.
+# - .40 ms for look-ups of five table entries a parameter, which XLA does one by one.
+# - .35 ms for the grid and the sum, which two cores divide well.
+# - .12 ms for what first words leave open, and the rest for copies of rows.
+# XLA counts operations to choose by how many cores it divides a loop, and has no switch inside a
+# program. Passes of single rounds stay whole, but 20 of them take as long as 10 in halves. Larger
+# chunks move less: all lanes at once take .85 ms on two cores, and 1.6 ms on one. Four rounds in a
+# pass LLVM hardly vectorizes; five it does not, and takes 210 ns a block.
 NOISE_LIMIT = (
-    "the gradients run on two cores, and the noise on one, where it takes half as long again: XLA"
-    " divides no short loop among cores"
+    "the noise takes two to three times as long as a gradient on two cores: XLA halves each pass of"
+    " ChaCha20, and halves move from cache to cache"
 )
 
 MICROBATCHES = (None, 1, 4, 16, 64)

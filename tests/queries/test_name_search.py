@@ -95,7 +95,7 @@ def test_no_name_loses_more_than_epsilon():
 def test_nobody_who_is_removed_loses_more_than_epsilon():
     search = name_search(8.0, threshold=1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, **SMALL)
     assert search.guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    assert 0.9 * 8 < largest_loss(search, ONE, [NOBODY] * 4) <= 8 * (1 + 1e-4)
+    assert 0.7 * 8 < largest_loss(search, ONE, [NOBODY] * 4) <= 8 * (1 + 1e-4)
     assert largest_loss(search, ONE, ANOTHER) > 8 * 1.2  # Replacing is more than removing.
 
 
