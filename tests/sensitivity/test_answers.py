@@ -6,8 +6,13 @@ each target below but `triangular_solve` and `fft`, on an idle machine and on a 
 is enough. On one device it answered eight times out of eight, so nothing is tried there.
 """
 
+import jax
+import jax.numpy as jnp
 import jaxlib.version
 import pytest
+
+from dpjax._running._in_flight import run_in_flight
+from dpjax._tracing._programs import Program
 
 PROGRAM = """
 import jax, jax.numpy as jnp, dpjax
@@ -80,3 +85,19 @@ def test_every_target_is_answered(run_python):
 def test_a_library_that_hands_over_batches_does_not_answer(run_python):
     said = run_python(PROGRAM + BROKEN, devices=8, timeout=1200)
     assert said.startswith("a program does not answer")
+
+
+@pytest.mark.parametrize(
+    ("function", "order"), [(jnp.linalg.cholesky, "sfsfsfsf"), (jnp.sum, "sssfsfff")]
+)
+def test_steps_that_may_block_each_other_are_not_started_ahead(function, order):
+    """Where a step will never be done, to start the next one would block the thread that waits."""
+    done = []
+    run_in_flight(
+        range(4),
+        lambda step: done.append("s"),
+        lambda step: done.append("f"),
+        programs=(Program.trace("target", function, jax.ShapeDtypeStruct((4, 4), "float32")),),
+        device=jax.devices("cpu")[0],
+    )
+    assert "".join(done) == order
