@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpjax.proving import Ball, Categories
-from random_programs import distance
+from random_programs import as_released, distance
 
 N = 5
 BYTES = (0, 200)
@@ -231,7 +231,7 @@ def output(rng, pool, said):
 
 def best_attack(target, rng, names, norm, dtype, count=400, rounds=2):
     """The largest distance found: random and corner pairs, then pairs near the best."""
-    run = jax.jit(jax.vmap(target))
+    run = as_released(target, specs(names, dtype))
     first, second = pairs(rng, names, count, dtype)
     found = distance(run(first), run(second), norm)
     for _ in range(rounds):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpjax._tracing._programs import Program
+
 N, DIMS = 6, 2
 MATRIX = jnp.array([[1.0, -2.0], [0.5, 1.0]])
 LEVELS = np.array([-0.5, 0.1, 0.4], np.float32)
@@ -241,9 +243,14 @@ def pairs(rng, count, dtype):
     return first.astype(dtype), second.astype(dtype), place
 
 
+def as_released(target, spec):
+    """The target of many databases, computed as a release does it."""
+    return jax.jit(jax.vmap(Program.trace("target", target, spec)))
+
+
 def best_attack(target, rng, norm, dtype, count=400, rounds=3):
     """The largest distance found by random, corner and local search."""
-    run = jax.jit(jax.vmap(target))
+    run = as_released(target, spec(dtype))
     first, second, place = pairs(rng, count, dtype)
     found = distance(run(first), run(second), norm)
     for step in (0.5, 0.05, 0.005)[:rounds]:

@@ -1,4 +1,6 @@
-"""Operations that `vmap` must not compute together: LAPACK calls, and convolutions by many kernels.
+"""Running traced programs: what `vmap` must not compute together, and arithmetic in 8 bits.
+
+LAPACK calls, and convolutions by many kernels, are kept apart.
 
 `vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups up
 with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. Here such
@@ -12,6 +14,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from dpjax._core._types import PyTree
+from dpjax._tracing._bytes import bytes_in_words, computes_bytes
 from dpjax._tracing._lapack import NAMES, OneByOne, has_users_rule, one_matrix_each, with_rule
 from dpjax._tracing._walks import Equation, bind, primitives, replaced
 
@@ -20,10 +23,11 @@ _CONCERNED = NAMES | {_CONVOLUTION, "custom_vmap_call"}
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
-    """The outputs of a traced program, whose lanes stay apart under `vmap`."""
-    if primitives(program.jaxpr).isdisjoint(_CONCERNED):
+    """The outputs of a traced program, whose lanes stay apart under `vmap`, as XLA defines them."""
+    apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
+    if apart and not computes_bytes(program.jaxpr):
         return jex.jaxpr_as_fun(program)(*operands)
-    return replaced(program, operands, _one_by_one)
+    return replaced(program, operands, _replacement)
 
 
 def traced_lane(
@@ -51,7 +55,9 @@ def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
     return jax.vmap(lane)(*batched)
 
 
-def _one_by_one(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
+def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
+    if (outputs := bytes_in_words(equation, operands)) is not None:
+        return outputs
     name = equation.primitive.name
     if name in NAMES:
         return one_matrix_each(equation, operands)
