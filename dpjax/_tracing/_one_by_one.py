@@ -1,4 +1,4 @@
-"""Running traced programs: what `vmap` must not compute together, and arithmetic in 8 bits.
+"""Running traced programs: operations that `vmap` must not compute together, or XLA otherwise.
 
 LAPACK calls, and convolutions by many kernels, are kept apart.
 
@@ -14,7 +14,7 @@ import jax.extend.core as jex
 from jax import lax
 
 from dpjax._core._types import PyTree
-from dpjax._tracing._bytes import bytes_in_words, computes_bytes
+from dpjax._tracing._as_defined import as_defined, may_differ
 from dpjax._tracing._lapack import NAMES, OneByOne, has_users_rule, one_matrix_each, with_rule
 from dpjax._tracing._walks import Equation, bind, primitives, replaced
 
@@ -25,7 +25,7 @@ _CONCERNED = NAMES | {_CONVOLUTION, "custom_vmap_call"}
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
     """The outputs of a traced program, whose lanes stay apart under `vmap`, as XLA defines them."""
     apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
-    if apart and not computes_bytes(program.jaxpr):
+    if apart and not may_differ(program.jaxpr):
         return jex.jaxpr_as_fun(program)(*operands)
     return replaced(program, operands, _replacement)
 
@@ -56,7 +56,7 @@ def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
 
 
 def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
-    if (outputs := bytes_in_words(equation, operands)) is not None:
+    if (outputs := as_defined(equation, operands)) is not None:
         return outputs
     name = equation.primitive.name
     if name in NAMES:

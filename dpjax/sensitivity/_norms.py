@@ -32,7 +32,12 @@ def _l2(difference: Value) -> jax.Array:
 
 
 def _linf(difference: Value) -> jax.Array:
-    return jnp.max(_flat(difference))
+    return _largest(_flat(difference))
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The maximum, or NaN if there is one: XLA on a CPU may leave it out."""
+    return jnp.where(jnp.any(jnp.isnan(x)), jnp.full((), jnp.nan, x.dtype), jnp.max(x))
 
 
 def _hamming(difference: Value) -> jax.Array:
@@ -44,8 +49,7 @@ def _range(difference: Value) -> jax.Array:
     leaves = [leaf.ravel() for leaf in jax.tree.leaves(difference)]
     widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
     flat = jnp.concatenate([leaf.astype(widest) for leaf in leaves])
-    # Twice the maximum: XLA's minimum on CPU may ignore NaN in a large batch.
-    return jnp.max(flat) + jnp.max(-flat)
+    return _largest(flat) + _largest(-flat)
 
 
 NORMS: dict[str, Callable[[Value], jax.Array]] = {
@@ -103,8 +107,10 @@ def difference(value: Value, other: Value) -> Value:
 
     def of_leaves(x: jax.Array, y: jax.Array) -> jax.Array:
         dtype = compute_dtype(x.dtype)
-        if is_float(x) or x.dtype == bool:
+        if is_float(x):
             return x.astype(dtype) - y.astype(dtype)
+        if x.dtype.itemsize < 4:  # Booleans, too.
+            return (x.astype(jnp.int32) - y.astype(jnp.int32)).astype(dtype)
         # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         magnitude = jnp.where(

@@ -1,0 +1,106 @@
+"""Operations with the results that XLA defines: arithmetic in 8 bits, and extrema of NaN.
+
+Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK. That takes
+numbers of 8 bits for approximate ones: it rounds casts from floats or leaves them out, divides as
+floats do, and does not wrap. And its maximum of NaN and a number is the number. So a program has
+other values than by itself, if it is compiled with other operations or for many databases at once.
+They may lie further from those of a neighbor than was proved or sampled.
+
+So 8 bits are computed in 32 here, and fit into 8 before they are cast; and NaN is looked for. No
+compiler has a choice then. `global_sensitivity` reads a program as XLA defines it, and a release
+and the sampler run it as here.
+"""
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._tracing._walks import Equation, aval, bind, equations
+
+_BYTES = frozenset(("int8", "uint8"))
+_CAST = "convert_element_type"
+# All that compute numbers from numbers in the same place, but for operations on bits.
+_ARITHMETIC = frozenset(
+    (
+        *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
+        *("rem", "sign", "square", "sub", _CAST),
+    )
+)
+_EXTREMA = frozenset(("max", "min"))
+_LARGEST_OR_LEAST = frozenset(("reduce_max", "reduce_min"))
+
+
+def may_differ(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a program has operations that may be computed otherwise."""
+    return any(_is_of_bytes(x) or _ignores_nan(x) for x in equations(jaxpr))
+
+
+def as_defined(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
+    """The outputs of such an operation; None for others."""
+    if _is_of_bytes(equation):
+        return [_of_bytes(equation, operands)]
+    if _ignores_nan(equation):
+        return [_of_all(equation, operands)]
+    return None
+
+
+def _is_of_bytes(equation: Equation) -> bool:
+    return equation.primitive.name in _ARITHMETIC and aval(equation.outvars[0]).dtype.name in _BYTES
+
+
+def _of_bytes(equation: Equation, operands: list[jax.Array]) -> jax.Array:
+    dtype = aval(equation.outvars[0]).dtype
+    if equation.primitive.name == _CAST:
+        return _output(equation, [_fitted(operands[0], dtype)])
+    words = [lax.convert_element_type(x, jnp.int32) for x in operands]
+    return lax.convert_element_type(_wrapped(_output(equation, words), dtype), dtype)
+
+
+def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """What a cast to 8 bits makes of a number, as a number that needs no rounding or wrapping."""
+    if x.dtype == bool or x.dtype == dtype:
+        return x
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return _wrapped(lax.convert_element_type(x, jnp.int32), dtype)
+    if x.dtype.itemsize < 4:
+        x = lax.convert_element_type(x, jnp.float32)
+    ends = jnp.iinfo(dtype)
+    whole = jnp.clip(jnp.trunc(x), ends.min, ends.max)
+    return jnp.where(jnp.isnan(x), 0, whole)
+
+
+def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The last 8 bits, as a number of 32 bits."""
+    lowest = jnp.iinfo(dtype).min
+    return ((x - lowest) & 255) + lowest
+
+
+def _ignores_nan(equation: Equation) -> bool:
+    return equation.primitive.name in _EXTREMA | _LARGEST_OR_LEAST and jnp.issubdtype(
+        aval(equation.outvars[0]).dtype, jnp.floating
+    )
+
+
+def _of_all(equation: Equation, operands: list[jax.Array]) -> jax.Array:
+    """An extremum that is NaN if any of the numbers is."""
+
+    def with_nan(*numbers: jax.Array) -> jax.Array:
+        if equation.primitive.name in _EXTREMA:
+            strange = jnp.isnan(numbers[0]) | jnp.isnan(numbers[1])
+        else:
+            strange = jnp.any(jnp.isnan(numbers[0]), axis=equation.params["axes"])
+        found = _output(equation, list(numbers))
+        return jnp.where(strange, jnp.full((), jnp.nan, found.dtype), found)
+
+    if not operands[0].ndim:  # Perhaps in the program of a reduction, which has no platform.
+        return with_nan(*operands)
+    return lax.platform_dependent(
+        *operands, cpu=with_nan, default=lambda *numbers: _output(equation, list(numbers))
+    )
+
+
+def _output(equation: Equation, operands: list[jax.Array]) -> jax.Array:
+    (output,) = bind(equation, equation.params, operands)
+    return output
