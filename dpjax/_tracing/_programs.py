@@ -21,6 +21,7 @@ from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import NAMES, has_users_rule
 from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
+from dpjax._tracing._own_arrays import with_own_arrays
 from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
@@ -49,8 +50,20 @@ class Program:
     reuses the compiled program. One that calls the host has the origin of its database as a first
     input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes
     of the program, and are no part of the fingerprint.
+
+    Nobody can write to its arrays. So whatever is traced or compiled later, for other devices or
+    inside of other programs, has the fingerprint that the program had at first.
+
+    Attributes:
+        traced: what JAX traced, with the arrays of the caller.
+        jaxpr: the same with arrays of its own.
+        inputs: structure, shapes and dtypes of the arguments.
+        outputs: those of the results.
+        configuration: the settings of JAX that change what it computes.
+        settings: where code on the host runs, and rules for `vmap`.
     """
 
+    traced: jex.ClosedJaxpr
     jaxpr: jex.ClosedJaxpr
     inputs: TreeSpec
     outputs: TreeSpec
@@ -92,7 +105,8 @@ class Program:
         # Two programs that compute the same may have other rules for `vmap` of the user's.
         rules = (x.params["rule"] for x in equations(jaxpr.jaxpr) if has_users_rule(x))
         settings += [getattr(rule, "rule", rule) for rule in rules]
-        program = cls(jaxpr, *specs, _configuration(), tuple(settings))
+        own = with_own_arrays(jaxpr)
+        program = cls(jaxpr, own, *specs, _configuration(), tuple(settings))
         if kept is not None:
             if len(kept.programs) >= _MOST_KEPT:
                 kept.programs.clear()
@@ -106,12 +120,8 @@ class Program:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether no array that it closes over was written to, and JAX's configuration is the same.
-
-        Since the fingerprint was taken.
-        """
-        fingerprint = self.fingerprint
-        return digest(self.jaxpr, _configuration()) == fingerprint
+        """Whether nobody has written to an array of the caller, or to JAX's configuration."""
+        return digest(self.traced, _configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
         """Refuses to run where a constant, code on the host or JAX's configuration has changed."""

@@ -124,11 +124,10 @@ class RandomPair:
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
         # The parts of a program are a fact about the program, which shows what its functions close
-        # over by now. But kept parts may hold an array that was written to.
+        # over by now.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
-        if not kept or not all(part.is_unchanged for part in kept[0].parts):
-            kept[:] = [self._traced_shortcuts(key, target, oracle, database)]
-            hash(kept[0])  # Takes the fingerprints.
+        if not kept:
+            kept.append(self._traced_shortcuts(key, target, oracle, database))
         return dataclasses.replace(self, sums=kept[0].sums, two_records=kept[0].two_records)
 
     def _traced_shortcuts(
