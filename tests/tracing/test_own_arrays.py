@@ -1,0 +1,139 @@
+"""Who writes to an array that a function closes over changes no program that was traced before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import dpjax
+from dpjax._tracing._programs import Program
+
+N = 8
+ONES = np.ones(N, np.float32)
+RECORDS = jax.ShapeDtypeStruct((N,), jnp.float32)
+
+
+def of_a_jit(weights):
+    weighted = jax.jit(lambda x: x * weights)
+    return lambda x: jnp.mean(weighted(x))
+
+
+def of_a_loop(weights):
+    return lambda x: jnp.mean(lax.map(lambda at: x[at] * jnp.asarray(weights)[at], jnp.arange(N)))
+
+
+def of_a_branch(weights):
+    return lambda x: jnp.mean(lax.cond(x[0] < 9, lambda x: x * weights, lambda x: x, x))
+
+
+def of_a_scalar(weights):
+    return lambda x: jnp.mean(x * weights.reshape(-1)[:1].reshape(()))
+
+
+def of_a_view_in_jax(weights):
+    view = jnp.from_dlpack(weights)
+    return lambda x: jnp.mean(x * view)
+
+
+TARGETS = {
+    "a closure": lambda weights: lambda x: jnp.mean(x * weights),
+    "a jit": of_a_jit,
+    "a loop": of_a_loop,
+    "a branch": of_a_branch,
+    "a scalar": of_a_scalar,
+    "a view in JAX": of_a_view_in_jax,
+}
+
+
+def new_ways_to_call(function):
+    """Each is compiled by itself."""
+    committed = jax.device_put(ONES, jax.devices()[0])
+    return {
+        "committed": lambda: function(committed),
+        "jit": lambda: jax.jit(function)(ONES),
+        "jit, committed": lambda: jax.jit(function)(committed),
+        "vmap": lambda: jax.vmap(function)(ONES[None])[0],
+        "loop": lambda: lax.map(function, ONES[None])[0],
+        "again": lambda: function(ONES),
+    }
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_program_computes_what_it_did(name):
+    weights = ONES.copy()
+    program = Program.trace("target", TARGETS[name](weights), RECORDS)
+    first = program.fingerprint
+    assert program(ONES) == 1
+    weights *= 1000
+    for way, call in new_ways_to_call(program).items():
+        assert float(call()) == 1, way
+    assert program.fingerprint == first
+    assert not program.is_unchanged
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_program_of_equal_arrays_is_its_own(name):
+    """Compiled programs are found by fingerprint, and another one was compiled with this one."""
+    weights = ONES.copy()
+    compiled = jax.jit(lambda x, program: program(x), static_argnames="program")
+    assert compiled(ONES, program=Program.trace("target", TARGETS[name](weights), RECORDS)) == 1
+    weights *= 100
+    other = Program.trace("target", TARGETS[name](ONES.copy()), RECORDS)
+    for way, call in new_ways_to_call(lambda x: compiled(x, program=other)).items():
+        assert float(call()) == 1, way
+
+
+def test_a_release_keeps_its_target(key):
+    weights = ONES.copy()
+    target = TARGETS["a closure"](weights)
+    proved = dpjax.global_sensitivity(target, RECORDS, bounds=(0, 1), norm="l1")
+    private = dpjax.privatize(target, dpjax.laplace(proved, epsilon=1e6))
+    released = jax.jit(lambda x: private(key, x).value)
+    assert float(released(ONES)) == pytest.approx(1, abs=1e-3)
+    weights *= 1000
+    assert float(released(jax.device_put(ONES, jax.devices()[0]))) == pytest.approx(1, abs=1e-3)
+    with pytest.raises(ValueError, match="target has changed since it was traced"):
+        private(key, ONES)
+
+
+@pytest.mark.parametrize("of", ["oracle", "norm", "target"])
+def test_a_sampling_is_of_its_own_arrays(key, of):
+    def sensitivity(weights, key):
+        scaled = dict.fromkeys(("oracle", "norm", "target"), 1.0) | {of: weights.reshape(())}
+        return dpjax.sample_sensitivity(
+            key,
+            lambda x: jnp.mean(x) * scaled["target"],
+            lambda key, n: scaled["oracle"] * jax.random.uniform(key, (n,)),
+            n=N,
+            norm=lambda v: scaled["norm"] * jnp.abs(v),
+            m=60,
+            gamma=0.1,
+        )
+
+    weights = np.ones((1, 1), np.float32)
+    first = sensitivity(weights, key)
+    weights *= 0.01
+    # With a key that is bound to a device, programs are compiled anew.
+    again = sensitivity(np.ones((1, 1), np.float32), jax.device_put(key, jax.devices()[0]))
+    assert again.identity == first.identity
+    assert again.value == first.value
+
+
+def test_an_array_may_be_deleted(key):
+    """A later program of equal arrays does not need it."""
+
+    def sensitivity(weights):
+        target = dpjax.targets.summable(lambda x: x * weights, average=True)
+        oracle = dpjax.oracles.independent(jax.random.uniform)
+        return dpjax.sample_sensitivity(key, target, oracle, n=N, norm="l1", m=60, gamma=0.1).value
+
+    weights = jnp.full((), 3.0)
+    first = sensitivity(weights)
+    weights.delete()
+    assert sensitivity(jnp.full((), 3.0)) == first
+
+
+def test_programs_without_arrays_are_left_as_they_are():
+    program = Program.trace("target", lambda x: jnp.sum(jnp.tanh(x)), RECORDS)
+    assert program.jaxpr is program.traced
