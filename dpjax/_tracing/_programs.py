@@ -113,6 +113,14 @@ class Program:
             kept.programs[kind] = program
         return program
 
+    def followed_by(self, function: Callable[[PyTree], PyTree]) -> "Program":
+        """A program of the same arguments: a function of its results."""
+
+        def whole(*arguments: PyTree) -> PyTree:
+            return function(self(*arguments, origin=_origins.current().origin))
+
+        return Program.trace("target", whole, *self.inputs.tree())
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of operations, constants and configuration; needs concrete constants."""

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -286,7 +286,8 @@ class SensitivityMechanism(abc.ABC):
 
     def _accepting(self, arrays: Value) -> Prepared:
         """The mechanism, ready for arrays of these shapes and dtypes."""
-        mechanism = prepared(self)
+        traced = self._traced(arrays)
+        mechanism = prepared(traced)
         got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs
         if got in mechanism.accepted:
             return mechanism
@@ -298,9 +299,17 @@ class SensitivityMechanism(abc.ABC):
             )
         ):
             raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
-        self._check_value(arrays)
+        traced._check_value(arrays)
         mechanism.accepted.add(got)
         return mechanism
+
+    def _traced(self, arrays: Value) -> Self:
+        """The mechanism with programs in the place of functions of the user.
+
+        Compiled draws are kept by what they hold. A function may change, or equal another one.
+        """
+        del arrays
+        return self
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"

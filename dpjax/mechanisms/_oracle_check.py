@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -108,14 +108,21 @@ class OracleCheck(SensitivityMechanism):
         return self.expected.edges
 
     def _check_value(self, value: Value) -> None:
+        self._check_records(value)
+        _program_of(self.score, value)
+        self.counting._check_value(jax.ShapeDtypeStruct(self.expected.mean.shape, jnp.int32))
+
+    def _check_records(self, value: Value) -> None:
         n = self.sensitivity.n
         if {leaf.shape[:1] for leaf in jax.tree.leaves(value)} != {(n,)}:
             raise ValueError(
                 f"value must be arrays with a common leading axis of n={n} records, got"
                 f" {_checks.described(value)}"
             )
-        _program_of(self.score, value)
-        self.counting._check_value(jax.ShapeDtypeStruct(self.expected.mean.shape, jnp.int32))
+
+    def _traced(self, arrays: Value) -> Self:
+        self._check_records(arrays)
+        return dataclasses.replace(self, score=_program_of(self.score, arrays))
 
     def _draw(self, key: Key, value: Value) -> OraclePlausibility:
         expected, counting = self.expected, self.counting
@@ -276,6 +283,8 @@ def check_oracle(
 
 def _program_of(score: Score, database: Database) -> Program:
     """The score of one record as a program, whose lanes under `vmap` stay apart."""
+    if isinstance(score, Program):
+        return score
     record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
     program = Program.trace("score", score, record)
     if not program.is_concrete:

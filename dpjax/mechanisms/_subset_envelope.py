@@ -3,6 +3,9 @@
 docs/proofs/subset-envelope.md has the proofs.
 """
 
+import dataclasses
+from typing import Self
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,15 +111,29 @@ class SubsetEnvelope(SensitivityMechanism):
         ends = np.linspace(self.lower, self.upper, self.candidates + 1)
         return jnp.asarray((ends[1:] + ends[:-1]) / 2, dtype)
 
+    def _traced(self, arrays: Value) -> Self:
+        return dataclasses.replace(self, target=self._program(arrays))
+
     def _program(self, value: Value) -> Program:
-        """The target as a program of the records of one subset."""
+        """The target as a program of the records of one subset, whose lanes stay apart."""
+        if isinstance(self.target, Program):
+            return self.target
+        self._check_records(value)
         blocks, size = self.design.blocks, self.design.size
 
         def subset(leaf: jax.Array) -> jax.ShapeDtypeStruct:
             records = leaf.shape[0] // blocks * size
             return jax.ShapeDtypeStruct((records, *leaf.shape[1:]), leaf.dtype)
 
-        return Program.trace("target", self.target, jax.tree.map(subset, value))
+        program = Program.trace("target", self.target, jax.tree.map(subset, value))
+        if not program.is_concrete:
+            raise TypeError(
+                "target closes over a traced value: make the mechanism outside of jit and vmap"
+            )
+        if [leaf.shape for leaf in program.outputs.leaves] != [()]:
+            raise ValueError(f"target must return one number, got {program.outputs}")
+        refuse_touching("target", program.jaxpr)
+        return program
 
     def _scores(self, value: Value) -> tuple[jax.Array, np.dtype]:
         """Twice the score of every candidate, and the dtype of releases."""
@@ -138,6 +155,12 @@ class SubsetEnvelope(SensitivityMechanism):
         return doubled_scores(thresholds, jnp.asarray(inner, dtype)), dtype
 
     def _check_value(self, value: Value) -> None:
+        self._check_records(value)
+        self._program(value)
+        selection = self.selection
+        selection._check_value(jax.ShapeDtypeStruct((self.candidates,), jnp.int32))
+
+    def _check_records(self, value: Value) -> None:
         sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(value)}
         if len(sizes) != 1 or () in sizes:
             raise ValueError(
@@ -149,16 +172,6 @@ class SubsetEnvelope(SensitivityMechanism):
             raise ValueError(
                 f"value must have at least as many records as blocks={self.design.blocks}, got {n}"
             )
-        program = self._program(value)
-        if not program.is_concrete:
-            raise TypeError(
-                "target closes over a traced value: make the mechanism outside of jit and vmap"
-            )
-        if [leaf.shape for leaf in program.outputs.leaves] != [()]:
-            raise ValueError(f"target must return one number, got {program.outputs}")
-        refuse_touching("target", program.jaxpr)
-        selection = self.selection
-        selection._check_value(jax.ShapeDtypeStruct((self.candidates,), jnp.int32))
 
     def _draw(self, key: Key, value: Value) -> Candidate:
         scores, dtype = self._scores(value)
@@ -191,7 +204,7 @@ class SubsetEnvelope(SensitivityMechanism):
         """
         value = _checks.real_arrays("value", value)
         self._check_value(value)
-        return _compiled_scores(self, value)
+        return _compiled_scores(self._traced(value), value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         value = _checks.real_arrays("value", value)

@@ -98,7 +98,7 @@ class RandomPair:
             shape, unmapped = norm, target_program
             # Noise is added to the mapped value. Distances are taken between the same numbers, so
             # that the rounding of the map is in them.
-            target_program = Program.trace("target", lambda x: norm.mapped(target(x)), database)
+            target_program = target_program.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
         if in_range := isinstance(norm, str) and norm == "range":

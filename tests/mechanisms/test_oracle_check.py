@@ -182,3 +182,21 @@ def test_size_of_many_records():
         for i in range(10)
     ]
     assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / math.sqrt(len(shares))
+
+
+def test_a_release_is_of_what_its_score_closes_over_by_then():
+    """Of records in [0, 1], scores that are 10 times as large lie in other bins."""
+    factors, key = [1.0], seeded_key(1)
+    check = dpjax.check_oracle(
+        jax.random.key(0),
+        lambda key, n: jax.random.uniform(key, (n,)),
+        n=1000,
+        epsilon=100.0,
+        simulations=19,
+        score=lambda x: x * factors[0],
+    )
+    records = jax.random.uniform(jax.random.key(9), (1000,))
+    before = check(key, records).value.counts
+    factors[0] = 10.0
+    after = check(key, records).value.counts
+    assert int(after[-1]) > 800 > int(before[-1])

@@ -1,5 +1,6 @@
 """The subset envelope: losses against their definition, exact probabilities, and what it is for."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax.mechanisms._block_losses import BlockDesign, doubled_scores, losses_at_ends
@@ -292,3 +294,65 @@ def test_r_squared_of_ten_features():
     print({name: (quantile(name, 0.5), quantile(name, 0.9)) for name in mechanisms})
     assert quantile("envelope", 0.5) <= best / 2
     assert math.isclose(sum(w.sum() for w in weights["envelope"]), 12, rel_tol=1e-3)
+
+
+def envelope(target):
+    return dpjax.subset_envelope(target, 50.0, lower=0, upper=10, blocks=16, size=1, candidates=64)
+
+
+def test_the_program_that_is_drawn_from_is_the_one_that_was_checked():
+    """One that mixes subsets under vmap takes the place of one that was accepted."""
+
+    @custom_vmap
+    def mixed(x):
+        return jnp.mean(x)
+
+    @mixed.def_vmap
+    def _(size, mapped, x):
+        del mapped
+        return jnp.full((size,), jnp.max(x)), True
+
+    mixes = False
+    mechanism = envelope(lambda x: mixed(x) if mixes else jnp.mean(x))
+    records = jnp.zeros(64).at[5].set(9.0)
+    assert mechanism(dpjax.random.seeded_key(1), records).value.index == 0
+    mixes = True
+    for key in (dpjax.random.secure_key(), dpjax.random.seeded_key(1)):
+        with pytest.raises(ValueError, match="must not have a rule for vmap"):
+            mechanism(key, records)
+
+
+def test_a_function_that_reads_state_is_traced_once_for_a_release(key):
+    """The first trace is checked. A second one would be drawn from."""
+    count = itertools.count()
+    mechanism = envelope(lambda x: jnp.mean(x) + next(count))
+    first, second = (mechanism(key, jnp.full(64, 0.5)).value.value for _ in "ab")
+    assert (float(first), float(second)) == pytest.approx((0.5, 1.5), abs=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Two of them are equal, whatever they compute."""
+
+    factor: float = dataclasses.field(compare=False)
+
+    def __call__(self, x):
+        return jnp.mean(x) * self.factor
+
+
+def test_a_release_is_of_its_own_target(key):
+    records = jnp.full(64, 0.5)
+    for factor in (1.0, 10.0):
+        mechanism = envelope(Scaled(factor))
+        middle = float(mechanism(key, records).value.value)
+        assert middle == pytest.approx(0.5 * factor, abs=0.1)
+        best = (int(np.argmax(mechanism.scores(records))) + 0.5) * 10 / 64
+        assert best == pytest.approx(0.5 * factor, abs=0.1)
+
+
+def test_a_release_is_of_what_its_target_closes_over_by_then(key):
+    factors, records = [1.0], jnp.full(64, 0.5)
+    mechanism = envelope(lambda x: jnp.mean(x) * factors[0])
+    assert float(mechanism(key, records).value.value) == pytest.approx(0.5, abs=0.1)
+    factors[0] = 10.0
+    assert float(mechanism(key, records).value.value) == pytest.approx(5, abs=0.1)

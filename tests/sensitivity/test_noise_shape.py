@@ -1,6 +1,7 @@
 """The shape of noise: learned from a sample of its own, and measured as it is released."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -157,3 +158,16 @@ def test_infinite_differences_are_left_out():
 
     found = dpjax.noise_shape(KEY_SHAPE, sometimes, oracle, n=N, m=200)
     assert np.all(np.isfinite(found.matrix))
+
+
+def test_distances_are_of_the_target_that_a_release_is_compared_with(shape):
+    """A target that reads state may compute something else when it is traced again."""
+
+    def sampled(count):
+        def stateful(database):
+            factor = 0.01 if next(count) == 1 else 1.0
+            return jax.tree.map(lambda x: factor * x, target(database))
+
+        return sample(KEY_SAMPLE, target=stateful, norm=shape).value
+
+    assert sampled(itertools.count()) == sampled(itertools.count(2))
