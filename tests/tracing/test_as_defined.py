@@ -195,6 +195,13 @@ def test_a_value_that_is_nan_at_one_place_is_infinitely_far(dims, norm):
         )
 
 
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf", "range"])
+def test_distances_of_nan_are_infinite(norm):
+    values = np.where(np.arange(4800).reshape(400, 12) % 37 == 0, np.nan, 1).astype(np.float32)
+    apart = jax.jit(jax.vmap(lambda x: distance(norm, x, jnp.zeros_like(x))))(values)
+    assert np.array_equal(np.isinf(apart), np.isnan(values).any(1))
+
+
 def test_distances_of_small_integers_do_not_wrap():
     for dtype in ("int8", "uint8", "int16", "uint16", "bool"):
         low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
