@@ -30,6 +30,11 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
     return np.promote_types(np.dtype(dtype), np.float32)
 
 
+def order_like_integers(bits: jax.Array) -> jax.Array:
+    """The bits of floats as integers of the same order; applied twice, it changes nothing."""
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+
 def round_up(exact: Fraction) -> float:
     """The least float64 that is not below an exact rational; ValueError beyond the largest."""
     try:

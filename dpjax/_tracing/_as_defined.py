@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from dpjax._exact._numerics import order_like_integers
 from dpjax._tracing._walks import Equation, aval, bind, equations
 
 _BYTES = frozenset(("int8", "uint8"))
@@ -28,8 +29,8 @@ _ARITHMETIC = frozenset(
         *("rem", "sign", "square", "sub", _CAST),
     )
 )
-_EXTREMA = frozenset(("max", "min"))
-_LARGEST_OR_LEAST = frozenset(("reduce_max", "reduce_min"))
+_CHOICES = {"max": lax.ge, "min": lax.le}
+_EXTREMA = frozenset(("reduce_max", "reduce_min"))
 
 
 def may_differ(jaxpr: jex.Jaxpr) -> bool:
@@ -41,9 +42,12 @@ def as_defined(equation: Equation, operands: list[jax.Array]) -> list[jax.Array]
     """The outputs of such an operation; None for others."""
     if _is_of_bytes(equation):
         return [_of_bytes(equation, operands)]
-    if _ignores_nan(equation):
-        return [_of_all(equation, operands)]
-    return None
+    if not _ignores_nan(equation):
+        return None
+    if equation.primitive.name in _CHOICES:
+        return [_chosen(equation, *operands)]
+    (x,) = operands
+    return None if x.size == 0 else [_extremum(equation, x)]
 
 
 def _is_of_bytes(equation: Equation) -> bool:
@@ -78,27 +82,25 @@ def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _ignores_nan(equation: Equation) -> bool:
-    return equation.primitive.name in _EXTREMA | _LARGEST_OR_LEAST and jnp.issubdtype(
-        aval(equation.outvars[0]).dtype, jnp.floating
-    )
+    name, dtype = equation.primitive.name, aval(equation.outvars[0]).dtype
+    return (name in _CHOICES or name in _EXTREMA) and jnp.issubdtype(dtype, jnp.floating)
 
 
-def _of_all(equation: Equation, operands: list[jax.Array]) -> jax.Array:
-    """An extremum that is NaN if any of the numbers is."""
+def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The larger or lesser of two numbers; NaN if one of them is."""
+    first = _CHOICES[equation.primitive.name](*jnp.broadcast_arrays(x, y)) | jnp.isnan(x)
+    return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
 
-    def with_nan(*numbers: jax.Array) -> jax.Array:
-        if equation.primitive.name in _EXTREMA:
-            strange = jnp.isnan(numbers[0]) | jnp.isnan(numbers[1])
-        else:
-            strange = jnp.any(jnp.isnan(numbers[0]), axis=equation.params["axes"])
-        found = _output(equation, list(numbers))
-        return jnp.where(strange, jnp.full((), jnp.nan, found.dtype), found)
 
-    if not operands[0].ndim:  # Perhaps in the program of a reduction, which has no platform.
-        return with_nan(*operands)
-    return lax.platform_dependent(
-        *operands, cpu=with_nan, default=lambda *numbers: _output(equation, list(numbers))
-    )
+def _extremum(equation: Equation, x: jax.Array) -> jax.Array:
+    """That of many numbers. As integers, NaN lies beyond all others."""
+    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+    whole = jnp.dtype(f"int{8 * wide.dtype.itemsize}")
+    ends = jnp.iinfo(whole)
+    beyond = ends.max if equation.primitive.name == "reduce_max" else ends.min
+    bits = order_like_integers(lax.bitcast_convert_type(wide, whole))
+    found = _output(equation, [jnp.where(jnp.isnan(wide), beyond, bits)])
+    return lax.bitcast_convert_type(order_like_integers(found), wide.dtype).astype(x.dtype)
 
 
 def _output(equation: Equation, operands: list[jax.Array]) -> jax.Array:
