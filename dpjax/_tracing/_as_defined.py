@@ -11,6 +11,8 @@ compiler has a choice then. `global_sensitivity` reads a program as XLA defines 
 and the sampler run it as here.
 """
 
+import functools
+
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -47,7 +49,10 @@ def as_defined(equation: Equation, operands: list[jax.Array]) -> list[jax.Array]
     if equation.primitive.name in _CHOICES:
         return [_chosen(equation, *operands)]
     (x,) = operands
-    return None if x.size == 0 else [_extremum(equation, x)]
+    if x.size == 0:
+        return None
+    of_all, plain = (functools.partial(f, equation) for f in (_extremum, _plain))
+    return [lax.platform_dependent(x, cpu=of_all, default=plain)]
 
 
 def _is_of_bytes(equation: Equation) -> bool:
@@ -101,6 +106,10 @@ def _extremum(equation: Equation, x: jax.Array) -> jax.Array:
     bits = order_like_integers(lax.bitcast_convert_type(wide, whole))
     found = _output(equation, [jnp.where(jnp.isnan(wide), beyond, bits)])
     return lax.bitcast_convert_type(order_like_integers(found), wide.dtype).astype(x.dtype)
+
+
+def _plain(equation: Equation, x: jax.Array) -> jax.Array:
+    return _output(equation, [x])
 
 
 def _output(equation: Equation, operands: list[jax.Array]) -> jax.Array:

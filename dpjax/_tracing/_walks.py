@@ -50,6 +50,14 @@ def called(equation: Equation) -> Any:
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
+def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a `scan` stay the same, and how many it carries. Others are sliced."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    fixed, carried, _ = parameters["ft_in"].unpack()  # From jax 0.11 on.
+    return len(fixed), len(carried)
+
+
 def bind(
     equation: Equation, parameters: dict[str, Any], operands: Sequence[jax.Array]
 ) -> list[jax.Array]:

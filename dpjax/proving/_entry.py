@@ -239,14 +239,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
     )
     if not is_clamp:
         raise RefusalError("the program does not begin with the clamp of its records")
-    return jex.Jaxpr(
-        constvars=jaxpr.constvars,
-        invars=[*jaxpr.invars, *first.outvars],
-        outvars=jaxpr.outvars,
-        eqns=jaxpr.eqns[1:],
-        effects=jaxpr.effects,
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
+    return jaxpr.replace(invars=[*jaxpr.invars, *first.outvars], eqns=jaxpr.eqns[1:])
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:

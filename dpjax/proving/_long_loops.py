@@ -17,7 +17,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._tracing._walks import Atom, aval, live, parts
+from dpjax._tracing._walks import Atom, aval, live, parts, sizes_of_scan
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._invariants import closed, hull
@@ -38,7 +38,7 @@ class LongLoop:
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
         self.body, self.constants = parts(parameters["jaxpr"])
         self.length, self.reverse = parameters["length"], parameters["reverse"]
-        fixed, carries = parameters["num_consts"], parameters["num_carry"]
+        fixed, carries = sizes_of_scan(parameters)
         self.fixed = list(operands[:fixed])
         self.start = list(operands[fixed : fixed + carries])
         self.arrays = list(operands[fixed + carries :])
@@ -261,11 +261,4 @@ def _type(atom: Any) -> tuple[Any, Any]:
 
 
 def _with_outputs(body: jex.Jaxpr, outputs: Sequence[Atom]) -> jex.Jaxpr:
-    return jex.Jaxpr(
-        constvars=body.constvars,
-        invars=body.invars,
-        outvars=list(outputs),
-        eqns=body.eqns,
-        effects=body.effects,
-        debug_info=body.debug_info.with_unknown_names(),
-    )
+    return body.replace(outvars=list(outputs))

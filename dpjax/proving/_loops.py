@@ -9,7 +9,7 @@ carries are sums and counters alone, joining steps changes no bound.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpjax._tracing._walks import live, parts
+from dpjax._tracing._walks import live, parts, sizes_of_scan
 from dpjax.proving._layout import broadcast, cut, join, squeeze
 from dpjax.proving._long_loops import LongLoop, Run
 from dpjax.proving._refusal import RefusalError
@@ -53,8 +53,7 @@ def _smallest(*ways: Callable[[], list[Abstract]]) -> list[Abstract]:
 
 def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
     body, consts = parts(parameters["jaxpr"])
-    length, fixed = parameters["length"], parameters["num_consts"]
-    carries = parameters["num_carry"]
+    length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
     public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
     arrays = operands[fixed + carries :]
     made: list[list[Abstract]] = [[] for _ in body.outvars[carries:]]
