@@ -10,6 +10,8 @@ from jax.custom_batching import custom_vmap
 from scipy import optimize
 
 import dpjax
+from dpjax._tracing._programs import Program
+from dpjax.sensitivity._record_bound import _lengths
 
 STRENGTH, N = 0.1, 40
 FIT = dpjax.targets.logistic_regression(regularization=STRENGTH, dims=3)
@@ -178,3 +180,16 @@ def test_one_in_a_million_from_the_least_pairs():
     found = bound(jax.random.key(5), gamma=1e-6, m=4_605_168, n=10_000)
     assert (found.m, found.gamma) == (4_605_168, 1e-6)
     assert 1.5 / 1000 < found.value < 2 / 1000 + 3e-4
+
+
+@pytest.mark.parametrize("dims", [2, 12, 40])
+def test_rows_that_are_nan_at_one_place_are_infinitely_long(dims):
+    """XLA on a CPU leaves NaN out of a maximum, from some size on."""
+
+    def row(record):
+        return record.at[0].set(jnp.log(record[0]))  # NaN for half of all records.
+
+    oracle = dpjax.oracles.independent(lambda key: jax.random.normal(key, (dims,)))
+    program = Program.trace("row", row, jax.ShapeDtypeStruct((dims,), jnp.float32))
+    lengths = _lengths(jax.random.key(0), oracle, program, 10, 2000)
+    assert np.mean(np.isinf(lengths)) == pytest.approx(0.75, abs=0.05)
