@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, SupportsFloat, cast
 
@@ -11,6 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 _LEAST = np.finfo(np.float32).tiny
@@ -33,6 +34,19 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
 def order_like_integers(bits: jax.Array) -> jax.Array:
     """The bits of floats as integers of the same order; applied twice, it changes nothing."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+
+def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest: bool) -> jax.Array:
+    """The largest or the least of floats, by a reduction of integers; NaN if one of them is NaN.
+
+    XLA on a CPU may leave NaN out of an extremum of floats.
+    """
+    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+    whole = jnp.dtype(f"int{8 * wide.dtype.itemsize}")
+    beyond = jnp.iinfo(whole).max if largest else jnp.iinfo(whole).min  # The bits of a NaN.
+    ordered = order_like_integers(lax.bitcast_convert_type(wide, whole))
+    found = order_like_integers(reduce(jnp.where(jnp.isnan(wide), beyond, ordered)))
+    return lax.bitcast_convert_type(found, wide.dtype).astype(x.dtype)
 
 
 def round_up(exact: Fraction) -> float:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._exact._numerics import order_like_integers
+from dpjax._exact._numerics import extremum
 from dpjax._tracing._walks import Equation, aval, bind, equations
 
 _BYTES = frozenset(("int8", "uint8"))
@@ -98,14 +98,11 @@ def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _extremum(equation: Equation, x: jax.Array) -> jax.Array:
-    """That of many numbers. As integers, NaN lies beyond all others."""
-    wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
-    whole = jnp.dtype(f"int{8 * wide.dtype.itemsize}")
-    ends = jnp.iinfo(whole)
-    beyond = ends.max if equation.primitive.name == "reduce_max" else ends.min
-    bits = order_like_integers(lax.bitcast_convert_type(wide, whole))
-    found = _output(equation, [jnp.where(jnp.isnan(wide), beyond, bits)])
-    return lax.bitcast_convert_type(order_like_integers(found), wide.dtype).astype(x.dtype)
+    return extremum(
+        x,
+        lambda integers: _output(equation, [integers]),
+        largest=equation.primitive.name == "reduce_max",
+    )
 
 
 def _plain(equation: Equation, x: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, extremum
 from dpjax._tracing._programs import Unchanging
 
 
@@ -36,8 +36,7 @@ def _linf(difference: Value) -> jax.Array:
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """The maximum, or NaN if there is one: XLA on a CPU may leave it out."""
-    return jnp.where(jnp.any(jnp.isnan(x)), jnp.full((), jnp.nan, x.dtype), jnp.max(x))
+    return extremum(x, jnp.max, largest=True)
 
 
 def _hamming(difference: Value) -> jax.Array:
