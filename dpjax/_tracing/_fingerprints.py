@@ -20,8 +20,8 @@ from dpjax._tracing._walks import Atom, aval, live, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the mesh that was set
 # around it, which intermediate values derivatives may keep, and functions of Python. The functions
-# are rules for derivatives, which are not run, and for `custom_vmap`, which compute the same value;
-# that of a reduction stands beside its program.
+# are rules for derivatives, which are not run, and for `custom_vmap`, of which `Program` hashes a
+# batch; that of a reduction stands beside its program.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),

@@ -124,12 +124,12 @@ class Program:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of operations, constants and configuration; needs concrete constants."""
-        return digest(self.jaxpr, self.configuration)
+        return _digest(self.jaxpr, self.configuration)
 
     @property
     def is_unchanged(self) -> bool:
         """Whether nobody has written to an array of the caller, or to JAX's configuration."""
-        return digest(self.traced, _configuration()) == self.fingerprint
+        return _digest(self.traced, _configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
         """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
@@ -334,10 +334,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
     """Refuses programs that could raise, print or remember when they see a private database."""
     seen = list(equations(traced.jaxpr))
     if any(map(has_users_rule, seen)):
-        # A rule may run other operations than the function, so a batch of two is traced, too.
-        shapes = map(aval, traced.jaxpr.invars)
-        two = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in shapes]
-        seen += equations(jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two).jaxpr)
+        seen += equations(_batch_of_two(traced).jaxpr)
     for equation in seen:
         operation = equation.primitive.name
         if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
@@ -350,6 +347,20 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
     effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
     if effects:
         raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
+
+
+def _digest(traced: jex.ClosedJaxpr, configuration: tuple[object, ...]) -> str:
+    """Of a program, and of what `vmap` makes of it by rules of the user's."""
+    if any(map(has_users_rule, equations(traced.jaxpr))):
+        return digest(traced, configuration, _batch_of_two(traced))
+    return digest(traced, configuration)
+
+
+def _batch_of_two(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """A program under `vmap`: a rule may run other operations than the function."""
+    shapes = map(aval, traced.jaxpr.invars)
+    two = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in shapes]
+    return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two)
 
 
 def _configuration() -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jax.experimental import checkify, io_callback
 from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -453,3 +454,24 @@ def test_a_mesh_that_is_set_does_not_matter():
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]), ())):
         inside = fingerprint(target)
     assert inside == fingerprint(target)
+
+
+def mean_by_a_rule(factor):
+    @custom_vmap
+    def mean(x):
+        return jnp.mean(x)
+
+    @mean.def_vmap
+    def _(size, mapped, x):
+        del size, mapped
+        return factor * jnp.mean(x, 1), True
+
+    return lambda x: mean(x)
+
+
+def test_a_rule_for_vmap_is_part_of_the_program():
+    """Releases of many databases follow it."""
+    assert fingerprint(mean_by_a_rule(1.0)) == fingerprint(mean_by_a_rule(1.0))
+    assert fingerprint(mean_by_a_rule(1.0)) != fingerprint(mean_by_a_rule(1000.0))
+    program = trace(mean_by_a_rule(1.0))
+    program.check_unchanged("target")
