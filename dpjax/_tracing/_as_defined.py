@@ -87,8 +87,9 @@ def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _ignores_nan(equation: Equation) -> bool:
-    name, dtype = equation.primitive.name, aval(equation.outvars[0]).dtype
-    return (name in _CHOICES or name in _EXTREMA) and jnp.issubdtype(dtype, jnp.floating)
+    if equation.primitive.name not in _EXTREMA | _CHOICES.keys():  # Some others have no outputs.
+        return False
+    return jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
 
 
 def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:

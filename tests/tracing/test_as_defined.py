@@ -215,3 +215,13 @@ def test_programs_without_bytes_are_left_alone():
     program = Program.trace("target", lambda x: x.astype(jnp.int16).sum(), spec)
     again = jax.make_jaxpr(program)(spec)
     assert str(again.jaxpr.eqns[-1]) == str(program.jaxpr.jaxpr.eqns[-1])
+
+
+def test_an_operation_may_have_no_outputs():
+    """As what JAX leaves of a derivative."""
+
+    def target(x):
+        return jax.grad(lambda x: jnp.linalg.inv(jnp.outer(x, x) + jnp.eye(3)).sum())(x).max()
+
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_allclose(run(target, x), target(x), rtol=1e-5)
