@@ -2,13 +2,13 @@
 
 Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK. That takes
 numbers of 8 bits for approximate ones: it rounds casts from floats or leaves them out, divides as
-floats do, and does not wrap. And its maximum of NaN and a number is the number. So a program has
-other values than by itself, if it is compiled with other operations or for many databases at once.
-They may lie further from those of a neighbor than was proved or sampled.
+floats do, and does not wrap. And its maximum of NaN and a number is the number. So one operation
+gives other values, depending on what it is compiled with and on how many databases. They may lie
+further from those of a neighbor than was proved or sampled.
 
-So 8 bits are computed in 32 here, and fit into 8 before they are cast; and NaN is looked for. No
-compiler has a choice then. `global_sensitivity` reads a program as XLA defines it, and a release
-and the sampler run it as here.
+So 8 bits are computed in 32 here, and fit into 8 before they are cast; and an extremum is NaN if a
+number is. No compiler has a choice then. `global_sensitivity` reads a program as XLA defines it,
+and a release and the sampler run it as here.
 """
 
 import functools
@@ -24,14 +24,14 @@ from dpjax._tracing._walks import Equation, aval, bind, equations
 
 _BYTES = frozenset(("int8", "uint8"))
 _CAST = "convert_element_type"
-# All that compute numbers from numbers in the same place, but for operations on bits.
+# All that compute numbers from numbers in the same place, except operations on bits.
 _ARITHMETIC = frozenset(
     (
         *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
         *("rem", "sign", "square", "sub", _CAST),
     )
 )
-_CHOICES = {"max": lax.ge, "min": lax.le}
+_CHOICES = {"max": lax.gt, "min": lax.lt}
 _EXTREMA = frozenset(("reduce_max", "reduce_min"))
 
 
@@ -71,6 +71,8 @@ def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """What a cast to 8 bits makes of a number, as a number that needs no rounding or wrapping."""
     if x.dtype == bool or x.dtype == dtype:
         return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.real(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return _wrapped(lax.convert_element_type(x, jnp.int32), dtype)
     if x.dtype.itemsize < 4:
@@ -94,7 +96,10 @@ def _ignores_nan(equation: Equation) -> bool:
 
 def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
     """The larger or lesser of two numbers; NaN if one of them is."""
-    first = _CHOICES[equation.primitive.name](*jnp.broadcast_arrays(x, y)) | jnp.isnan(x)
+    x, y = jnp.broadcast_arrays(x, y)
+    further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
+    # Of two zeros, 0.0 is larger than -0.0.
+    first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
     return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
 
 

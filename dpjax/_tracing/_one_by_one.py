@@ -1,4 +1,4 @@
-"""Running traced programs: operations that `vmap` must not compute together, or XLA otherwise.
+"""Running traced programs: what `vmap` must not compute together, and as XLA defines it.
 
 LAPACK calls, and convolutions by many kernels, are kept apart.
 

@@ -51,8 +51,8 @@ class Program:
     input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes
     of the program, and are no part of the fingerprint.
 
-    Nobody can write to its arrays. So whatever is traced or compiled later, for other devices or
-    inside of other programs, has the fingerprint that the program had at first.
+    Nobody can write to its arrays, except those of rules for `vmap`. So whatever is traced or
+    compiled later, for other devices or inside of other programs, computes what was fingerprinted.
 
     Attributes:
         traced: what JAX traced, with the arrays of the caller.
@@ -128,7 +128,7 @@ class Program:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether nobody has written to an array of the caller, or to JAX's configuration."""
+        """Whether the caller's arrays and JAX's configuration are as they were at its trace."""
         return _digest(self.traced, _configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
@@ -350,7 +350,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 
 def _digest(traced: jex.ClosedJaxpr, configuration: tuple[object, ...]) -> str:
-    """Of a program, and of what `vmap` makes of it by rules of the user's."""
+    """Of a program, and of what rules of the user's for `vmap` make of a batch of two."""
     if any(map(has_users_rule, equations(traced.jaxpr))):
         return digest(traced, configuration, _batch_of_two(traced))
     return digest(traced, configuration)
@@ -360,7 +360,8 @@ def _batch_of_two(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """A program under `vmap`: a rule may run other operations than the function."""
     shapes = map(aval, traced.jaxpr.invars)
     two = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in shapes]
-    return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two)
+    with jax.default_matmul_precision("highest"):
+        return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two)
 
 
 def _configuration() -> tuple[object, ...]:

@@ -173,14 +173,28 @@ def _replaced_rule(
         mapped_outputs.append(mapping)
         return values
 
-    program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*operands)
+    with jax.default_matmul_precision("highest"):
+        program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*operands)
     leaves = replaced(program, jax.tree.leaves(operands), replacement)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves), mapped_outputs[0]
 
 
 def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Shapes and dtypes, to trace a program with them anew."""
-    return [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals]
+    """Shapes and dtypes, and how arrays lie on devices, to trace a program with them anew."""
+    return [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, **_placement(x))
+        for x in avals
+    ]
+
+
+def _placement(shaped: Any) -> dict[str, Any]:
+    """Over which axes of a mesh an array is spread, or varies inside of `shard_map`."""
+    sharding = getattr(shaped, "sharding", None)
+    kind = getattr(shaped, "manual_axis_type", None)
+    varies = kind is not None and kind.varying
+    spread = sharding is not None and any(axis is not None for axis in sharding.spec)
+    found: dict[str, Any] = {"sharding": sharding} if varies or spread else {}
+    return found | {"manual_axis_type": kind} if varies else found
 
 
 def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:

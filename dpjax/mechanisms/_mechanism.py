@@ -306,7 +306,7 @@ class SensitivityMechanism(abc.ABC):
     def _traced(self, arrays: Value) -> Self:
         """The mechanism with programs in the place of functions of the user.
 
-        Compiled draws are kept by what they hold. A function may change, or equal another one.
+        Compiled draws are found by what they hold. A function may change, or be == to another one.
         """
         del arrays
         return self

@@ -1,5 +1,6 @@
 """8 bits and extrema of NaN are what XLA defines, also where jaxlib hands them to YNNPACK."""
 
+import functools
 import operator
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import dpjax
 from dpjax._tracing._programs import Program
@@ -225,3 +227,43 @@ def test_an_operation_may_have_no_outputs():
 
     x = np.array([1, 2, 3], np.float32)
     np.testing.assert_allclose(run(target, x), target(x), rtol=1e-5)
+
+
+def test_casts_from_complex_numbers_are_those_of_their_real_parts():
+    z = jnp.array([1.5, -2.5, 300, -300, 127.7], jnp.complex64)
+    for dtype in DTYPES:
+        cast = functools.partial(lax.convert_element_type, new_dtype=jnp.dtype(dtype))
+        assert np.array_equal(run(cast, z), cast(z.real))
+
+
+def test_zeros_keep_their_order():
+    x, y = jnp.array([-0.0, 0.0, -0.0, 0.0]), jnp.array([0.0, -0.0, -0.0, 0.0])
+    for extremum in (jnp.maximum, jnp.minimum):
+        assert np.array_equal(np.signbit(run(extremum, x, y)), np.signbit(extremum(x, y)))
+
+
+LOOPS = {
+    "scan": lambda x: lax.scan(lambda c, a: (jnp.maximum(c, a), None), x[0], x)[0][None],
+    "fori_loop": lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.maximum(c, x), x),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_inside_of_shard_map_keep_what_varies(loop):
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,))
+    over = PartitionSpec("a")
+    spread = jax.shard_map(LOOPS[loop], mesh=mesh, in_specs=over, out_specs=over)
+    x = np.arange(4, dtype=np.float32)
+    assert np.array_equal(run(lambda x: spread(x), x), LOOPS[loop](x))
+
+
+def test_loops_over_spread_arrays_keep_where_these_are():
+    with jax.set_mesh(jax.make_mesh((1,), ("a",), axis_types=(AxisType.Explicit,))):
+
+        def largest(x):
+            start = jax.reshard(x, PartitionSpec("a"))
+            rows = jax.reshard(jnp.ones((2, 4)), PartitionSpec(None, "a"))
+            return lax.scan(lambda c, row: (jnp.maximum(c, row), None), start, rows)[0]
+
+        x = np.arange(4, dtype=np.float32)
+        assert np.array_equal(run(largest, x), np.maximum(x, 1))
