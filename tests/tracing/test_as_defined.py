@@ -229,6 +229,7 @@ def test_an_operation_may_have_no_outputs():
     np.testing.assert_allclose(run(target, x), target(x), rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # NumPy and JAX warn of them.
 def test_casts_from_complex_numbers_are_those_of_their_real_parts():
     z = jnp.array([1.5, -2.5, 300, -300, 127.7], jnp.complex64)
     for dtype in DTYPES:
