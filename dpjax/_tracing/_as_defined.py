@@ -2,9 +2,9 @@
 
 Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK. That takes
 numbers of 8 bits for approximate ones: it rounds casts from floats or leaves them out, divides as
-floats do, and does not wrap. And its maximum of NaN and a number is the number. So one operation
-gives other values, depending on what it is compiled with and on how many databases. They may lie
-further from those of a neighbor than was proved or sampled.
+floats do, and does not wrap. And its maximum of NaN and a number is the number. So the value of
+an operation depends on the operations around it, and on the size of a batch. Values of neighbors
+may lie further apart than was proved or sampled.
 
 So 8 bits are computed in 32 here, and fit into 8 before they are cast; and an extremum is NaN if a
 number is. No compiler has a choice then. `global_sensitivity` reads a program as XLA defines it,

@@ -19,9 +19,9 @@ from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the mesh that was set
-# around it, which intermediate values derivatives may keep, and functions of Python. The functions
-# are rules for derivatives, which are not run, and for `custom_vmap`, of which `Program` hashes a
-# batch; that of a reduction stands beside its program.
+# around it, which intermediate values derivatives may keep, and functions of Python. Rules for
+# derivatives are not run. `Program` hashes what rules for `custom_vmap` compute. The function of a
+# reduction stands beside its program.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),

@@ -51,8 +51,8 @@ class Program:
     input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes
     of the program, and are no part of the fingerprint.
 
-    Nobody can write to its arrays, except those of rules for `vmap`. So whatever is traced or
-    compiled later, for other devices or inside of other programs, computes what was fingerprinted.
+    Nobody else can write to its arrays. So it computes the same for as long as it lives, also for
+    other devices and inside of other programs. Rules for `vmap` have the arrays of the caller.
 
     Attributes:
         traced: what JAX traced, with the arrays of the caller.
@@ -350,7 +350,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 
 def _digest(traced: jex.ClosedJaxpr, configuration: tuple[object, ...]) -> str:
-    """Of a program, and of what rules of the user's for `vmap` make of a batch of two."""
+    """A hash of a program. If the user wrote rules for `vmap`, a batch of two is hashed, too."""
     if any(map(has_users_rule, equations(traced.jaxpr))):
         return digest(traced, configuration, _batch_of_two(traced))
     return digest(traced, configuration)

@@ -158,12 +158,6 @@ class RandomPair:
         return self.target, self.oracle, self.norm
 
     @property
-    def parts(self) -> tuple[Program, ...]:
-        """The programs of the shortcuts."""
-        sums = () if self.sums is None else (self.sums.statistic, self.sums.finish)
-        return sums if self.two_records is None else (*sums, self.two_records)
-
-    @property
     def released(self) -> Program:
         """The target as it is called for a release."""
         return self.target if self.unmapped is None else self.unmapped

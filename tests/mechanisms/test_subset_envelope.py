@@ -332,7 +332,7 @@ def test_a_function_that_reads_state_is_traced_once_for_a_release(key):
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """Two of them are equal, whatever they compute."""
+    """All of them are equal. They compute different numbers."""
 
     factor: float = dataclasses.field(compare=False)
 
