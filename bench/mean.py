@@ -17,9 +17,7 @@ N, GAMMA = 1000, 0.05
 R_SECONDS = 0.638
 BLOCK = 256  # The fastest of 64 to 2,048 for NumPy: 1 MiB of records.
 DRAWING = "drawing normals is most of the time on both sides"
-OVERHEAD = (
-    "tracing and checks of Python take longer than the pairs, and so do 100 whole databases"
-)
+OVERHEAD = "tracing and checks of Python take longer than the pairs, and so do 100 whole databases"
 PART = 10**5  # NumPy takes minutes for 10^7 pairs, and its time grows linearly.
 
 
