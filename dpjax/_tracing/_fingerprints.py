@@ -20,8 +20,8 @@ from dpjax._tracing._walks import Atom, aval, live, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the mesh that was set
 # around it, which intermediate values derivatives may keep, and functions of Python. Rules for
-# derivatives are not run. `Program` hashes what rules for `custom_vmap` compute. The function of a
-# reduction stands beside its program.
+# derivatives are not run, and of rules for `vmap` only those of dpjax. The function of a reduction
+# stands beside its program.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),

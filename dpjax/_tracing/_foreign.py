@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._tracing._by_value import is_installed
+from dpjax._tracing._rules_for_vmap import without_rules
 from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
 # Libraries build their operations from those of others, but not without end.
@@ -43,6 +44,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
                     f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"
                     f" {implementation.name!r}: nothing shows what it computes"
                 )
+        traced = without_rules(traced)
         foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}
         if not foreign:
             break

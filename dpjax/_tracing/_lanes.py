@@ -18,9 +18,9 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._tracing._foreign import is_own, key_implementations
-from dpjax._tracing._lapack import has_users_rule
 from dpjax._tracing._one_by_one import traced_lane
 from dpjax._tracing._programs import refuse_outside_code
+from dpjax._tracing._rules_for_vmap import looks_at_other_lanes
 from dpjax._tracing._walks import JITS, Equation, aval, equations
 
 # Under `vmap` all lanes get bits of the first lane's key.
@@ -74,8 +74,8 @@ def _touching(traced: jex.ClosedJaxpr) -> str | None:
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
         operation = equation.primitive.name
-        if has_users_rule(equation):
-            return "have a rule for vmap of its own (custom_vmap); leave that to JAX"
+        if looks_at_other_lanes(equation):
+            return "call what dpjax computes for all lanes together, such as a mechanism"
         if operation in _FIRST_KEY_FOR_ALL:
             return f"draw by {operation}; draw with jax.random"
         if operation in _OPAQUE or not is_own(equation.primitive):

@@ -37,12 +37,6 @@ class OneByOne(functools.partial[Any]):
     """A rule for `vmap` under which every lane computes what it computes alone."""
 
 
-def has_users_rule(equation: Equation) -> bool:
-    """Whether an operation has a rule for `vmap` that the user wrote."""
-    rule = getattr(equation.params.get("rule"), "rule", None)
-    return equation.primitive.name == "custom_vmap_call" and not isinstance(rule, OneByOne)
-
-
 def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
     """A call that `vmap` computes by a rule."""
     computed = custom_vmap(lambda *operands: call(*operands))

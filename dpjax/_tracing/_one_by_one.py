@@ -15,11 +15,12 @@ from jax import lax
 
 from dpjax._core._types import PyTree
 from dpjax._tracing._as_defined import as_defined, may_differ
-from dpjax._tracing._lapack import NAMES, OneByOne, has_users_rule, one_matrix_each, with_rule
+from dpjax._tracing._lapack import NAMES, OneByOne, one_matrix_each, with_rule
+from dpjax._tracing._rules_for_vmap import without_rules
 from dpjax._tracing._walks import Equation, bind, primitives, replaced
 
 _CONVOLUTION = "conv_general_dilated"
-_CONCERNED = NAMES | {_CONVOLUTION, "custom_vmap_call"}
+_CONCERNED = NAMES | {_CONVOLUTION}
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
@@ -41,6 +42,7 @@ def traced_lane(
         return function(*arguments)
 
     traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    traced = without_rules(traced)
 
     def lane(*arguments: PyTree) -> PyTree:
         found = evaluate(traced, *jax.tree.leaves(arguments))
@@ -63,8 +65,6 @@ def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
         return one_matrix_each(equation, operands)
     if name == _CONVOLUTION:
         return [_kernel_by_kernel(lambda *xs: bind(equation, equation.params, xs)[0])(*operands)]
-    if name == "custom_vmap_call" and not has_users_rule(equation):
-        return bind(equation, equation.params, operands)  # It was replaced before.
     return None
 
 

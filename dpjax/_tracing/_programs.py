@@ -18,11 +18,11 @@ from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
-from dpjax._tracing._lapack import NAMES, has_users_rule
+from dpjax._tracing._lapack import NAMES
 from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
 from dpjax._tracing._own_arrays import with_own_arrays
-from dpjax._tracing._walks import Equation, aval, equations, primitives, reached_from
+from dpjax._tracing._walks import Equation, equations, primitives, reached_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -48,11 +48,11 @@ class Program:
 
     Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
     reuses the compiled program. One that calls the host has the origin of its database as a first
-    input, see `dpjax._tracing._origins`; `settings` say where such calls run and what `vmap` makes
-    of the program, and are no part of the fingerprint.
+    input, see `dpjax._tracing._origins`; `settings` say where such calls run, and are no part of
+    the fingerprint.
 
     Nobody else can write to its arrays. So it computes the same for as long as it lives, also for
-    other devices and inside of other programs. Rules for `vmap` have the arrays of the caller.
+    other devices and inside of other programs. The user's rules for `vmap` are left out.
 
     Attributes:
         traced: what JAX traced, with the arrays of the caller.
@@ -60,7 +60,7 @@ class Program:
         inputs: structure, shapes and dtypes of the arguments.
         outputs: those of the results.
         configuration: the settings of JAX that change what it computes.
-        settings: where code on the host runs, and rules for `vmap`.
+        settings: where code on the host runs.
     """
 
     traced: jex.ClosedJaxpr
@@ -102,9 +102,6 @@ class Program:
                 jaxpr, outputs = _traced(with_origin)(_origins.SPEC, *arguments)
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
-        # Two programs that compute the same may have other rules for `vmap` of the user's.
-        rules = (x.params["rule"] for x in equations(jaxpr.jaxpr) if has_users_rule(x))
-        settings += [getattr(rule, "rule", rule) for rule in rules]
         own = with_own_arrays(jaxpr)
         program = cls(jaxpr, own, *specs, _configuration(), tuple(settings))
         if kept is not None:
@@ -124,12 +121,12 @@ class Program:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of operations, constants and configuration; needs concrete constants."""
-        return _digest(self.jaxpr, self.configuration)
+        return digest(self.jaxpr, self.configuration)
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the caller's arrays and JAX's configuration are as they were at its trace."""
-        return _digest(self.traced, _configuration()) == self.fingerprint
+        return digest(self.traced, _configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
         """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
@@ -332,10 +329,7 @@ def _host_call(equation: Equation) -> HostCall | None:
 
 def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
     """Refuses programs that could raise, print or remember when they see a private database."""
-    seen = list(equations(traced.jaxpr))
-    if any(map(has_users_rule, seen)):
-        seen += equations(_batch_of_two(traced).jaxpr)
-    for equation in seen:
+    for equation in equations(traced.jaxpr):
         operation = equation.primitive.name
         if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
             raise ValueError(
@@ -347,21 +341,6 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
     effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
     if effects:
         raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
-
-
-def _digest(traced: jex.ClosedJaxpr, configuration: tuple[object, ...]) -> str:
-    """A hash of a program. If the user wrote rules for `vmap`, a batch of two is hashed, too."""
-    if any(map(has_users_rule, equations(traced.jaxpr))):
-        return digest(traced, configuration, _batch_of_two(traced))
-    return digest(traced, configuration)
-
-
-def _batch_of_two(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """A program under `vmap`: a rule may run other operations than the function."""
-    shapes = map(aval, traced.jaxpr.invars)
-    two = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in shapes]
-    with jax.default_matmul_precision("highest"):
-        return jax.make_jaxpr(jax.vmap(jex.jaxpr_as_fun(traced)))(*two)
 
 
 def _configuration() -> tuple[object, ...]:

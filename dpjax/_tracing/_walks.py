@@ -1,7 +1,6 @@
 """Walks over traced code: its operations, their dependencies, and running them one by one."""
 
 import collections
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -9,8 +8,6 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.extend.core as jex
 from jax.sharding import AbstractMesh
-
-from dpjax._core._types import PyTree
 
 Equation: TypeAlias = jex.JaxprEqn
 Atom: TypeAlias = jex.Var | jex.Literal
@@ -132,12 +129,11 @@ def replaced(
                 axis_names=given["newly_manual_axes"],
                 check_vma=given["check_vma"],
             )(*operands)
+        if name == "custom_vmap_call":  # Of dpjax, see `_rules_for_vmap.py`.
+            return bind(equation, equation.params, operands)
         parameters = {
             name: _replaced_inside(value, replacement) for name, value in equation.params.items()
         }
-        if name == "custom_vmap_call":
-            rule = equation.params["rule"]
-            parameters["rule"] = functools.partial(_replaced_rule, replacement, rule)
         return bind(equation, parameters, operands)
 
     return run(program, operands, operation)
@@ -156,27 +152,6 @@ def _replaced_inside(value: Any, replacement: Replacement) -> Any:
         items = [_replaced_inside(item, replacement) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
-
-
-def _replaced_rule(
-    replacement: Replacement,
-    rule: Callable[..., tuple[PyTree, PyTree]],
-    axis_size: int,
-    mapped: list[bool],
-    *operands: PyTree,
-) -> tuple[PyTree, PyTree]:
-    """A rule for `vmap` of the user's, with replacements in the program that it runs."""
-    mapped_outputs: list[PyTree] = []
-
-    def outputs(*operands: PyTree) -> PyTree:
-        values, mapping = rule(axis_size, mapped, *operands)
-        mapped_outputs.append(mapping)
-        return values
-
-    with jax.default_matmul_precision("highest"):
-        program, shapes = jax.make_jaxpr(outputs, return_shape=True)(*operands)
-    leaves = replaced(program, jax.tree.leaves(operands), replacement)
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves), mapped_outputs[0]
 
 
 def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -264,8 +264,7 @@ def subset_envelope(
             target closes over a traced value.
         ValueError: if a number is out of range, or there are more than 10^6 subsets; at a release,
             if there are too few records, or the target does not return one number, or does what
-            could mix subsets under `vmap` (a rule of its own, keys of "rbg", code that JAX does not
-            see).
+            could mix subsets under `vmap` (keys of "rbg", code that JAX does not see).
 
     Formal guarantees:
         epsilon-DP when one record is replaced, for any target, by the proof in

@@ -101,7 +101,7 @@ def independent(
         TypeError: if an argument is not a function; later, if `oracle.log_prob` is called and none
             was given.
         ValueError: later, when records are drawn, if one may depend on others under `vmap`. That is
-            possible with keys of rbg, a custom rule for `vmap`, or operations that are not JAX's.
+            possible with keys of rbg, or with operations that are not JAX's.
 
     Formal guarantees:
         Records are independent and identically distributed, as far as keys are. Exchangeable

@@ -229,9 +229,8 @@ def _refuse_a_batch_of_its_own(found: _Found) -> None:
         raise ValueError(
             "target computes something else for many databases at once, as the sampler runs it,"
             f" than for one alone, as a release does: values differ by up to {found.alone:.3g}, and"
-            f" replacing a record moves them by up to {found.replaced:.3g}. Its rule for jax.vmap"
-            " (custom_vmap) may be wrong, or a host function may not return the same value twice."
-            " If rounding is the cause, compute in float64"
+            f" replacing a record moves them by up to {found.replaced:.3g}. A host function"
+            " may not return the same value twice. If rounding is the cause, compute in float64"
         )
 
 

@@ -67,10 +67,10 @@ def record_bound(
 
     Raises:
         TypeError: if the oracle does not draw independent records, or something is no function.
-        ValueError: if a number is out of range, rows under `vmap` may touch each other, as with a
-            rule of their own, or the target's value is not like a row. An
-            intercept needs a constant feature in every row, whose weight is penalized as well. With
-            a free intercept the bound is false: a record with row 0 moves the weights by its label.
+        ValueError: if a number is out of range, rows under `vmap` may touch each other, as with
+            keys of rbg, or the target's value is not like a row. An intercept needs a constant
+            feature in every row, whose weight is penalized as well. With a free intercept the bound
+            is false: a record with row 0 moves the weights by its label.
 
     Formal guarantees:
         That of `dpjax.sample_sensitivity` in its place: P(G <= value) >= 1 - gamma with the stated

@@ -124,7 +124,7 @@ def sample_sensitivity(
             or the number of records that it is asked for; if the target depends on the order of the
             records, or has another value in a batch than alone; if a function is made of operations
             or keys that are not JAX's own; if databases under `vmap` may touch each other in oracle
-            or norm, as with a rule for `vmap` of its own or keys of rbg; if the estimate is
+            or norm, as with keys of rbg; if the estimate is
             infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
             or corrupted; if processes make different calls.
         RuntimeError: if a host target fails; if another process of the call fails, is interrupted,

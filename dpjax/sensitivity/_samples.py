@@ -57,8 +57,7 @@ def sensitivity_samples(
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
         ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
-            the number of records that it is asked for, or oracle or norm has a rule for `vmap` of
-            its own; if processes make different calls.
+            the number of records that it is asked for; if processes make different calls.
         RuntimeError: if a host target fails, or another process of the call.
 
     Formal guarantees:

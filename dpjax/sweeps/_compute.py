@@ -33,7 +33,6 @@ def compute(
     axes: Sequence[Axis],
     repeats: int,
     size: int,
-    fingerprint: str,
     devices: tuple[Device | None, ...],
     claim: Claim,
     keep: Keep,
@@ -63,7 +62,7 @@ def compute(
         mesh = row_of(layout.local.values())
         with within(mesh):
             words = part.words[padded]
-            out = _run_chunk(key, words, values, cut=part.cut, fingerprint=fingerprint, mesh=mesh)
+            out = _run_chunk(key, words, values, cut=part.cut, mesh=mesh)
         return of_chunks, out
 
     def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
@@ -82,20 +81,12 @@ def compute(
 
 
 def _run_chunk(
-    key: Key,
-    words: np.ndarray,
-    values: PyTree,
-    *,
-    cut: Cut,
-    fingerprint: str,
-    mesh: Mesh | None,
+    key: Key, words: np.ndarray, values: PyTree, *, cut: Cut, mesh: Mesh | None
 ) -> list[jax.Array]:
     """The outputs of the cells of a chunk: its keys, then its draws, then the rest."""
     keys, kind = _compiled_keys(key, words, mesh=mesh), jax.random.key_impl(key)
     drawn = [_compiled_draw(keys, program=draw, kind=kind, mesh=mesh) for draw in cut.draws]
-    return _compiled_rest(
-        keys, values, drawn, program=cut.rest, fingerprint=fingerprint, kind=kind, mesh=mesh
-    )
+    return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)
 
 
 # Keys travel as words: `jax.debug_key_reuse` would take each program for another use of a key.
@@ -117,19 +108,16 @@ def _compiled_draw(
     return on_every(mesh, chunk, (SPREAD,))(keys)
 
 
-@functools.partial(jax.jit, static_argnames=("program", "fingerprint", "kind", "mesh"))
+@functools.partial(jax.jit, static_argnames=("program", "kind", "mesh"))
 def _compiled_rest(
     keys: jax.Array,
     values: PyTree,
     drawn: PyTree,
     *,
     program: Program,
-    fingerprint: str,  # For JAX's cache, which sees only the names of the user's rules for `vmap`.
     kind: Hashable,
     mesh: Mesh | None,
 ) -> list[jax.Array]:
-    del fingerprint
-
     def chunk(keys: jax.Array, values: PyTree, drawn: PyTree) -> list[jax.Array]:
         keys = jax.random.wrap_key_data(keys, impl=kind)
         return jax.tree.leaves(jax.vmap(program)(keys, values, *drawn))

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpjax._core._pytree import TreeSpec
@@ -103,14 +102,11 @@ class _Walked:
         return value
 
     def _from_key(self) -> list[_Step]:
-        """The operations of random numbers that depend on the key and on constants alone.
-
-        None depends on a rule for `vmap` of the user's: no fingerprint of a draw shows such a rule.
-        """
+        """The operations of random numbers that depend on the key and on constants alone."""
         found, known, from_key = list[_Step](), {*self._constants}, {self._inputs[0]}
         for step in self._steps:
             if others := {operand for operand in step.operands if operand not in known}:
-                if others <= from_key and not _has_rule_of_a_user(step.equation):
+                if others <= from_key:
                     from_key.update(step.outputs)
                     found += [step] if _is_random(step.equation) else []
             else:
@@ -151,12 +147,6 @@ class _Walked:
 
 def _is_random(equation: Equation) -> bool:
     return equation.primitive.name in _RANDOM or generates_words(equation)
-
-
-def _has_rule_of_a_user(equation: Equation) -> bool:
-    inside = [x for inner in jex.jaxprs_in_params(equation.params) for x in equations(inner)]
-    names = {x.primitive.name for x in (equation, *inside)}
-    return "custom_vmap_call" in names and not _is_random(equation)
 
 
 def _is_key(variable: Any) -> bool:

@@ -12,9 +12,7 @@ from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee
 from dpjax._running._layout import Device
 from dpjax._running._memory import fitting
-from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
-from dpjax._tracing._walks import primitives
 from dpjax.sweeps._axes import Axis
 from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
 from dpjax.sweeps._cut import Cut, cut_at_draws
@@ -62,21 +60,6 @@ class Part:
         nodes = jax.tree.leaves(self.program.outputs.tree(), is_leaf=is_guarantee)
         relations = {str(node.relation) for node in nodes if is_guarantee(node)}
         return relations.pop() if len(relations) == 1 else None
-
-    def fingerprint_of_chunks(self, size: int) -> str:
-        """The fingerprint of the program that chunks run.
-
-        Under `vmap` a user's own rule may run, which the program's fingerprint leaves out. Nobody
-        checks that the rule computes the same value.
-        """
-        if "custom_vmap_call" not in primitives(self.program.jaxpr.jaxpr):
-            return self.program.fingerprint
-
-        def batched(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
-
-        batch = jax.tree.map(batched, self.program.inputs.tree())
-        return digest(self.program.fingerprint, jax.make_jaxpr(jax.vmap(self.program))(*batch))
 
     def default_chunk_size(self, device: Device | None) -> int:
         """Cells in a chunk: a power of two, by memory and by the number of cells."""

@@ -53,9 +53,9 @@ class Work:
             for part in self._parts:
                 known = None if store is None else store.chunk_size(part.fingerprint)
                 size = chunk_size or known or part.default_chunk_size(self._devices[0])
-                fingerprint = part.fingerprint_of_chunks(size)
+                run = {**shared, "function": part.program.fingerprint, "chunk size": size}
                 self._sizes.append(size)
-                self._runs.append({**shared, "function": fingerprint, "chunk size": size})
+                self._runs.append(run)
             if store is not None:
                 self._read(store)
         # Into consecutive cells: all who share the work cut alike, whatever is done by now.
@@ -115,7 +115,6 @@ class Work:
             axes=self._axes,
             repeats=self._repeats,
             size=self._sizes[i],
-            fingerprint=str(run["function"]),
             devices=self._devices,
             claim=claim,
             keep=keep,

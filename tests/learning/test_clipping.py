@@ -437,6 +437,12 @@ def printing(w, x):
     return w * x
 
 
+def drawn_by_rbg(x):
+    """Under `vmap`, all examples get bits of the first one's key."""
+    seed = lax.bitcast_convert_type(x, jnp.int32)
+    return jax.random.uniform(jax.random.key(seed, impl="rbg"))
+
+
 @jax.custom_batching.custom_vmap
 def mixing(x):
     return x
@@ -462,8 +468,8 @@ def with_a_rule(rule):
     ("loss", "error", "message"),
     [
         (printing, ValueError, "loss must not call code outside of JAX"),
-        (lambda w, x: w * mixing(x), ValueError, "loss must not have a rule for vmap of its own"),
-        (with_a_rule(mixing), ValueError, "loss must not have a rule for vmap of its own"),
+        (lambda w, x: w * drawn_by_rbg(x), ValueError, "loss must not draw with rbg keys"),
+        (with_a_rule(drawn_by_rbg), ValueError, "loss must not draw with rbg keys"),
         (
             with_a_rule(lambda g: printing(g, g) / g),
             ValueError,
@@ -476,6 +482,17 @@ def test_losses_that_show_or_mix_examples_are_refused(loss, error, message):
     clipped = learning.clipped_gradients(loss, clip_norm=1.0)
     with pytest.raises(error, match=message):
         clipped(jnp.float32(1), jnp.ones(3, jnp.float32), True)
+
+
+@pytest.mark.parametrize("loss", [lambda w, x: w * mixing(x), with_a_rule(mixing)])
+def test_rules_for_vmap_that_mix_examples_are_left_out(loss):
+    """Also in a derivative."""
+    examples = jnp.array([0.5, -0.25, 3.0])
+    clipped, plain = (
+        learning.clipped_gradients(f, clip_norm=1.0)(jnp.float32(1), examples, True)
+        for f in (loss, lambda w, x: w * x)
+    )
+    assert clipped.value == plain.value == 1.25
 
 
 def test_half_precision_is_summed_in_float32():

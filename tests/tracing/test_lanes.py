@@ -53,14 +53,20 @@ def carried(x):
     return x + jnp.sum(lax.scan(step, start, length=2)[1])
 
 
-@jax.custom_batching.custom_vmap
-def cumulative(x):
-    return x
+def cumulative_by(module):
+    """A rule for `vmap` that looks at other lanes, of this module."""
+
+    def rule(axis_size, in_batched, x):
+        return jnp.cumsum(x), True
+
+    function = jax.custom_batching.custom_vmap(lambda x: x)
+    rule.__module__ = module
+    function.def_vmap(rule)
+    return function
 
 
-@cumulative.def_vmap
-def _(axis_size, in_batched, x):
-    return jnp.cumsum(x), True
+# Rules of dpjax are run. Those of users are left out, see `test_rules_for_vmap.py`.
+cumulative = cumulative_by("dpjax")
 
 
 def in_jit_and_loop(x):
@@ -287,6 +293,11 @@ PLACES = {
 def test_it_is_refused_wherever_it_is_assumed(name, place):
     with pytest.raises(ValueError, match=f"{place} must not .* could depend on others"):
         PLACES[place](TOUCHING[name])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rules_of_users_are_accepted(place):
+    PLACES[place](cumulative_by("users"))
 
 
 def remembers():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.custom_batching import custom_vmap
 from jax.experimental import checkify, io_callback
 from jax.experimental.compute_on import compute_on
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -314,13 +313,6 @@ def custom_vjp(function):
     return wrapped
 
 
-def rule_of_vmap(function):
-    """Harmless but for how it is batched."""
-    wrapped = jax.custom_batching.custom_vmap(lambda x: x)
-    wrapped.def_vmap(lambda size, batched, x: (jax.vmap(function)(x), batched[0]))
-    return wrapped
-
-
 def spread(function):
     mesh = jax.make_mesh((1,), ("one",))
     spec = jax.sharding.PartitionSpec()
@@ -337,7 +329,6 @@ PLACES = {
     "custom_jvp": custom_jvp,
     "custom_vjp": custom_vjp,
     "custom_vmap": jax.custom_batching.sequential_vmap,
-    "rule of custom_vmap": rule_of_vmap,
     "checkpoint": jax.checkpoint,
     "shard_map": spread,
     "linear solve": lambda f: lambda x: lax.custom_linear_solve(f, x, lambda _, y: y),
@@ -454,25 +445,3 @@ def test_a_mesh_that_is_set_does_not_matter():
     with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]), ())):
         inside = fingerprint(target)
     assert inside == fingerprint(target)
-
-
-def sum_by_a_rule(factor):
-    @custom_vmap
-    def total(x):
-        return x @ jnp.ones(4)
-
-    @total.def_vmap
-    def _(size, mapped, x):
-        del size, mapped
-        return factor * (x @ jnp.ones(4)), True
-
-    return lambda x: total(x)
-
-
-def test_a_rule_for_vmap_is_part_of_the_program():
-    """Releases of many databases follow it."""
-    assert fingerprint(sum_by_a_rule(1.0)) == fingerprint(sum_by_a_rule(1.0))
-    assert fingerprint(sum_by_a_rule(1.0)) != fingerprint(sum_by_a_rule(1000.0))
-    program = trace(sum_by_a_rule(1.0))
-    with jax.default_matmul_precision("float32"):  # Programs are traced at the highest.
-        program.check_unchanged("target")
