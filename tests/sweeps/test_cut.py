@@ -86,16 +86,15 @@ def test_choices_share_their_draws(compilations):
 
 
 def test_a_rule_for_vmap_is_left_out():
-    """A compiled draw would keep the rule of before."""
-    added = [0]
-    words = jax.custom_batching.custom_vmap(lambda words: words)
-    words.def_vmap(lambda size, mapped, x: (x + np.uint32(added[0]), True))
+    """A compiled draw would keep a rule that changes later."""
+    ruled = jax.custom_batching.custom_vmap(lambda words: words)
+    ruled.def_vmap(lambda size, mapped, x: (x + np.uint32(1), True))
 
-    def drawn(key):
-        data = words(jax.random.key_data(jax.random.fold_in(key, 3)))
-        return jax.random.uniform(jax.random.wrap_key_data(data, impl="threefry2x32"))
+    def swept(words):
+        def drawn(key):
+            data = words(jax.random.key_data(jax.random.fold_in(key, 3)))
+            return jax.random.uniform(jax.random.wrap_key_data(data, impl="threefry2x32"))
 
-    swept = lambda: dpjax.sweep(jax.random.key(1), drawn, repeats=3).value.values  # noqa: E731
-    first = swept()
-    added[0] = 1
-    assert np.all(swept() == first)
+        return dpjax.sweep(jax.random.key(1), drawn, repeats=3).value.values
+
+    np.testing.assert_array_equal(swept(ruled), swept(lambda words: words))
