@@ -49,6 +49,28 @@ def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest:
     return lax.bitcast_convert_type(found, wide.dtype).astype(x.dtype)
 
 
+def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = False) -> jax.Array:
+    """How many of some ascending numbers are below each number, or equal to it.
+
+    NaN is below nothing, and nothing is below it. `jnp.searchsorted` takes NaN for the largest
+    number, and three times as long: it keeps two ends of an interval where this keeps one.
+    """
+    count = len(ascending)
+    none = jnp.zeros(numbers.shape, jnp.int32)
+    if count == 0:
+        return none
+    compare = jnp.less_equal if or_equal else jnp.less
+    digits = count.bit_length()
+
+    def digit(i: ArrayLike, found: jax.Array) -> jax.Array:
+        more = found + (jnp.int32(1) << (digits - 1 - i))
+        last = ascending.at[more - 1].get(mode="clip")
+        return jnp.where((more <= count) & compare(last, numbers), more, found)
+
+    # The first one varies over devices as the data do: a loop under `shard_map` must start so.
+    return lax.fori_loop(1, digits, digit, digit(0, none))
+
+
 def round_up(exact: Fraction) -> float:
     """The least float64 that is not below an exact rational; ValueError beyond the largest."""
     try:

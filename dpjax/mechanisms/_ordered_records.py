@@ -23,6 +23,7 @@ from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import round_to_grid
 from dpjax._exact._limbs import Limbs
+from dpjax._exact._numerics import count_below
 
 
 class OrderedRecords(NamedTuple):
@@ -99,7 +100,7 @@ def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> 
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
-    first = jnp.searchsorted(right, left + bound, side="right").astype(jnp.int32)
+    first = count_below(right, left + bound, or_equal=True)
     between = first + jnp.arange(rank, -1, -1, dtype=jnp.int32) - 1
     never = jnp.int32(records.n + 1)
     return jnp.min(jnp.where(first < right.size, between, never), initial=never)

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
+from dpjax._exact._numerics import count_below
 
 _WORDS = 2**32
 
@@ -62,7 +63,7 @@ class WeightedChoice:
 
     def draw(self, key: jax.Array) -> jax.Array:
         word = jax.random.bits(key, (), jnp.uint32)
-        return jnp.searchsorted(self.ends, word, side="right")
+        return count_below(self.ends, word, or_equal=True)
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
+from dpjax._exact._numerics import count_below
 from dpjax._tracing._lanes import check_lanes, is_exact
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
@@ -149,7 +150,7 @@ def histogram_query(
         def codes_of(records: jax.Array) -> jax.Array:
             numbers = comparable(records)
             starts = comparable(jnp.asarray(edges, numbers.dtype))
-            found = jnp.searchsorted(starts, numbers, side="right").astype(jnp.int32)
+            found = count_below(starts, numbers, or_equal=True)
             return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
     def total(records: Database, present: jax.Array) -> jax.Array:

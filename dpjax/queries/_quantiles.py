@@ -14,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
-from dpjax._exact._numerics import round_up
+from dpjax._exact._numerics import count_below, round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries import _quantile_intervals as _quantile_intervals
 from dpjax.queries._padded_records import present_records
@@ -210,7 +210,7 @@ def _counts_beside(
     # Numbers of the grid that became one have one place: that of the first.
     first = np.searchsorted(candidates, candidates)
     # Between every two candidates is a bin, and one for records that equal a candidate.
-    place = jnp.searchsorted(candidates, numbers)
+    place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
     bins = (
         jnp.zeros(2 * grid.size + 1, present.dtype)

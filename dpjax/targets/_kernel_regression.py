@@ -12,7 +12,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Database
 from dpjax._exact._fixed_point import average, bits_of_a_digit
-from dpjax._exact._numerics import compute_dtype, order_like_integers, round_up
+from dpjax._exact._numerics import compute_dtype, count_below, order_like_integers, round_up
 from dpjax.targets._bounds import VectorNorm, unit
 from dpjax.targets._interval import clip_and_replace_nan
 from dpjax.targets._kernel_density import gaussian_kernel
@@ -153,7 +153,7 @@ def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
     keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
     in_order = lax.sort(keys)
-    firsts = jnp.searchsorted(in_order, keys)
+    firsts = count_below(in_order, keys)
     # The minimum of floats does not depend on their order, unless one is NaN.
     least = jnp.full_like(y, jnp.inf).at[firsts].min(jnp.where(jnp.isnan(y), jnp.inf, y))
     return lax.bitcast_convert_type(order_like_integers(in_order), x.dtype), least
