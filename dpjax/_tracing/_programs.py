@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Hashable
 
 import jax
 import jax.extend.core as jex
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
@@ -136,7 +137,7 @@ class Program:
         if not self.is_unchanged:
             raise ValueError(
                 f"{name} has changed since it was traced: an array that it closes over was written"
-                " to, or JAX's configuration (float64, random numbers) is another"
+                " to, or JAX's configuration (float64, random numbers, disable_jit) is another"
             )
 
     def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
@@ -299,7 +300,16 @@ def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree
 @functools.partial(jax.jit, static_argnames="program")
 def evaluate_alone(database: Database, *, program: Program) -> Value:
     """The value of one database by itself, as releases compute it."""
-    return program(database)
+    return apart(program, database)
+
+
+def apart(program: Program, database: Database) -> Value:
+    """The value, computed apart from the operations around it.
+
+    Inside of another program, XLA would compute with a constant database operation by operation,
+    and together with what makes the database or uses the value. So it would round otherwise.
+    """
+    return lax.optimization_barrier(program(lax.optimization_barrier(database)))
 
 
 @contextlib.contextmanager
@@ -345,5 +355,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 def _configuration() -> tuple[object, ...]:
     """The settings of JAX that change what a traced program computes."""
-    names = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")
-    return tuple(getattr(jax.config, name) for name in names)
+    # Without `jit`, every operation rounds by itself.
+    of_values = ("jax_enable_x64", "jax_disable_jit")
+    of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
+    return tuple(getattr(jax.config, name) for name in (*of_values, *of_keys))

@@ -24,7 +24,7 @@ from dpjax._core._values import (
     Target,
 )
 from dpjax._tracing._origins import host_errors
-from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax._tracing._programs import Program, apart, evaluate_alone
 from dpjax.random._facade import check_key
 from dpjax.release._ahead import compile_ahead, known_ahead
 from dpjax.release._requests import request_of
@@ -136,7 +136,7 @@ def privatize(
         def draw() -> Value:
             compile_once()
             if not traced.is_concrete:
-                return drawn.unpaid_draw(key, traced(records))
+                return drawn.unpaid_draw(key, apart(traced, records))
             with host_errors() if traced.calls_host else contextlib.nullcontext():
                 return drawn.unpaid_draw(key, evaluate_alone(records, program=traced))
 

@@ -248,3 +248,59 @@ def test_private_function_made_without_x64_is_refused_under_it(private, key):
     private(key, database())
     with jax.enable_x64(True), pytest.raises(ValueError, match="JAX's configuration"):
         private(key, database())
+
+
+TIMES = np.linspace(29, 37, N, dtype=np.float32)
+
+
+def uniform(key, n):
+    return jax.random.uniform(key, (n,))
+
+
+def mean_of_times(x):
+    """XLA takes the large number away, if it does not compute with each constant by itself."""
+    return jnp.mean((x + 1e9) - 1e9)
+
+
+@pytest.fixture(scope="module")
+def private_times(keys):
+    """Less noise than one operation rounds by."""
+    sampled = without_sampling(keys(0), mean_of_times, uniform, N)
+    return dpjax.privatize(mean_of_times, dpjax.laplace(sampled, 1e9))
+
+
+INSIDE = {
+    "an argument": lambda f, key, x: jax.jit(f)(key, x),
+    "closed over": lambda f, key, x: jax.jit(lambda key: f(key, x))(key),
+    "all is public": lambda f, key, x: jax.jit(lambda: f(key, x))(),
+    "made of a constant": lambda f, key, x: jax.jit(lambda key: f(key, 2 * jnp.asarray(x / 2)))(
+        key
+    ),
+    "many keys": lambda f, key, x: jax.jit(jax.vmap(lambda key: f(key, x)))(key[None])[0],
+    "a loop": lambda f, key, x: jax.jit(
+        lambda keys: jax.lax.scan(lambda c, key: (c, f(key, x)), 0, keys)[1]
+    )(key[None])[0],
+    "a branch": lambda f, key, x: jax.jit(
+        lambda key, p: jax.lax.cond(p, lambda: f(key, x), lambda: 0.0)
+    )(key, True),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_target_rounds_inside_of_a_program_as_it_does_alone(name, private_times, key):
+    alone = private_times(key, TIMES).value
+    assert abs(alone - np.mean(TIMES)) < 1e-4
+    release = lambda key, x: private_times(key, x).value  # noqa: E731
+    assert INSIDE[name](release, key, TIMES) == alone
+    if name == "closed over":  # What JAX does by itself.
+        assert abs(jax.jit(lambda: mean_of_times(jnp.asarray(TIMES)))() - alone) > 1
+
+
+def test_operation_by_operation_the_target_is_another_one(private_times, key, keys):
+    with jax.disable_jit():
+        with pytest.raises(ValueError, match="JAX's configuration"):
+            private_times(key, TIMES)
+        sampled = without_sampling(keys(0), jnp.mean, uniform, N)
+        dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))(key, TIMES)
+    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+        dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))
