@@ -128,6 +128,7 @@ class Sensitivity:
         target: fingerprint of the traced target; None for a bound.
         records: structure, shapes and dtypes of a database; None for a bound.
         outputs: structure, shapes and dtypes of the target's value; None for a bound.
+        distance: fingerprint of the traced norm; None for a bound, and for a norm that has a name.
         bounds: the clamp that a release applies to the database first, if the bound was proved for
             clamped records; `target` is the fingerprint of both together.
         proof: the steps of the proof, if there is one; of a sample, a line that says that a proof
@@ -156,6 +157,7 @@ class Sensitivity:
     target: str | None = static(default=None)
     records: TreeSpec | None = static(default=None)
     outputs: TreeSpec | None = static(default=None)
+    distance: str | None = static(default=None)
     bounds: RecordBounds | None = static(default=None)
     proof: Proof | None = static(default=None)
 

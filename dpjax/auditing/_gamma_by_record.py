@@ -24,6 +24,7 @@ from dpjax.auditing._profile_pairs import other_pairs, sampled_distances
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import as_released
+from dpjax.sensitivity._norms import check_norm
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._sampler import rounding_of_a_distance
 from dpjax.sensitivity._samples import sensitivity_samples
@@ -211,6 +212,7 @@ def gamma_by_record(
     pairs = _checks.integer("pairs", pairs, least=1)
     confidence = _checks.fraction("confidence", confidence)
     _check_sensitivity(sensitivity, n)
+    check_norm(sensitivity)
     target = as_released(_checks.function("target", target), sensitivity)
     point = OperatingPoint(pairs, pairs, _GAMMA, None, "exact", confidence)
     _, hidden, plan = sampled_distances(

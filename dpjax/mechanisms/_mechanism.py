@@ -31,7 +31,7 @@ from dpjax._exact._numerics import outward
 from dpjax.random._facade import check_key
 from dpjax.release._prepared import Prepared, prepared
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.sensitivity._norms import is_float, norm_function
+from dpjax.sensitivity._norms import check_norm, is_float, norm_function
 
 
 class SensitivityMechanism(abc.ABC):
@@ -355,6 +355,7 @@ def begin(
             f" {norm_name(sensitivity.norm)}: sample it, or ask the target for it, with"
             f" norm={norm_name(norm)!r}"
         )
+    check_norm(sensitivity)
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
     value = check("sensitivity", sensitivity.value)
     if _checks.is_traced(value):

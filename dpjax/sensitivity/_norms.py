@@ -8,9 +8,9 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import Value
-from dpjax._core._values import Norm, Scalar
+from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, extremum
-from dpjax._tracing._programs import Unchanging
+from dpjax._tracing._programs import Program, Unchanging
 
 
 def _flat(difference: Value) -> jax.Array:
@@ -69,6 +69,24 @@ def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
             f"norm must be a function or one of {tuple(NORMS)}, got {_checks.shown(norm)}"
         )
     return NORMS[norm]
+
+
+def traced_norm(norm: Norm, value: Value) -> Program:
+    """The program of a norm, for differences of values of these shapes and dtypes."""
+    return Program.trace("norm", norm_function(norm), shapes_of_difference(value))
+
+
+def check_norm(sensitivity: Sensitivity) -> None:
+    """Refuses a norm of the user's that is not what it was when the sensitivity was sampled."""
+    if sensitivity.distance is None or sensitivity.outputs is None:
+        return
+    found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
+    if found != sensitivity.distance:
+        raise ValueError(
+            "norm is not the one that was sampled: its traced program or a constant in it differs"
+            f" (fingerprint {found}, sampled {sensitivity.distance}); sample the sensitivity in"
+            " this norm"
+        )
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:

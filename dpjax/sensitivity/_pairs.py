@@ -30,7 +30,7 @@ from dpjax.sensitivity._norms import (
     norm_function,
     refuse_integers,
     resolution,
-    shapes_of_difference,
+    traced_norm,
 )
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sum_targets import Summable
@@ -103,7 +103,7 @@ class RandomPair:
         value = target_program.outputs.tree()
         if in_range := isinstance(norm, str) and norm == "range":
             refuse_integers(value)
-        norm_program = Program.trace("norm", norm_of, shapes_of_difference(value))
+        norm_program = traced_norm(norm_of, value)
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
             raise ValueError("norm must be JAX code: it cannot say which pair it failed on")

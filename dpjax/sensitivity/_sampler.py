@@ -242,6 +242,7 @@ def sample_sensitivity(
         target=pair.released.fingerprint,
         records=pair.records,
         outputs=pair.released.outputs,
+        distance=None if pair.shape or not callable(norm) else pair.norm.fingerprint,
         proof=provable(target, pair.released, norm, value),
     )
 

@@ -41,7 +41,7 @@ def worst_of_oracles(
     for j, oracle in enumerate(oracles):
         path = None if checkpoint is None else f"{os.fspath(checkpoint)}.oracle-{j}"
         found.append(sample(oracle, confidence=each, checkpoint=path))
-    if len({(x.target, str(x.records), str(x.outputs)) for x in found}) > 1:
+    if len({(x.target, x.distance, str(x.records), str(x.outputs)) for x in found}) > 1:
         raise ValueError("oracles must draw records of the same structure, shapes and dtypes")
     worst = max(found, key=lambda x: float(x.value))
     deciding = {x.deciding_records for x in found}

@@ -1,5 +1,7 @@
 """Who writes to an array that a function closes over changes no program that was traced before."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from jax import lax
 
 import dpjax
+from dpjax import mechanisms, oracles
 from dpjax._tracing._programs import Program
 
 N = 16
@@ -125,6 +128,24 @@ def test_a_sampling_is_of_its_own_arrays(key, of):
     again = sensitivity(np.ones((1, 1), np.float32), jax.device_put(key, jax.devices()[0]))
     assert again.identity == first.identity
     assert again.value == first.value
+
+
+def test_a_norm_that_was_written_to_is_another_norm(key):
+    """Noise in the new one, with a sensitivity in the old one, would be 1000 times too small."""
+    weights = ones()
+    norm = lambda moved: jnp.sum(jnp.abs(moved) * weights)  # noqa: E731
+    oracle = oracles.independent(lambda key: jax.random.uniform(key, (N,)))
+    target = lambda x: jnp.mean(x, axis=0)  # noqa: E731
+    sampled = dpjax.sample_sensitivity(key, target, oracle, n=9, norm=norm, m=60, gamma=0.1)
+    additive = functools.partial(mechanisms.additive, norm=norm, noise=dpjax.random.LAPLACE)
+    assert additive(sampled, 1.0).scale == sampled.value
+    gammas = functools.partial(dpjax.gamma_by_record, key, target, oracle, n=9, records=2, pairs=20)
+    gammas(sensitivity=sampled)
+    weights *= 1000
+    with pytest.raises(ValueError, match="norm is not the one that was sampled"):
+        additive(sampled, 1.0)
+    with pytest.raises(ValueError, match="norm is not the one that was sampled"):
+        gammas(sensitivity=sampled)
 
 
 def test_an_array_may_be_deleted(key):
