@@ -141,7 +141,8 @@ def adaptive_noise(
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
-        return gradient, AdaptiveNoiseState(after_a_step(state.noise, next_key, total), norm)
+        after = after_a_step(state.noise, updates, next_key, total)
+        return gradient, AdaptiveNoiseState(after, norm)
 
     return transformation(init, update)
 

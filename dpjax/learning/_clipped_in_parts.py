@@ -109,7 +109,8 @@ def clipped_in_parts(
             of_records.append((one.private_losses, one.private_aux))
         value, bound = _whole(total, first.value, scale, bound, batch)
         losses, aux = jax.tree.map(joined, *of_records)
-        return sealed(value, bound, within, slots=batch, losses=losses, aux=aux)
+        of_batch = {"slots": batch, "drawn_by": drawn.drawn_by}
+        return sealed(value, bound, within, **of_batch, losses=losses, aux=aux)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

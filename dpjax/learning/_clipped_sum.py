@@ -38,6 +38,7 @@ class ClippedSum:
         private_aux: what the loss returns besides, for each example, with a leading axis of the
             batch; 0 in empty slots. None without `has_aux`. As private as the losses.
         slots: how many the batch has, public. The sum is at most so many norm bounds long.
+        drawn_by: says which sampling drew the batch; 0 if it is of the caller's own choice.
 
     Formal guarantees:
         Those of `clipped_gradients`, which alone makes it.
@@ -49,6 +50,7 @@ class ClippedSum:
     private_losses: jax.Array
     private_aux: PyTree
     slots: int
+    drawn_by: int
 
     # An optimizer without noise in front of it computes with its gradients.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
@@ -92,13 +94,14 @@ def sealed(
     within: jax.Array,
     *,
     slots: int,
+    drawn_by: int = 0,
     losses: jax.Array | None = None,
     aux: PyTree = None,
 ) -> ClippedSum:
     """A sum whose norm bound is known to be right."""
     losses = jnp.zeros(slots) if losses is None else losses
     kept = jax.tree.map(jnp.asarray, value)
-    parts: tuple[object, ...] = (kept, norm_bound, within, losses, aux, slots)
+    parts: tuple[object, ...] = (kept, norm_bound, within, losses, aux, slots, drawn_by)
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)

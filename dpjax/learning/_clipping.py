@@ -82,7 +82,9 @@ class ClippedGradients:
         # A NaN in a private loss or gradient is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
-            return sealed(value, bound, within, slots=slots, losses=losses, aux=aux)
+            drawn_by = batch.drawn_by if isinstance(batch, Batch) else 0
+            of_records = {"losses": losses, "aux": aux}
+            return sealed(value, bound, within, slots=slots, drawn_by=drawn_by, **of_records)
 
     def explain(self, *arguments: PyTree) -> PyTree:
         """Says of every parameter how its gradients are clipped.

@@ -152,7 +152,8 @@ def fit(
     step = _training_step(sampling, clipped, noise.update, optimizer)
 
     # What is wrong with the call is refused before anything is paid.
-    unkeyed = NoiseState(key, jnp.int32(0), rounded_down(multiplier), dims, "exact")
+    least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
+    unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
     inner = jax.tree.map(_array, optimizer.init(parameters))
     now = _Training(parameters, inner, unkeyed, key)
     jax.eval_shape(step, now, records)

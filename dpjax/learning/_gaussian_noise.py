@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import static
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     import optax
 
 
+# Stands for batches that were not all drawn in one way.
+SEVERAL = np.uint32(2**32 - 1)
+
+
 @training_state
 class NoiseState(TrainingState):
     """What the next step of noise needs, and what `learning.guarantee` must know.
@@ -34,6 +39,8 @@ class NoiseState(TrainingState):
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
             norm bound. Another number in its place changes no noise.
+        drawn_by: a number that says which sampling drew all batches; 0 if they were of the caller's
+            own choice, and 2^32 - 1 if not all were drawn in one way.
         dims: how many numbers get noise in a step.
         noise: "exact" or "float".
 
@@ -44,6 +51,7 @@ class NoiseState(TrainingState):
     key: Key
     step: jax.Array
     noise_multiplier: Scalar
+    drawn_by: jax.Array
     dims: int = static()
     noise: NoiseKind = static()
 
@@ -130,7 +138,8 @@ def gaussian_noise(
     def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         own_key = key_for_each(trainings.key(key), parameters)
-        return NoiseState(own_key, jnp.int32(0), rounded_down(multiplier), dims, noise)
+        least = rounded_down(multiplier)
+        return NoiseState(own_key, jnp.int32(0), least, jnp.uint32(0), dims, noise)
 
     def update(
         updates: PyTree, state: NoiseState, params: PyTree = None
@@ -139,7 +148,7 @@ def gaussian_noise(
         check_step(updates, state, noise)
         next_key, step_key = jax.random.split(key_of_each_lane(state.key))
         noisy = with_noise(step_key, updates, multiplier, distribution)
-        return averaged(noisy, size), after_a_step(state, next_key, multiplier)
+        return averaged(noisy, size), after_a_step(state, updates, next_key, multiplier)
 
     return transformation(init, update)
 
@@ -211,6 +220,17 @@ def check_step(updates: PyTree, state: NoiseState, noise: NoiseKind, *, more: in
             f"state must be of dims={size} and noise={noise!r}, as this step is, got one of"
             f" dims={state.dims} and noise={state.noise!r}: make it by init, of all parameters"
         )
+    check_precision(state)
+
+
+def check_precision(state: NoiseState) -> None:
+    """Refuses a noise multiplier that a cast may have rounded up."""
+    dtype = jnp.result_type(state.noise_multiplier)
+    if jnp.finfo(dtype).bits < 32:
+        raise ValueError(
+            f"state must have a noise multiplier of at least float32, got {dtype}, which may have"
+            " rounded it up: cast parameters alone"
+        )
 
 
 def averaged(tree: PyTree, size: Scalar) -> PyTree:
@@ -222,10 +242,15 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
     return jax.tree.map(average, tree)
 
 
-def after_a_step(state: NoiseState, key: Key, multiplier: Scalar) -> NoiseState:
+def after_a_step(
+    state: NoiseState, updates: ClippedSum, key: Key, multiplier: Scalar
+) -> NoiseState:
     """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
-    return NoiseState(key, state.step + 1, least, state.dims, state.noise)
+    drawn_by = jnp.uint32(updates.drawn_by)
+    same = (state.step == 0) | (state.drawn_by == drawn_by)
+    drawn_by = jnp.where(same, drawn_by, SEVERAL)
+    return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:

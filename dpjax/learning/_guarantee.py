@@ -8,8 +8,8 @@ from dpjax._core import _checks
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
-from dpjax.learning._gaussian_noise import NoiseState
-from dpjax.learning._sampling import BatchSampling
+from dpjax.learning._gaussian_noise import NoiseState, check_precision
+from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.mechanisms._mechanism import nothing_promised
 from dpjax.random._facade import is_seeded
 
@@ -40,12 +40,13 @@ def guarantee(
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if the state is not one of noise, or is traced.
-        ValueError: if no step was taken, if the state is a batch of states, or as
-            `accounting.dp_sgd` does.
+        ValueError: if no step was taken, if the state is a batch of states, if another sampling
+            drew the batch of some step, or as `accounting.dp_sgd` does.
 
     Formal guarantees:
         Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
         `clipped_gradients` took the batch and its records, and every state followed the last one.
+        Batches of your own choice, with a mask or True, are taken for batches of the sampling.
 
     Source:
         Those of `accounting.dp_sgd`.
@@ -86,6 +87,8 @@ def guarantee(
         )
     if noise.noise == "float":
         return nothing_promised(0.0, relation)
+    check_precision(noise)
+    seeded = _by_seeded_keys(noise, sampling)
     promised = dp_sgd(
         sampling,
         noise_multiplier=float(noise.noise_multiplier),
@@ -95,6 +98,19 @@ def guarantee(
         relation=relation,
         method=method,
     )
-    if is_seeded(noise.key):
+    if seeded or is_seeded(noise.key):
         promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
     return promised
+
+
+def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
+    """Whether seeds drew the batches; refuses a sampling that did not draw all of them."""
+    drawn_by = int(state.drawn_by)
+    numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
+    if drawn_by and drawn_by not in numbers:
+        raise ValueError(
+            f"sampling must be the one that drew the batches of all steps, got {sampling}: another"
+            " one drew some or all of them, with keys of another kind, or some were of your own"
+            " choice; account for steps of each kind apart, by accounting.dp_sgd"
+        )
+    return numbers.get(drawn_by, False)

@@ -15,7 +15,8 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key
 from dpjax._tracing import _shards
-from dpjax.random._facade import check_key
+from dpjax._tracing._fingerprints import digest
+from dpjax.random._facade import check_key, is_seeded
 
 # The probability that a batch is cut off, if the caller names no capacity.
 _RARE = 1e-15
@@ -33,6 +34,7 @@ class Batch:
     Attributes:
         indices: int32 of shape (capacity,); an empty slot has the index of some record.
         capacity: the number of slots of the whole batch.
+        drawn_by: the `number_of` the sampling that made it.
 
     Formal guarantees:
         Those of the sampling that made it.
@@ -41,6 +43,7 @@ class Batch:
     indices: jax.Array
     _mask: jax.Array
     capacity: int = static()
+    drawn_by: int = static(default=0)
 
     @staticmethod
     def filled_slots(batch: object, size: int, axes: frozenset[str]) -> jax.Array:
@@ -125,6 +128,15 @@ class BatchSampling:
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
         return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
+
+
+def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
+    """A number from 1 to 2^32 - 2, another one for each sampling, by keys from a seed or others.
+
+    A sum and the state of the noise carry it. 0 stands for records of the caller's own choice.
+    """
+    words = digest("sampling", dataclasses.astuple(sampling), seeded)
+    return 1 + int(words[:8], 16) % (2**32 - 2)
 
 
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
@@ -219,7 +231,7 @@ def _poisson(key: Key, sampling: BatchSampling) -> Batch:
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
-    return Batch(indices.astype(jnp.int32), mask, sampling.capacity)
+    return _batch(key, sampling, indices.astype(jnp.int32), mask)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
@@ -227,4 +239,9 @@ def _fixed(key: Key, sampling: BatchSampling) -> Batch:
     words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
     *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
     mask = jnp.ones(sampling.capacity, bool)
-    return Batch(order[: sampling.capacity], mask, sampling.capacity)
+    return _batch(key, sampling, order[: sampling.capacity], mask)
+
+
+def _batch(key: Key, sampling: BatchSampling, indices: jax.Array, mask: jax.Array) -> Batch:
+    drawn_by = number_of(sampling, seeded=is_seeded(key))
+    return Batch(indices, mask, sampling.capacity, drawn_by)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import os
 
 import jax
@@ -282,7 +283,7 @@ def test_trainings_at_once_need_a_key_each(keys):
     with pytest.raises(ValueError, match="key must be one for each value"):
         jax.vmap(update, (0, None))(values, state)
     each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
-    mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None)
+    mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None, drawn_by=None)
     drawn, _ = jax.jit(jax.vmap(update, (0, mapped)))(values, each)
     assert len(np.unique(drawn["a"])) == 6
 
@@ -508,6 +509,104 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
         learning.guarantee((state,), sampling, delta=1e-5)
+
+
+def trained(batches, *, adaptive=False):
+    """The state after a step with each batch of ten records."""
+    settings = {"noise_multiplier": 1.0, "batch_size": 10}
+    key = dpjax.random.secure_key()
+    noise = learning.gaussian_noise(key, **settings)
+    if adaptive:
+        noise = learning.adaptive_noise(key, initial_clip_norm=1.0, **settings)
+    clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w, x), clip_norm=1.0)
+    state = noise.init(jnp.zeros(2))
+    for batch in batches:
+        slots = 10 if batch is True else batch.capacity
+        _, state = noise.update(clipped(jnp.zeros(2), jnp.ones((slots, 2)), batch), state)
+    return state
+
+
+SMALL = learning.poisson_sampling(1000, batch_size=10, capacity=40)
+OTHERS = {
+    "larger": learning.poisson_sampling(1000, batch_size=39, capacity=40),
+    "of fewer records": learning.poisson_sampling(500, batch_size=5, capacity=40),
+    "cut off": learning.poisson_sampling(1000, batch_size=10, capacity=39),
+    "of a fixed size": learning.fixed_size_sampling(1000, batch_size=10),
+}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("name", OTHERS)
+def test_batches_of_another_sampling_are_not_accounted_for(name, adaptive):
+    """40 batches of 900 records of 1000 counted as 10 of them: epsilon .58, where it was 41."""
+    small, other, own = SMALL, OTHERS[name], True
+    drawn, different = (x(dpjax.random.secure_key()) for x in (small, other))
+    seeded = small(dpjax.random.seeded_key(0))
+    for batches in (
+        [different],
+        [different, drawn],
+        [drawn, different],
+        [drawn, different, drawn],
+        [own, drawn],
+        [drawn, own],
+        [drawn, seeded],
+    ):
+        state = trained(batches, adaptive=adaptive)
+        with pytest.raises(ValueError, match="sampling must be the one that drew"):
+            learning.guarantee(state, small, delta=1e-5, method="renyi")
+
+
+def test_batches_of_the_sampling_are_accounted_for():
+    account = functools.partial(learning.guarantee, delta=1e-5, method="renyi")
+    secret, seeded = (
+        [SMALL(key) for key in jax.random.split(key, 3)]
+        for key in (dpjax.random.secure_key(), dpjax.random.seeded_key(0))
+    )
+    again = dataclasses.replace(SMALL)  # The same settings in another object.
+    found = account(trained(secret), again)
+    assert found.notes == ()
+    assert found.epsilon == account(trained([True] * 3), SMALL).epsilon
+    assert account(trained(seeded), SMALL).notes == ("seeded key",)
+
+
+def test_what_drew_the_batches_stays_known_in_loops_and_parts():
+    noise = learning.gaussian_noise(dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10)
+    clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w, x), clip_norm=1.0)
+
+    @jax.jit
+    def train(keys, state):
+        def step(state, key):
+            batch = SMALL(key)
+            total = clipped(jnp.zeros(2), jnp.ones((batch.capacity, 2)), batch)
+            return noise.update(total, state)[::-1]
+
+        return jax.lax.scan(step, state, keys)[0]
+
+    state = train(jax.random.split(dpjax.random.secure_key(), 3), noise.init(jnp.zeros(2)))
+    in_parts = learning.clipped_in_parts(
+        dpjax.random.secure_key(),
+        clipped,
+        jnp.zeros(2),
+        sampling=SMALL,
+        examples=lambda indices: jnp.ones((len(indices), 2)),
+        parts=3,
+    )
+    _, state = noise.update(in_parts, state)
+    assert learning.guarantee(state, SMALL, delta=1e-5, method="renyi").epsilon > 0
+    with pytest.raises(ValueError, match="sampling must be the one that drew"):
+        learning.guarantee(state, OTHERS["larger"], delta=1e-5, method="renyi")
+
+
+def test_a_state_in_half_precision_is_refused():
+    """The cast may round the noise multiplier up."""
+    noise = learning.gaussian_noise(dpjax.random.secure_key(), noise_multiplier=1.1, batch_size=4)
+    _, state = noise.update(nothing(), noise.init(PARAMETERS))
+    for dtype in ("bfloat16", "float16"):
+        short = dataclasses.replace(state, noise_multiplier=state.noise_multiplier.astype(dtype))
+        with pytest.raises(ValueError, match="at least float32"):
+            noise.update(nothing(), short)
+        with pytest.raises(ValueError, match="at least float32"):
+            learning.guarantee(short, SMALL, delta=1e-5, method="renyi")
 
 
 def test_the_count_is_paid_for():
