@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import os
+import threading
 from fractions import Fraction
+from typing import Any, NoReturn
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, Mechanism
@@ -29,9 +32,24 @@ class _Adaptive:
         self._dims = _checks.integer("dims", dims, least=1)
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
+        self._process, self._lock = os.getpid(), threading.Lock()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a filter or odometer cannot be copied or pickled: neither copy would know what the"
+            " other releases; keep one in one process, or a dpjax.Ledger for several"
+        )
+
+    def _refuse_forks(self) -> None:
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "a filter or odometer must be used in the process that made it, got a fork of it:"
+                " neither would know what the other releases; use a dpjax.Ledger"
+            )
 
     def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
         """The sums with one more release, which is not added yet."""
+        self._refuse_forks()
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {one}")
@@ -65,7 +83,8 @@ class PrivacyFilter(_Adaptive):
 
     Call `filter.admit(mechanism)` before every release. The budget is spent in zCDP, where many
     small releases cost far less than their sum of epsilons. A few large releases without a delta
-    may be added up instead. The budget lives in memory. To keep one in a file, use `dpjax.Ledger`.
+    may be added up instead. The budget lives in the memory of one process, and cannot be copied. To
+    keep one in a file, or for several processes, use `dpjax.Ledger`.
 
     Attributes:
         epsilon: of the budget.
@@ -116,7 +135,12 @@ class PrivacyFilter(_Adaptive):
             BudgetExceededError: if too little is left; then nothing is spent.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
             ValueError: if its neighboring relation or group size differs from earlier releases.
+            RuntimeError: in a fork of the process that made it.
         """
+        with self._lock:
+            self._admit(release)
+
+    def _admit(self, release: Mechanism | Guarantee) -> None:
         sums = self._with(release)
         drawn = self._drawn_with(release)
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
@@ -194,15 +218,17 @@ class PrivacyOdometer(_Adaptive):
                 reserved delta that is left; do not make the release then.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
             ValueError: if its neighboring relation or group size differs from earlier releases.
+            RuntimeError: in a fork of the process that made it.
         """
-        sums = self._with(release)
-        if sums[1] > self._reserved:
-            raise BudgetExceededError(
-                f"this has delta={float(sums[1] - self._delta):.4g}, and the reserved delta has"
-                f" {self._reserved - float(self._delta):.4g} left"
-            )
-        self._add(release, sums)
-        return self.reading
+        with self._lock:
+            sums = self._with(release)
+            if sums[1] > self._reserved:
+                raise BudgetExceededError(
+                    f"this has delta={float(sums[1] - self._delta):.4g}, and the reserved delta has"
+                    f" {self._reserved - float(self._delta):.4g} left"
+                )
+            self._add(release, sums)
+            return self.reading
 
     @property
     def reading(self) -> Guarantee:

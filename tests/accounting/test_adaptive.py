@@ -1,6 +1,11 @@
 """Filters and odometers: what is admitted stays within the budget, readings hold at all times."""
 
+import contextlib
+import copy
 import math
+import os
+import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -183,3 +188,50 @@ def test_readings_hold_at_all_times():
     at_one_moment = moments * rho - scipy.special.ndtri(delta) * np.sqrt(2 * rho * moments)
     assert (losses > readings).any(axis=1).sum() <= 150
     assert (losses > at_one_moment).any(axis=1).sum() > 400
+
+
+BUDGETS = {
+    "filter": lambda: PrivacyFilter(epsilon=1.0, delta=1e-6),
+    "odometer": lambda: PrivacyOdometer(delta=1e-6),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_budget_in_memory_has_no_copies(name, copied):
+    """Each of ten copies admitted a release of epsilon 1."""
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copied(BUDGETS[name]())
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_a_fork_has_no_budget(name, monkeypatch):
+    budget = BUDGETS[name]()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="in the process that made it"):
+        (budget.admit if name == "filter" else budget.add)(GAUSSIAN)
+
+
+def test_threads_share_one_budget(monkeypatch):
+    """All of them look before any of them pays, if nothing stops them."""
+    budget = PrivacyFilter(epsilon=1.0, delta=1e-6)
+    looked, admitted, look = threading.Barrier(4), [], PrivacyFilter._with
+
+    def slow(self, release):
+        found = look(self, release)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            looked.wait(0.2)
+        return found
+
+    def admit():
+        with contextlib.suppress(BudgetExceededError):
+            budget.admit(dpjax.laplace(1.0, 0.9))
+            admitted.append(True)
+
+    monkeypatch.setattr(PrivacyFilter, "_with", slow)
+    threads = [threading.Thread(target=admit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(admitted) == 1

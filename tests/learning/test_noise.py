@@ -591,6 +591,7 @@ def test_what_drew_the_batches_stays_known_in_loops_and_parts():
         examples=lambda indices: jnp.ones((len(indices), 2)),
         parts=3,
     )
+    assert in_parts.drawn_by == SMALL(dpjax.random.secure_key()).drawn_by
     _, state = noise.update(in_parts, state)
     assert learning.guarantee(state, SMALL, delta=1e-5, method="renyi").epsilon > 0
     with pytest.raises(ValueError, match="sampling must be the one that drew"):
