@@ -191,10 +191,11 @@ class Program:
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
     @functools.cached_property
-    def uses_input(self) -> bool:
-        """Whether any of the outputs depends on any of the inputs."""
+    def fixed_outputs(self) -> list[int]:
+        """The places of the outputs that depend on no input."""
         reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))
-        return any(x in reached for x in self.jaxpr.jaxpr.outvars if isinstance(x, jex.Var))
+        outputs = enumerate(self.jaxpr.jaxpr.outvars)
+        return [i for i, x in outputs if isinstance(x, jex.Literal) or x not in reached]
 
     @functools.cached_property
     def largest_array(self) -> int:

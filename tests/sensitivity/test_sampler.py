@@ -438,6 +438,33 @@ def test_oracles_must_use_their_key(sample, oracle):
         sample(oracle=oracle)
 
 
+def labelled(labels):
+    """Records whose labels are fixed, each by its place."""
+    return lambda key, n: {"x": jax.random.uniform(key, (n,)), "of": [{"label": labels(n)}]}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        lambda n: (jnp.arange(n) < n // 2).astype(jnp.float32),
+        lambda n: np.random.default_rng(0).random((n, 2), np.float32),
+        lambda n: jnp.zeros(n).at[0].set(-0.0),
+    ],
+)
+def test_what_each_record_has_by_its_place_is_refused(sample, labels):
+    """The last record kept its label: half of all pairs lay beyond a bound for 95% of them."""
+    target = lambda d: jnp.mean(d["x"] + 10 * d["of"][0]["label"].sum())  # noqa: E731
+    with pytest.raises(ValueError, match=r"numbers at \['of'\]\[0\]\['label'\] that differ"):
+        sample(target, labelled(labels))
+    for positions in ("average", "each"):
+        sample(target, labelled(labels), positions=positions)
+
+
+@pytest.mark.parametrize("labels", [jnp.ones, lambda n: jnp.full((n, 3), jnp.nan)])
+def test_what_all_records_have_in_common_may_be_fixed(sample, labels):
+    assert sample(lambda d: jnp.mean(d["x"]), labelled(labels)).value > 0
+
+
 @pytest.mark.parametrize("oracle", [lambda key, n: (), lambda key, n: "abc"])
 def test_oracles_must_draw_arrays(sample, oracle):
     with pytest.raises((TypeError, ValueError), match="the value of the oracle"):
