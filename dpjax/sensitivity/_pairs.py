@@ -384,11 +384,10 @@ def _refuse_places(oracle: Program, key: Key) -> None:
         if value.tobytes() != np.broadcast_to(value[:1], value.shape).tobytes():
             path, _ = jax.tree.leaves_with_path(oracle.outputs.tree())[i]
             raise ValueError(
-                'oracle must draw records that may change places, for positions="last", got numbers'
-                f" at {jax.tree_util.keystr(path) or 'the only leaf'} that differ from record to"
-                " record and do not depend on its key: the record that changes would nearly keep"
-                " its own. Shuffle all records by jax.random.permutation, or ask for"
-                ' positions="average" or "each"'
+                "oracle must draw records that may change places, for positions='last', got numbers"
+                f" at {jax.tree_util.keystr(path)} that differ from record to record and do not"
+                " depend on its key: the record that changes would nearly keep its own. Shuffle all"
+                " records by jax.random.permutation, or ask for positions='average' or 'each'"
             )
 
 

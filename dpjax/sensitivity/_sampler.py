@@ -121,12 +121,12 @@ def sample_sensitivity(
             does not return real arrays.
         ValueError: if a parameter is out of range or infeasible; if the key is the one that a
             `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
-            or the number of records that it is asked for; if the target depends on the order of the
-            records, or has another value in a batch than alone; if a function is made of operations
-            or keys that are not JAX's own; if databases under `vmap` may touch each other in oracle
-            or norm, as with keys of rbg; if the estimate is
-            infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
-            or corrupted; if processes make different calls.
+            or the number of records that it is asked for, or gives records fixed numbers by their
+            places, for positions="last"; if the target depends on the order of the records, or has
+            another value in a batch than alone; if a function is made of operations or keys that
+            are not JAX's own; if databases under `vmap` may touch each other in oracle or norm, as
+            with keys of rbg; if the estimate is infinite, 0, or lost in rounding error; if the
+            checkpoint is of another run, truncated or corrupted; if processes make different calls.
         RuntimeError: if a host target fails; if another process of the call fails, is interrupted,
             or ends, which all processes are told within seconds.
 
