@@ -440,7 +440,7 @@ def printing(w, x):
 def drawn_by_rbg(x):
     """Under `vmap`, all examples get bits of the first one's key."""
     seed = lax.bitcast_convert_type(x, jnp.int32)
-    return jax.random.uniform(jax.random.key(seed, impl="rbg"))
+    return jax.random.uniform(jax.random.key(seed, impl="rbg"), dtype=jnp.float32)
 
 
 @jax.custom_batching.custom_vmap
@@ -487,7 +487,7 @@ def test_losses_that_show_or_mix_examples_are_refused(loss, error, message):
 @pytest.mark.parametrize("loss", [lambda w, x: w * mixing(x), with_a_rule(mixing)])
 def test_rules_for_vmap_that_mix_examples_are_left_out(loss):
     """Also in a derivative."""
-    examples = jnp.array([0.5, -0.25, 3.0])
+    examples = jnp.array([0.5, -0.25, 3.0], jnp.float32)
     clipped, plain = (
         learning.clipped_gradients(f, clip_norm=1.0)(jnp.float32(1), examples, True)
         for f in (loss, lambda w, x: w * x)
