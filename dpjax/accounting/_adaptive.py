@@ -18,6 +18,8 @@ from dpjax.accounting._ideal_noise import SHARE, charged
 # An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
+# Between looking at what is left and paying, no other thread looks.
+_PAYING = threading.Lock()
 
 
 class _Adaptive:
@@ -32,7 +34,7 @@ class _Adaptive:
         self._dims = _checks.integer("dims", dims, least=1)
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
-        self._process, self._lock = os.getpid(), threading.Lock()
+        self._process = os.getpid()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -49,7 +51,6 @@ class _Adaptive:
 
     def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
         """The sums with one more release, which is not added yet."""
-        self._refuse_forks()
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {one}")
@@ -137,7 +138,8 @@ class PrivacyFilter(_Adaptive):
             ValueError: if its neighboring relation or group size differs from earlier releases.
             RuntimeError: in a fork of the process that made it.
         """
-        with self._lock:
+        self._refuse_forks()
+        with _PAYING:
             self._admit(release)
 
     def _admit(self, release: Mechanism | Guarantee) -> None:
@@ -220,7 +222,8 @@ class PrivacyOdometer(_Adaptive):
             ValueError: if its neighboring relation or group size differs from earlier releases.
             RuntimeError: in a fork of the process that made it.
         """
-        with self._lock:
+        self._refuse_forks()
+        with _PAYING:
             sums = self._with(release)
             if sums[1] > self._reserved:
                 raise BudgetExceededError(
