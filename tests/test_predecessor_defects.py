@@ -68,6 +68,7 @@ def every_kind_of_release(key, database):
     for name, (target, mechanism, private) in cases.items():
         exact = jax.tree.map(np.asarray, target(jax.tree.map(jnp.asarray, private)))
         yield name, dpjax.privatize(target, mechanism)(key, private), private, exact
+        yield f"{name}, of a value", mechanism(key, exact), private, exact
 
 
 def test_row_2_releases_hold_nothing_of_the_database(key):
