@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._tracing._walks import sizes_of_scan
 from dpjax.learning._rounding import root_of_squares
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier, classical_multiplier
 from dpjax.random import _grid_fit
@@ -58,7 +59,7 @@ def perturbed(function, moves):
         return [read(x) for x in jaxpr.outvars]
 
     def scan(params, inputs):
-        consts, carried = params["num_consts"], params["num_carry"]
+        consts, carried = sizes_of_scan(params)
         assert len(inputs) == consts + carried  # A loop over nothing, as of `fori_loop`.
         body = params["jaxpr"]
         state = inputs[consts:]
