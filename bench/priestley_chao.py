@@ -80,7 +80,7 @@ def run(rounds: int = 7) -> None:
                 ours,
                 race.seconds["numpy"],
                 2,
-                "half is to sort the records and find their places, on one core of XLA's",
+                "a third is to sort the records, on one core of XLA's",
             ),
         ],
         race=race,
