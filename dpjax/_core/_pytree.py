@@ -1,9 +1,10 @@
 """Frozen dataclasses that JAX can take apart, and descriptions of trees of arrays."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar, dataclass_transform
 
 import jax
 
@@ -71,6 +72,35 @@ def _register_rounded(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+class MadeByFactory:
+    """A dataclass whose fields belong together: only a factory makes one, by `made`.
+
+    `dataclasses.replace(mechanism, epsilon=0.1)` would change what is promised and not the noise.
+    """
+
+    def __post_init__(self) -> None:
+        raise TypeError(
+            f"a {type(self).__name__} is made by its factory alone, and no part of it is replaced:"
+            " its noise belongs to its epsilon, delta and sensitivity; make another one"
+        )
+
+    @classmethod
+    def made(cls, *parts: Any) -> Self:
+        """One of these parts, in the order of its fields; the last ones may have their defaults."""
+        fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+        instance = object.__new__(cls)
+        values = itertools.chain(parts, (field.default for field in fields[len(parts) :]))
+        vars(instance).update(zip((field.name for field in fields), values, strict=True))
+        return instance
+
+
+def changed(instance: T, **fields: Any) -> T:
+    """A copy with other fields, for code that knows that they fit."""
+    copy = object.__new__(type(instance))
+    vars(copy).update(vars(instance) | fields)
+    return copy
 
 
 @dataclasses.dataclass(frozen=True)

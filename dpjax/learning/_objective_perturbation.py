@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
+from dpjax._core._pytree import MadeByFactory, TreeSpec, frozen_pytree, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
@@ -23,7 +23,7 @@ from dpjax.targets._unit_ball import into_unit_ball
 
 
 @frozen_pytree
-class ObjectivePerturbation:
+class ObjectivePerturbation(MadeByFactory):
     """Trains a private logistic regression: `training(key, database) -> Release`.
 
     Made by `learning.objective_perturbation`. Jit-able, and vmap-able over keys.
@@ -201,4 +201,4 @@ def objective_perturbation(
     plan = perturbation_plan(
         regularization, n=n, d=dims, epsilon=epsilon, delta=delta, dtype=running
     )
-    return ObjectivePerturbation(epsilon, delta, regularization, plan, n, dims, running)
+    return ObjectivePerturbation.made(epsilon, delta, regularization, plan, n, dims, running)

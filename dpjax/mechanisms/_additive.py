@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import PyTree
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
@@ -22,7 +22,7 @@ from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
 @frozen_pytree
-class AdditiveMechanism(CoordinatewiseMechanism):
+class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
     """Adds noise to every coordinate of a pytree; made by `additive`, `laplace` or `gaussian`.
 
     Attributes:
@@ -180,7 +180,7 @@ def additive(
     scale = sensitivity.value * unit
     if not _checks.is_traced(scale) and not math.isfinite(scale):
         raise ValueError(f"epsilon={epsilon} is too small: the scale of the noise overflows")
-    return AdditiveMechanism(sensitivity, epsilon, delta, scale, norm, noise, dims)
+    return AdditiveMechanism.made(sensitivity, epsilon, delta, scale, norm, noise, dims)
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:

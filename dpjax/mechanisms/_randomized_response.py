@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
@@ -22,7 +22,7 @@ _MOST_EPSILON = 22.0
 
 
 @frozen_pytree
-class RandomizedResponse(LocalMechanism):
+class RandomizedResponse(MadeByFactory, LocalMechanism):
     """Keeps each answer or lies about it; made by `randomized_response` or `two_coins`.
 
     Attributes:
@@ -117,7 +117,7 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
     epsilon = within_a_word(epsilon)
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
-    return RandomizedResponse(sensitivity, epsilon, lie_weight_of(epsilon, size), size)
+    return RandomizedResponse.made(sensitivity, epsilon, lie_weight_of(epsilon, size), size)
 
 
 def two_coins(categories: int = 2) -> RandomizedResponse:
@@ -151,7 +151,7 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
     """
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
     sensitivity, epsilon = begin("hamming", 1.0, math.nextafter(math.log(size + 1), math.inf))
-    return RandomizedResponse(sensitivity, epsilon, np.uint32(-(-(2**31) // size)), size)
+    return RandomizedResponse.made(sensitivity, epsilon, np.uint32(-(-(2**31) // size)), size)
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:

@@ -189,11 +189,6 @@ def shaped_gaussian(
             f" {norm_name(sensitivity.norm)}: sample it with norm=dpjax.noise_shape(...)"
         )
     isotropic = gaussian(dataclasses.replace(sensitivity, norm="l2"), epsilon, delta, noise=noise)
-    return ShapedGaussianMechanism(
-        dataclasses.replace(isotropic.sensitivity, norm=sensitivity.norm),
-        isotropic.epsilon,
-        isotropic.delta,
-        isotropic.scale,
-        sensitivity.norm,
-        isotropic.noise,
-    )
+    shaped = dataclasses.replace(isotropic.sensitivity, norm=sensitivity.norm)
+    calibrated = isotropic.epsilon, isotropic.delta, isotropic.scale
+    return ShapedGaussianMechanism.made(shaped, *calibrated, sensitivity.norm, isotropic.noise)

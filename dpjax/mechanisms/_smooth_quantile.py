@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import down, frozen_pytree, static, up
+from dpjax._core._pytree import MadeByFactory, down, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
@@ -47,7 +47,7 @@ _MOST_BITS = 23
 
 
 @frozen_pytree
-class SmoothQuantile(QuantileMechanism):
+class SmoothQuantile(MadeByFactory, QuantileMechanism):
     """Adds noise of a private scale to a quantile; made by `smooth_quantile`.
 
     Attributes:
@@ -215,7 +215,7 @@ def smooth_quantile(
         usable = decay >= _LEAST_DECAY
         epsilon = jnp.where(usable, outward(epsilon, math.inf), jnp.nan)
         shift = jnp.where(usable, shift, jnp.nan)
-    return SmoothQuantile(sensitivity, epsilon, delta, shift, decay, low, high, p)
+    return SmoothQuantile.made(sensitivity, epsilon, delta, shift, decay, low, high, p)
 
 
 @jax.jit

@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
@@ -21,7 +21,7 @@ _MOST_CATEGORIES = 2**20
 
 
 @frozen_pytree
-class UnaryEncoding(LocalMechanism):
+class UnaryEncoding(MadeByFactory, LocalMechanism):
     """Reports a bit for each category, and may flip each; made by `unary_encoding`.
 
     Attributes:
@@ -129,4 +129,4 @@ def unary_encoding(
     symmetric = flips == "symmetric"
     lie = lie_weight_of(epsilon / 2 if symmetric else epsilon, 2)
     truth = ~lie + np.uint32(1) if symmetric else np.uint32(2**31)
-    return UnaryEncoding(sensitivity, epsilon, truth, lie, size)
+    return UnaryEncoding.made(sensitivity, epsilon, truth, lie, size)

@@ -18,7 +18,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._pytree import TreeSpec
+from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, PyTree, Scalar, TreeDef, Value
 from dpjax._core._values import Sensitivity
 from dpjax._exact._kernels import written
@@ -150,7 +150,7 @@ def prepared(mechanism: Drawn) -> Prepared:
     bare = Sensitivity(
         whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
     )
-    numbers, structure = jax.tree.flatten(dataclasses.replace(mechanism, sensitivity=bare))
+    numbers, structure = jax.tree.flatten(changed(mechanism, sensitivity=bare))
     made = Prepared(structure, numbers, *_compiled_draw(structure), set(), {})
     if not any(map(_checks.is_traced, leaves)):
         _PREPARED.setdefault(mechanism, {})[x64] = made

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, KnowsAccuracy
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
-from dpjax._core._pytree import TreeSpec
+from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._records import check_padded, record_arrays
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
@@ -181,8 +180,7 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
         return mechanism
     if sensitivity.records is None or sensitivity.target is None:
         raise ValueError("sensitivity must name the target whose records are clamped")
-    clamped: Any = mechanism
-    return dataclasses.replace(clamped, sensitivity=dataclasses.replace(sensitivity, bounds=None))
+    return changed(mechanism, sensitivity=dataclasses.replace(sensitivity, bounds=None))
 
 
 def _check_platform(records: Database, *, convolves: bool = False) -> None:

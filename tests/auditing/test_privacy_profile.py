@@ -14,6 +14,7 @@ import scipy.stats
 import dpjax
 from dpjax import oracles, targets
 from dpjax._core._pair_loss import PairLoss
+from dpjax._core._pytree import changed
 from dpjax._exact._tail_band import TailBand
 from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve, _joint
@@ -299,7 +300,7 @@ def test_what_is_refused(key):
     laplace = dpjax.laplace(sampled(key, jnp.mean, "l1"), 1.0)
     with pytest.raises(ValueError, match="n=50"):
         profile((jnp.mean, laplace), n=51)
-    other = dataclasses.replace(laplace, sensitivity=dataclasses.replace(laplace.sensitivity, n=49))
+    other = changed(laplace, sensitivity=dataclasses.replace(laplace.sensitivity, n=49))
     with pytest.raises(ValueError, match="n=49"):
         profile([(jnp.mean, laplace), (jnp.mean, other)])
     with pytest.raises(ValueError, match="target"):

@@ -1,13 +1,12 @@
 """Objective perturbation: its bound, its solver, its noise."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 from scipy import special, stats
 
 import dpjax
+from dpjax._core._pytree import changed
 from dpjax.learning import _objective_perturbation as mechanism
 from dpjax.learning import _perturbation_plan as plans
 from dpjax.learning import _perturbed_minimizer as solver
@@ -54,12 +53,12 @@ def test_noise_is_what_the_bound_on_the_loss_needs_and_little_more(strength, n, 
     assert 0.7 * delta < divergence(made, n) < delta
     for smaller in ({"linear_scale": 0.9}, {"output_scale": 0.5}):
         plan = made.plan._replace(**{k: v * getattr(made.plan, k) for k, v in smaller.items()})
-        changed = dataclasses.replace(made, plan=plan)
-        assert divergence(changed, n) > divergence(made, n)
+        moved = changed(made, plan=plan)
+        assert divergence(moved, n) > divergence(made, n)
     half = made.plan._replace(
         linear_scale=made.plan.linear_scale / 2, output_scale=made.plan.output_scale / 2
     )
-    assert divergence(dataclasses.replace(made, plan=half), n) > delta
+    assert divergence(changed(made, plan=half), n) > delta
 
 
 def test_what_is_drawn_is_as_wide_and_as_fine_as_is_charged():
@@ -277,7 +276,7 @@ def release_many(keys):
 
 
 def with_scales(made, linear, output):
-    return dataclasses.replace(
+    return changed(
         made, plan=made.plan._replace(linear_scale=linear, output_scale=output, error=output / 8)
     )
 
@@ -399,7 +398,7 @@ def test_the_auditor_refutes_a_quarter_of_the_noise_and_not_all_of_it(keys):
         plan = made.plan._replace(
             linear_scale=made.plan.linear_scale / parts, output_scale=made.plan.output_scale / parts
         )
-        tried = dataclasses.replace(made, plan=plan)
+        tried = changed(made, plan=plan)
         result = dpjax.auditing.audit(
             keys(3), tried, value=value, neighbor=neighbor, delta=0.01, samples=40_000
         )

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 import dpjax
+from dpjax._core._pytree import changed
 from dpjax.mechanisms import additive
 from dpjax.random import GAUSSIAN, LAPLACE
 
@@ -116,7 +117,7 @@ def test_noise_has_the_stated_distribution_and_scale(mechanism, distribution, dr
 @each_noise
 def test_noise_is_proportional_to_the_sensitivity_and_never_zero(mechanism, distribution, key):
     value = jnp.zeros(1000)
-    doubled = dataclasses.replace(mechanism, scale=2 * mechanism.scale)
+    doubled = changed(mechanism, scale=2 * mechanism.scale)
     noise = mechanism(key, value).value
     # Rounded to the grid, on which there are fewer noises than noises drawn.
     grid = mechanism.grid_for((1000,))

@@ -1,5 +1,6 @@
 """What holds for every mechanism: strange values, bad parameters, and its event for accountants."""
 
+import copy
 import dataclasses
 import math
 
@@ -12,6 +13,7 @@ from dp_accounting.pld import PLDAccountant
 
 import dpjax
 from dpjax.mechanisms import additive
+from dpjax.queries import top_k
 from dpjax.random import LAPLACE
 
 DELTA = 1e-5
@@ -423,3 +425,54 @@ def test_another_parameter_compiles_nothing(name, key, compilations):
     assert compilations(lambda: release.append(make(sampled, 0.3)(key, value).value)) == []
     jitted = jax.jit(lambda key, value: make(sampled, 0.3)(key, value).value)
     np.testing.assert_array_equal(only_leaf(release), only_leaf(jitted(key, value)))
+
+
+# Parts of a mechanism belong together.
+
+
+def smooth(_, epsilon):
+    return dpjax.smooth_quantile(epsilon, DELTA, lower=0.0, upper=1.0)
+
+
+def proposed(_, epsilon):
+    return dpjax.propose_test_release(epsilon, DELTA, bound=0.5, lower=0.0, upper=1.0)
+
+
+PARTS = EVERY | {
+    "smooth quantile": (smooth, jnp.linspace(0, 1, 50)),
+    "propose-test-release": (proposed, jnp.linspace(0, 1, 50)),
+    "unary encoding": (lambda _, e: dpjax.unary_encoding(e, 3), jnp.asarray([2, 0, 1])),
+    "above threshold": (
+        lambda s, e: dpjax.above_threshold(s, e, threshold=0.0),
+        jnp.asarray([-9.0, 9.0]),
+    ),
+    "top k": (lambda s, e: top_k(s, e, k=2), jnp.asarray([1.0, 2.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("part", ["epsilon", "sensitivity"])
+def test_no_part_of_a_mechanism_is_replaced_without_the_noise(name, part, key):
+    """`replace(laplace(1.0, 10.0), epsilon=0.1)` promised epsilon .1, with the noise of 10."""
+    factory, value = PARTS[name]
+    made = factory(1.0, 1.0)
+    other = factory(1.0, 0.5) if part == "epsilon" else factory(50.0, 1.0)
+    try:
+        replaced = dataclasses.replace(made, **{part: getattr(other, part)})
+    except TypeError as error:
+        assert "by its factory alone" in str(error)  # noqa: PT017
+        return
+    for one in jax.random.split(key, 5):
+        drawn = (jax.tree.leaves(mechanism(one, value).value) for mechanism in (replaced, other))
+        for x, y in zip(*drawn, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_mechanisms_are_copied_whole(name, key):
+    factory, value = PARTS[name]
+    made = factory(1.0, 1.0)
+    expected = jax.tree.leaves(made(key, value).value)
+    for other in (copy.copy(made), copy.deepcopy(made)):
+        found = jax.tree.leaves(other(key, value).value)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)

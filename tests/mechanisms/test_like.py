@@ -10,6 +10,7 @@ from jax import lax
 from scipy import stats
 
 import dpjax
+from dpjax._core._pytree import changed
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax.mechanisms import additive
@@ -73,7 +74,7 @@ def constant(lattice):
 
 def assert_scales_are_those_of_a_release(mechanism, value, key):
     noise = dataclasses.replace(mechanism.noise, lattice=constant(mechanism.noise.lattice))
-    released = dataclasses.replace(mechanism, noise=noise)(key, value).value
+    released = changed(mechanism, noise=noise)(key, value).value
     drawn = [float(leaf.ravel()[0]) / SCALES for leaf in jax.tree.leaves(released)]
     stated = jax.tree.leaves(mechanism.effective_scale(like=value))
     assert stated == pytest.approx(drawn, rel=3e-7)
@@ -195,7 +196,7 @@ def test_what_could_not_be_released_has_no_scale():
 def test_noise_in_floats_has_its_nominal_scale_and_no_grid():
     value = zeros(FLOATS_AND_INTEGERS)
     for name, noise in (("laplace", LAPLACE), ("gaussian", GAUSSIAN)):
-        mechanism = dataclasses.replace(MECHANISMS[name], noise=noise.in_floats())
+        mechanism = changed(MECHANISMS[name], noise=noise.in_floats())
         assert set(mechanism.effective_scale(like=value).values()) == {mechanism.scale}
         assert set(mechanism.grid_for(like=value).values()) == {0}
     assert dpjax.exponential(1.0, 1.0, noise="float").grid == 0

@@ -1,6 +1,5 @@
 """Noise of a private scale: what the proof asks of it, in numbers, and what it is good for."""
 
-import dataclasses
 import itertools
 import math
 
@@ -11,6 +10,7 @@ import pytest
 from scipy import integrate
 
 import dpjax
+from dpjax._core._pytree import changed
 from dpjax.mechanisms._smooth_quantile import _SMOOTHNESS_MARGIN, _smoothing
 
 GRID = [(e, d) for e in (0.01, 0.1, 1.0, 3.0, 20.0) for d in (1e-12, 1e-6, 1e-2, 0.3)]
@@ -206,7 +206,7 @@ def test_bad_parameters_are_refused(arguments, message):
 
 def test_what_has_no_scale_is_not_released(mechanism, key):
     """By one program for both. A bad traced parameter is what leads here."""
-    bad = dataclasses.replace(mechanism, shift=math.nan)
+    bad = changed(mechanism, shift=math.nan)
     records = jnp.linspace(49.0, 51.0, COUNT)
     assert jnp.isnan(bad(key, records).value)
     assert abs(float(mechanism(key, records).value) - 50.0) < 50.0
