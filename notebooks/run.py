@@ -18,6 +18,8 @@ from verdicts import SMALL
 HERE = Path(__file__).parent
 # Of one cell, in seconds: a kernel that hangs is an error too.
 LIMIT = 600
+# Two kernels that start at once may choose the same port, and one of them ends.
+ATTEMPTS = 3
 # What kernels and editors add differs from machine to machine.
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -40,18 +42,8 @@ def main(paths: list[str]) -> int:
 def passes(path: Path) -> bool:
     """Executes one notebook, and writes it where it passed at full size."""
     start = time.perf_counter()
-    notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=LIMIT,
-        kernel_name="python3",
-        record_timing=False,
-        coalesce_streams=True,
-        extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(HERE)}},
-    )
     try:
-        client.execute()
+        notebook = executed(path)
     except (nbclient.exceptions.CellControlSignal, nbclient.exceptions.DeadKernelError) as error:
         print(error, file=sys.stderr)
         return False
@@ -59,6 +51,26 @@ def passes(path: Path) -> bool:
         write(path, notebook)
     print(f"{path.name}: {time.perf_counter() - start:.0f} s", flush=True)
     return True
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """The notebook with what it shows now."""
+    for attempt in range(ATTEMPTS):
+        client = nbclient.NotebookClient(
+            nbformat.read(path, as_version=4),
+            timeout=LIMIT,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": str(HERE)}},
+        )
+        try:
+            return client.execute()
+        except RuntimeError as error:
+            if "Kernel didn't respond" not in str(error) or attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError
 
 
 def write(path: Path, notebook: nbformat.NotebookNode) -> None:
