@@ -59,7 +59,7 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
     none = jnp.zeros(numbers.shape, jnp.int32)
     if count == 0:
         return none
-    compare = jnp.less_equal if or_equal else jnp.less
+    ascending, compare = jnp.asarray(ascending), jnp.less_equal if or_equal else jnp.less
     digits = count.bit_length()
 
     def digit(i: ArrayLike, found: jax.Array) -> jax.Array:
@@ -67,7 +67,8 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
         last = ascending.at[more - 1].get(mode="clip")
         return jnp.where((more <= count) & compare(last, numbers), more, found)
 
-    # The first one varies over devices as the data do: a loop under `shard_map` must start so.
+    # What a loop starts from must vary over devices as its results do, under `shard_map`. The first
+    # digit does, because it is computed from the data.
     return lax.fori_loop(1, digits, digit, digit(0, none))
 
 

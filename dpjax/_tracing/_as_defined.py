@@ -6,18 +6,20 @@ Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to Y
   divides as floats do, and does not wrap.
 - Its maximum of NaN and a number is the number.
 - It reads and writes beyond arrays of bfloat16 that are multiplied by a constant and then given to
-  a function such as exp. The sums are any numbers, also of other lanes, or the process ends.
+  a function such as exp. The sums then hold other numbers from memory, or the process crashes.
 
 So the value of an operation depends on the operations around it, and on the size of a batch. Values
 of neighbors may lie further apart than was proved or sampled.
 
 Here 8 bits are computed in 32, and fit into 8 before they are cast. An extremum is NaN if a number
-is. And bfloat16 is computed in float32, of which it is the first 16 bits: YNNPACK is given none. No
-compiler has a choice then. `global_sensitivity` reads a program as XLA defines it, and a release
-and the sampler run it as here.
+is. And arithmetic on bfloat16 is done in float32, so that YNNPACK gets no bfloat16: the 16 bits of
+such a number are the first half of those of a float32. No compiler has a choice then.
+`global_sensitivity` reads a program as XLA defines it, and a release and the sampler run it as
+here.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.extend.core as jex
@@ -37,12 +39,13 @@ _ARITHMETIC = frozenset(
         *("rem", "sign", "square", "sub", _CAST),
     )
 )
-# All that XLA computes in float32 where they are of bfloat16.
+# All that XLA computes in float32 where they are of bfloat16. Of some products XLA makes sums.
 _OF_FLOATS = frozenset(
     (
         *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
-        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "cos", "cosh", "cumlogsumexp"),
-        *("cummax", "cummin", "cumprod", "cumsum", "digamma", "div", "eq", "erf", "erf_inv"),
+        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conv_general_dilated", "cos"),
+        *("cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div"),
+        *("dot_general", "eq", "erf", "erf_inv", "ragged_dot_general"),
         *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
         *("igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
         *("lt", "max", "min", "mul", "ne", "neg", "polygamma", "pow", "reduce_max", "reduce_min"),
@@ -60,7 +63,7 @@ def may_differ(jaxpr: jex.Jaxpr) -> bool:
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
-def as_defined(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
+def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
     """The outputs of such an operation; None for others."""
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)

@@ -7,6 +7,7 @@ with zeros, and zero times infinity is NaN: one lane that overflows would make o
 convolutions run one after the other. `_lapack.py` says why LAPACK calls do.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -58,14 +59,17 @@ def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
 
 
 def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
-    if (outputs := as_defined(equation, operands)) is not None:
-        return outputs
     name = equation.primitive.name
     if name in NAMES:
         return one_matrix_each(equation, operands)
     if name == _CONVOLUTION:
-        return [_kernel_by_kernel(lambda *xs: bind(equation, equation.params, xs)[0])(*operands)]
-    return None
+        return [_kernel_by_kernel(functools.partial(_convolution_as_defined, equation))(*operands)]
+    return as_defined(equation, operands)
+
+
+def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Array:
+    (output,) = as_defined(equation, operands) or bind(equation, equation.params, operands)
+    return output
 
 
 def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -191,11 +191,10 @@ class Program:
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
     @functools.cached_property
-    def fixed_outputs(self) -> list[int]:
-        """The places of the outputs that depend on no input."""
+    def uses_input(self) -> bool:
+        """Whether any of the outputs depends on any of the inputs."""
         reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))
-        outputs = enumerate(self.jaxpr.jaxpr.outvars)
-        return [i for i, x in outputs if isinstance(x, jex.Literal) or x not in reached]
+        return any(x in reached for x in self.jaxpr.jaxpr.outvars if isinstance(x, jex.Var))
 
     @functools.cached_property
     def largest_array(self) -> int:
@@ -305,10 +304,10 @@ def evaluate_alone(database: Database, *, program: Program) -> Value:
 
 
 def apart(program: Program, database: Database) -> Value:
-    """The value, computed apart from the operations around it.
+    """The value, computed apart from the operations around it, and so rounded as in a sampling.
 
-    Inside of another program, XLA would compute with a constant database operation by operation,
-    and together with what makes the database or uses the value. So it would round otherwise.
+    Inside of another program, XLA would compute with a constant database operation by operation. It
+    would also merge operations with those that make the database or use the value.
     """
     return lax.optimization_barrier(program(lax.optimization_barrier(database)))
 

@@ -37,7 +37,7 @@ def _has_users_rule(equation: Equation) -> bool:
 
 
 def _is_of_dpjax(equation: Equation) -> bool:
-    return equation.params["rule"].__module__.partition(".")[0] == "dpjax"
+    return str(equation.params["rule"].__module__).partition(".")[0] == "dpjax"
 
 
 def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:

@@ -18,12 +18,17 @@ from dpjax.accounting._ideal_noise import SHARE, charged
 # An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
-# Between looking at what is left and paying, no other thread looks.
-_PAYING = threading.Lock()
 
 
 class _Adaptive:
-    """Sums over the releases so far."""
+    """Sums over the releases so far.
+
+    Attributes:
+        _paying: held from the look at what is left until a release is paid. A slot, so that it is
+            no part of what two budgets are compared by.
+    """
+
+    __slots__ = ("__dict__", "_paying")
 
     def __init__(self, delta: float, reserved: float, dims: int) -> None:
         self.delta = _checks.fraction("delta", delta)
@@ -34,7 +39,7 @@ class _Adaptive:
         self._dims = _checks.integer("dims", dims, least=1)
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
-        self._process = os.getpid()
+        self._process, self._paying = os.getpid(), threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -139,7 +144,7 @@ class PrivacyFilter(_Adaptive):
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
-        with _PAYING:
+        with self._paying:
             self._admit(release)
 
     def _admit(self, release: Mechanism | Guarantee) -> None:
@@ -161,12 +166,14 @@ class PrivacyFilter(_Adaptive):
     @property
     def remaining(self) -> float:
         """The part of the budget that is left: of rho or of epsilon, the larger part."""
+        self._refuse_forks()
         added = self._added(self._together) / self.epsilon
         return max(0.0, 1 - min(added, float(self._rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of all releases, also future ones; gamma covers those so far."""
+        self._refuse_forks()
         return self._promise(self.epsilon, self.delta)
 
 
@@ -223,7 +230,7 @@ class PrivacyOdometer(_Adaptive):
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
-        with _PAYING:
+        with self._paying:
             sums = self._with(release)
             if sums[1] > self._reserved:
                 raise BudgetExceededError(
@@ -236,6 +243,7 @@ class PrivacyOdometer(_Adaptive):
     @property
     def reading(self) -> Guarantee:
         """The guarantee of all releases so far."""
+        self._refuse_forks()
         if self._together is None:
             return Guarantee(0.0)
         rho = round_up(self._rho)

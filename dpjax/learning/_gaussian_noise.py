@@ -226,7 +226,7 @@ def check_step(updates: PyTree, state: NoiseState, noise: NoiseKind, *, more: in
 def check_precision(state: NoiseState) -> None:
     """Refuses a noise multiplier that a cast may have rounded up."""
     dtype = jnp.result_type(state.noise_multiplier)
-    if jnp.finfo(dtype).bits < 32:
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
             f"state must have a noise multiplier of at least float32, got {dtype}, which may have"
             " rounded it up: cast parameters alone"

@@ -109,8 +109,8 @@ def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
     numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
     if drawn_by and drawn_by not in numbers:
         raise ValueError(
-            f"sampling must be the one that drew the batches of all steps, got {sampling}: another"
-            " one drew some or all of them, with keys of another kind, or some were of your own"
-            " choice; account for steps of each kind apart, by accounting.dp_sgd"
+            f"sampling must be the one that drew the batches of all steps, got {sampling}: batches"
+            " of another sampling, of seeded keys beside secret ones, or of records of your own"
+            " choice were among them. Account for each kind of steps by accounting.dp_sgd"
         )
     return numbers.get(drawn_by, False)

@@ -34,7 +34,7 @@ class Batch:
     Attributes:
         indices: int32 of shape (capacity,); an empty slot has the index of some record.
         capacity: the number of slots of the whole batch.
-        drawn_by: the `number_of` the sampling that made it.
+        drawn_by: a number that stands for the sampling that made it.
 
     Formal guarantees:
         Those of the sampling that made it.
@@ -131,7 +131,7 @@ class BatchSampling:
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
-    """A number from 1 to 2^32 - 2, another one for each sampling, by keys from a seed or others.
+    """A number from 1 to 2^32 - 2 that stands for a sampling, with secret or with seeded keys.
 
     A sum and the state of the noise carry it. 0 stands for records of the caller's own choice.
     """

@@ -209,7 +209,8 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
         )
     if program.fingerprint != sensitivity.target:
         raise ValueError(
-            "target is not the one that was sampled: its traced program or a constant in it differs"
+            "target is not the one that was sampled: its traced program, a constant in it or JAX's"
+            " configuration (float64, random numbers, disable_jit) differs"
             f" (fingerprint {program.fingerprint}, sampled {sensitivity.target}); sample the"
             " sensitivity of this target"
         )

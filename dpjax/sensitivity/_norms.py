@@ -83,7 +83,8 @@ def check_norm(sensitivity: Sensitivity) -> None:
     found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
     if found != sensitivity.distance:
         raise ValueError(
-            "norm is not the one that was sampled: its traced program or a constant in it differs"
+            "norm is not the one that was sampled: its traced program, a constant in it or JAX's"
+            " configuration (float64, random numbers, disable_jit) differs"
             f" (fingerprint {found}, sampled {sensitivity.distance}); sample the sensitivity in"
             " this norm"
         )

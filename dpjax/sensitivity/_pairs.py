@@ -89,8 +89,6 @@ class RandomPair:
         _checks.choice("positions", positions, get_args(Positions))
         n = _checks.integer("n", n, least=1, most=_MOST_RECORDS)
         oracle_program = _traced_oracle(oracle, key, n)
-        if positions == "last":
-            _refuse_places(oracle_program, key)
         leaves = oracle_program.outputs.tree()
         database = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), leaves)
         target_program = Program.trace("target", target, database)
@@ -359,36 +357,11 @@ def _check_oracle(program: Program, n: int) -> None:
                 "oracle must return arrays whose leading axis is the number of records that it is"
                 f" asked for: asked for {n + 1}, got {program.outputs}"
             )
-    if len(program.fixed_outputs) == len(program.outputs.leaves):
+    if not program.uses_input:
         raise ValueError(
             "oracle does not use its key: every database would be the same. Draw with jax.random,"
             " not with numpy.random, whose numbers are fixed when JAX traces the oracle"
         )
-
-
-def _refuse_places(oracle: Program, key: Key) -> None:
-    """Refuses what each record has by its place, such as labels: the last one would keep its own.
-
-    What is the same for all records may be fixed.
-    """
-    fixed = oracle.fixed_outputs
-    if not fixed or not oracle.is_concrete or _checks.is_traced(key):
-        return
-
-    @jax.jit
-    def values(key: Key) -> list[jax.Array]:
-        leaves = jax.tree.leaves(oracle(key))
-        return [leaves[i] for i in fixed]
-
-    for i, value in zip(fixed, map(np.asarray, values(key)), strict=True):
-        if value.tobytes() != np.broadcast_to(value[:1], value.shape).tobytes():
-            path, _ = jax.tree.leaves_with_path(oracle.outputs.tree())[i]
-            raise ValueError(
-                "oracle must draw records that may change places, for positions='last', got numbers"
-                f" at {jax.tree_util.keystr(path)} that differ from record to record and do not"
-                " depend on its key: the record that changes would nearly keep its own. Shuffle all"
-                " records by jax.random.permutation, or ask for positions='average' or 'each'"
-            )
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:

@@ -210,6 +210,8 @@ def test_a_fork_has_no_budget(name, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="in the process that made it"):
         (budget.admit if name == "filter" else budget.add)(GAUSSIAN)
+    with pytest.raises(RuntimeError, match="in the process that made it"):
+        _ = budget.guarantee if name == "filter" else budget.reading
 
 
 def test_threads_share_one_budget(monkeypatch):

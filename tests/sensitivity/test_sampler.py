@@ -443,21 +443,51 @@ def labelled(labels):
     return lambda key, n: {"x": jax.random.uniform(key, (n,)), "of": [{"label": labels(n)}]}
 
 
+def in_one_array(labels):
+    """As a column beside features that are drawn."""
+
+    def oracle(key, n):
+        columns = jnp.reshape(labels(n), (n, -1))
+        drawn = jnp.concatenate([jax.random.uniform(key, (n, 2)), columns], axis=1)
+        return {"of": [{"label": drawn}]}
+
+    return oracle
+
+
+def total(database):
+    return jnp.mean(database["of"][0]["label"])
+
+
 @pytest.mark.parametrize(
     "labels",
     [
         lambda n: (jnp.arange(n) < n // 2).astype(jnp.float32),
         lambda n: np.random.default_rng(0).random((n, 2), np.float32),
-        lambda n: jnp.zeros(n).at[0].set(-0.0),
+        lambda n: jax.lax.scan(lambda c, _: (c + 1.0, c), 0.0, length=n)[1],
     ],
 )
-def test_what_each_record_has_by_its_place_is_refused(sample, labels):
+@pytest.mark.parametrize("oracle", [labelled, in_one_array])
+def test_what_each_record_has_by_its_place_is_refused(sample, labels, oracle):
     """The last record kept its label: half of all pairs lay beyond a bound for 95% of them."""
-    target = lambda d: jnp.mean(d["x"] + 10 * d["of"][0]["label"].sum())  # noqa: E731
-    with pytest.raises(ValueError, match=r"numbers at \['of'\]\[0\]\['label'\] that differ"):
-        sample(target, labelled(labels))
+    with pytest.raises(ValueError, match=r"numbers at \['of'\]\[0\]\['label'\] that are the same"):
+        sample(total, oracle(labels))
     for positions in ("average", "each"):
-        sample(target, labelled(labels), positions=positions)
+        sample(total, oracle(labels), positions=positions)
+
+
+def test_sums_look_for_what_records_have_by_their_places(sample):
+    target = dpjax.targets.summable(lambda r: r["x"] + r["of"][0]["label"], average=True)
+    with pytest.raises(ValueError, match="that are the same in every database"):
+        sample(target, labelled(lambda n: jnp.arange(n) / n), m=200)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 40])
+def test_rare_marks_are_not_taken_for_places(sample, n):
+    """A record in n has one: a database is that of another by chance."""
+    oracle = lambda key, n: jax.random.bernoulli(key, 1 / n, (n,)).astype(jnp.float32)  # noqa: E731
+    for seed in range(3):
+        settings = {"n": n, "key": jax.random.key(seed)}
+        sample(jnp.mean, oracle, **settings, allow_zero=True, allow_cancellation=True)
 
 
 @pytest.mark.parametrize("labels", [jnp.ones, lambda n: jnp.full((n, 3), jnp.nan)])

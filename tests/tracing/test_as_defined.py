@@ -223,12 +223,27 @@ OF_BFLOAT16 = {
     "sigmoid": lambda v: jax.nn.sigmoid(v * jnp.bfloat16(0.6875)).astype(jnp.float32),
     "power": lambda v: (v * jnp.bfloat16(0.5)) ** 3 + jnp.maximum(v, jnp.bfloat16(0.25)),
     "integers": lambda v: (v * 100).astype(jnp.int8).astype(jnp.float32),
+    "product": lambda v: jnp.exp(
+        jnp.einsum("ij,->ij", v, jnp.bfloat16(0.7), preferred_element_type=jnp.float32)
+    ),
+    "matrices of one row": lambda v: jnp.exp(
+        jnp.matmul(v.reshape(-1, 1), jnp.full((1, 1), 0.7, v.dtype), preferred_element_type="f4")
+    ).reshape(v.shape),
+    "convolution": lambda v: jnp.exp(
+        lax.conv_general_dilated(
+            v[None, None],
+            jnp.full((1, 1, 1, 1), 0.7, v.dtype),
+            (1, 1),
+            "SAME",
+            preferred_element_type=jnp.float32,
+        )[0, 0]
+    ),
     "kept": lambda v: jnp.exp(v.astype(jnp.bfloat16).astype(jnp.float32) * 0.7),
 }
 
 
 def handed_over(function, x):
-    """Whether numbers of bfloat16 are given to YNNPACK, but to multiply matrices."""
+    """Whether numbers of bfloat16 are given to YNNPACK."""
     text = jax.jit(function).lower(x).compile().as_text()
     names = re.findall(r"calls=%([\w.]+),.*__ynn_fusion", text)
     bodies = dict(re.findall(r"^%([\w.]+) \(.*?\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
