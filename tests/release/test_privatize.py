@@ -86,7 +86,7 @@ def test_another_constant_in_the_target_is_refused(key):
     made = without_sampling(key, one, lambda key, n: jax.random.uniform(key, (n,)), 4)
     mechanism = dpjax.laplace(made, 1.0)
     dpjax.privatize(make([1.0, 1.0, 1.0, 1.0]), mechanism)
-    with pytest.raises(ValueError, match="a constant in it differs"):
+    with pytest.raises(ValueError, match="a constant in it or"):
         dpjax.privatize(make([1.0, 1.0, 1.0, 100.0]), mechanism)
 
 
