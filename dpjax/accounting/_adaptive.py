@@ -24,8 +24,8 @@ class _Adaptive:
     """Sums over the releases so far.
 
     Attributes:
-        _paying: held from the look at what is left until a release is paid. A slot, so that it is
-            no part of what two budgets are compared by.
+        _paying: held from the look at what is left until a release is paid. As a slot, it is not
+            among the values of a budget.
     """
 
     __slots__ = ("__dict__", "_paying")

@@ -47,6 +47,7 @@ from dpjax.sensitivity._chunks import size_of_parts
 from dpjax.sensitivity._neighbors import neighboring_pair, random_rotations
 from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._places import refuse_places
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probed_chunks import (
     LEAST_ALONE,
@@ -63,8 +64,6 @@ _ROUNDED_SHARE = 2**-8
 # A defect that shows on a share gamma of all databases escapes 5 / gamma probes with probability at
 # most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# Log of the number of oracles, one of which is refused for chance.
-_CERTAIN = math.log(1e8)
 # Probes of a sum only measure its rounding. More of them would cost more than the shortcut saves.
 _MOST_SUM_PROBES = 4096
 
@@ -171,7 +170,7 @@ class Probes:
         start, most = device * self.probing.kept, min(self.probing.kept, count)
         here = jax.tree.map(lambda x: x[start : start + most], kept)
         if self._pair.positions == "last":
-            _refuse_places(here[0])
+            refuse_places(here[0])
         return _moved_alone(self._pair, *here) if most else 0.0
 
     def refuse(self) -> None:
@@ -317,7 +316,7 @@ class _OfASum:
                     largest["alone"] = _moved_alone(plan.pair, *kept)
                     if plan.pair.positions == "last":
                         drawn = self._count - start  # The rest of a chunk are copies.
-                        _refuse_places(jax.tree.map(operator.itemgetter(slice(drawn)), kept[0]))
+                        refuse_places(jax.tree.map(operator.itemgetter(slice(drawn)), kept[0]))
                 found = _Found(*map(max, found, _Found(**largest)))
                 done(min(self._count - start, together))
         return found
@@ -364,28 +363,6 @@ def _compiled_probes(
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
     return spread_chunks(probe_chunk, jnp.asarray(work), devices)
-
-
-def _refuse_places(databases: Database) -> None:
-    """Refuses columns that each record has by its place, such as labels, in several databases.
-
-    Independent records have the same numbers, not all alike, in all of k databases with probability
-    n / (e n)^k at most: then each database has one mark, with probability 1 / n for each record.
-    """
-    for path, leaf in jax.tree.leaves_with_path(databases):
-        k, n = leaf.shape[:2]
-        if k * (1 + math.log(n)) - math.log(n) < _CERTAIN:
-            continue
-        columns = leaf.reshape(k, n, -1)
-        fixed = np.all(_equal(columns, columns[:1]), axis=(0, 1))
-        if np.any(fixed & ~np.all(_equal(columns[0], columns[0, :1]), axis=0)):
-            raise ValueError(
-                "oracle must draw records that may change places, for positions='last', got numbers"
-                f" at {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
-                " database and differ from record to record: the last record, which changes, would"
-                " get nearly the same number again. Shuffle all records by jax.random.permutation,"
-                " or ask for positions='average' or 'each'"
-            )
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
