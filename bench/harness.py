@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 # Much of XLA runs on one core of a device: with a device for each core, pairs spread over cores.
 jax.config.update("jax_num_cpu_devices", os.cpu_count())
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+RESULTS = pathlib.Path(os.environ.get("DPJAX_RESULTS") or pathlib.Path(__file__).parent / "results")
 R = "R diffpriv 0.4.2, recorded"  # Least CPU times on two cores of an AMD EPYC.
 _PACKAGES = (
     "jax",
@@ -111,7 +112,7 @@ def record(
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / f"{jax.default_backend()}.jsonl", "a") as file:
+    with open(RESULTS / f"{device_name()}.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
     for row in rows:
         missed = row.goal is not None and row.theirs / row.ours < row.goal
@@ -135,6 +136,13 @@ def peak_mib() -> int:
         return statistics["peak_bytes_in_use"] >> 20
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit >> 20
+
+
+def device_name() -> str:
+    """The kind of device as a file name; all CPUs have one file."""
+    device = jax.devices()[0]
+    kind = device.platform if device.platform == "cpu" else device.device_kind
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
 
 
 def machine() -> str:
@@ -167,7 +175,7 @@ def _versions() -> dict[str, str]:
 def _commit() -> str:
     asked = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
-        cwd=RESULTS.parent,
+        cwd=pathlib.Path(__file__).parent,
         capture_output=True,
         text=True,
         check=False,

@@ -58,6 +58,11 @@ class Facts:
 
 def facts_of(lowered: Any) -> Facts:
     """Compiles a program ahead of time and reads it."""
+    return compiled_facts(lowered)[1]
+
+
+def compiled_facts(lowered: Any) -> tuple[Any, Facts]:
+    """The compiled program, which can be called where its devices are, and its facts."""
     start = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - start
@@ -75,7 +80,7 @@ def facts_of(lowered: Any) -> Facts:
         wide = [x for part in parts.values() for x in part if x.is_wide]
         doubles = sum("f64" in x.type for x in wide)
         counts = {"launches": launches, "loops": loops, "wide": len(wide), "doubles": doubles}
-    return Facts(
+    return compiled, Facts(
         compile_seconds=seconds,
         temporary=memory.temp_size_in_bytes,
         host=memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,

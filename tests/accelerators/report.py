@@ -8,8 +8,11 @@ from typing import Any
 from accelerators.facts import Facts
 from accelerators.targets import ACCELERATORS, Accelerator
 
-_HEAD = pathlib.Path(__file__).with_name("head.md").read_text()
+_HEAD, _COMPILED = (
+    pathlib.Path(__file__).with_name(name).read_text() for name in ("head.md", "compiled.md")
+)
 FACTS = pathlib.Path(__file__).with_name("facts.json")
+RESULTS = pathlib.Path(__file__).parents[2] / "bench" / "results"
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "accelerators.md"
 
 
@@ -32,7 +35,47 @@ def write(found: dict[str, dict[str, Any]]) -> None:
         known[accelerator].update(rows)
     FACTS.write_text(json.dumps(known, indent=1) + "\n")
     tables = "\n".join(_table(name, rows) for name, rows in known.items())
-    PAGE.write_text(f"{_HEAD}\n<!-- compiled -->\n\n{tables}\n<!-- /compiled -->\n")
+    runs = "\n".join(filter(None, (measured(path) for path in sorted(RESULTS.glob("*.jsonl")))))
+    PAGE.write_text(
+        f"{_HEAD}\n<!-- measured -->\n\n{runs}\n<!-- /measured -->\n\n"
+        f"{_COMPILED}\n<!-- compiled -->\n\n{tables}\n<!-- /compiled -->\n"
+    )
+
+
+def measured(path: pathlib.Path) -> str:
+    """What `bench/on_device.py` found last on one device; empty if it did not run there."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    newest = {(x["job"], x["sizes"].get("name")): x for x in lines}
+    found = {name: x for (job, name), x in newest.items() if job == "program"}
+    if not found:
+        return ""
+    exact, elementary, clipping, rates = (
+        newest[job, None]["results"]
+        for job in ("exactness", "elementary functions", "clipping", "ceilings")
+    )
+    last = newest["exactness", None]
+    text = [
+        f"### {last['machine']}\n",
+        f"{last['date']}, jax {last['versions']['jax']}. {exact['equal']} of"
+        f" {exact['computations']} exact computations have the bits of a CPU. Elementary functions"
+        f" are off by at most {elementary['largest']:.2g} of what proofs count, and a record moves"
+        f" a clipped sum by at most {clipping['largest']:.3g} of its bound. Ceilings:"
+        f" {rates['bytes'] / 1e12:.3g} TB/s copied, {rates['flops'] / 1e12:.3g} Tflops of float32"
+        f" in products, {rates['threefry words'] / 1e9:.3g} billion threefry words and"
+        f" {rates['Philox words'] / 1e9:.3g} billion Philox words a second.\n",
+        "| Program | Compiled in s | Launches | Time, ms | Of a ceiling |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for name, line in found.items():
+        facts, seconds = line["results"], line["seconds"][name]
+        share = {x: facts[x] / rates[x] / seconds for x in ("bytes", "flops")}
+        binding = max(share, key=lambda x: share[x])
+        text.append(
+            f"| {name} | {facts['compile_seconds']:.0f} | {_shown(facts['launches'])}"
+            f" | {1e3 * seconds:.3g} | {share[binding]:.0%} of"
+            f" {'copy' if binding == 'bytes' else 'products'} |"
+        )
+    return "\n".join(text) + "\n"
 
 
 def estimate(facts: Facts, accelerator: Accelerator) -> float:
@@ -44,7 +87,7 @@ def estimate(facts: Facts, accelerator: Accelerator) -> float:
 
 def _table(name: str, rows: dict[str, Any]) -> str:
     lines = [
-        f"## {name}\n",
+        f"### {name}\n",
         f"| On {name} | Compiled | in s | MiB | Flops | Bytes | Launches | Loops | Estimate, ms |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]

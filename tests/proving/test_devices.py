@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core.primitives import dynamic_slice_p
 
 import dpjax
+from accelerators.exactness import elementary_errors
 from dpjax.proving import NoProofError
-from dpjax.proving import _rounding as rounding
 from dpjax.release import _privatize
 
 N = 2
@@ -266,35 +266,11 @@ def test_places_are_signed_integers(at):
         bound(AT_200[at], bounds=(0, 1))
 
 
-# Each function, with a range and whether its error is relative to its own value.
-ELEMENTARY = {
-    "exp": (jnp.exp, np.exp, (-80, 40), True),
-    "log": (jnp.log, np.log, (2.0**-60, 4), False),
-    "log1p": (jnp.log1p, np.log1p, (-0.999, 4), False),
-    "log1p near -.414": (jnp.log1p, np.log1p, (-0.41422, -0.4142), False),
-    "expm1": (jnp.expm1, np.expm1, (-80, 40), False),
-    "tanh": (jnp.tanh, np.tanh, (-25, 25), False),
-    "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x)), (-80, 80), False),
-    "sin": (jnp.sin, np.sin, (-4096, 4096), False),
-    "cos": (jnp.cos, np.cos, (-4096, 4096), False),
-    "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), (2.0**-60, 4), True),
-    "sqrt": (jnp.sqrt, np.sqrt, (2.0**-60, 4), True),
-}
-
-
 @pytest.mark.parametrize("x64", [False, True])
 def test_errors_of_elementary_functions_are_a_quarter_of_what_is_counted(x64):
-    dtype = np.float64 if x64 else np.float32
-    points = {name: np.linspace(*case[2], 8001, dtype=dtype) for name, case in ELEMENTARY.items()}
     with jax.enable_x64(x64):
-        run = jax.jit(lambda xs: {name: ELEMENTARY[name][0](x) for name, x in xs.items()})
-        found = {name: np.asarray(y, np.longdouble) for name, y in run(points).items()}
-    for name, (_, exact_function, _, relative) in ELEMENTARY.items():
-        exact = exact_function(points[name].astype(np.longdouble))
-        floor = np.abs(exact) if relative else np.maximum(np.abs(exact), 1)
-        units = rounding.UNITS.get(name, rounding.ELEMENTARY) * rounding.coarseness(np.dtype(dtype))
-        error = np.abs(found[name] - exact) / (floor * rounding.unit(np.dtype(dtype)))
-        assert error.max() <= units / 4, name
+        shares = elementary_errors(8001, np.dtype(np.float64 if x64 else np.float32))
+    assert {name: share for name, share in shares.items() if share > 1 / 4} == {}
 
 
 class _Elsewhere:
