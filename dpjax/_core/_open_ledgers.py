@@ -3,7 +3,10 @@
 import abc
 import contextlib
 import contextvars
+import dataclasses
 import hashlib
+import os
+import threading
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -14,18 +17,55 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, Release
 
-# The ledgers of the blocks of `with` around the code that asks, outermost first.
-OPEN: contextvars.ContextVar[tuple["OpenLedger", ...]] = contextvars.ContextVar(
+# A program that was compiled while no ledger was open would release without telling one. While one
+# is open, JAX traces such a program again in every thread, and the release in it refuses to be
+# traced.
+_TELLING = jax.make_user_context(False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Block:
+    """A `with ledger:` that has begun."""
+
+    ledger: "OpenLedger"
+
+
+class _Process:
+    """The blocks that are open in any thread of this process, in the order of their beginnings."""
+
+    def __init__(self) -> None:
+        self.start_with(())
+
+    def start_with(self, blocks: tuple[_Block, ...]) -> None:
+        self.blocks, self._lock = blocks, threading.Lock()
+        _TELLING.set_global(bool(blocks))
+
+    def begin(self, block: _Block) -> None:
+        with self._lock:
+            self.blocks = (*self.blocks, block)
+            _TELLING.set_global(True)
+
+    def end(self, block: _Block) -> None:
+        with self._lock:
+            self.blocks = tuple(one for one in self.blocks if one is not block)
+            _TELLING.set_global(bool(self.blocks))
+
+
+# The blocks around the code that asks, outermost first. A task of asyncio starts with those around
+# its creator, a thread with none.
+_AROUND: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
-# How to close the blocks of `with` around this code, innermost last. Threads may share a ledger, so
-# each leaves its own blocks.
-_BLOCKS: contextvars.ContextVar[tuple[contextlib.ExitStack, ...]] = contextvars.ContextVar(
-    "open blocks", default=()
-)
-# A program that was compiled while no ledger was open would release without telling one. Under this
-# context JAX traces such a program again, and the release in it refuses to be traced.
-_TELLING = jax.make_user_context(False)
+_PROCESS = _Process()
+
+
+def _after_fork() -> None:
+    """A fork has one thread of its parent, so it is in the blocks of that one alone."""
+    _PROCESS.start_with(_AROUND.get())
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks.
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Request(NamedTuple):
@@ -63,16 +103,19 @@ class OpenLedger(abc.ABC):
     """A ledger for `with ledger:`. Each release inside tells it before noise is drawn."""
 
     def __enter__(self) -> Self:
-        block = contextlib.ExitStack()
-        block.callback(OPEN.reset, OPEN.set((*OPEN.get(), self)))
-        block.enter_context(_TELLING(True))
-        _BLOCKS.set((*_BLOCKS.get(), block))
+        block = _Block(self)
+        _AROUND.set((*_AROUND.get(), block))
+        _PROCESS.begin(block)
         return self
 
     def __exit__(self, *_: object) -> None:
-        *outer, block = _BLOCKS.get()
-        _BLOCKS.set(tuple(outer))
-        block.close()
+        # Threads may share a ledger, so each leaves its own block. A generator may be closed in
+        # another context than the one it began in.
+        around = _AROUND.get()
+        blocks = (*_PROCESS.blocks, *around)
+        block = next(one for one in reversed(blocks) if one.ledger is self)
+        _AROUND.set(tuple(one for one in around if one is not block))
+        _PROCESS.end(block)
 
     @abc.abstractmethod
     def record(
@@ -96,6 +139,20 @@ class Account(OpenLedger):
     @abc.abstractmethod
     def keep(self, request: Request, release: Release) -> Release:
         """Remembers a release; of several under one request the first, which is returned."""
+
+
+def told(given: OpenLedger | None = None) -> list[OpenLedger]:
+    """The ledgers that a release here tells.
+
+    A given one and those around this code come first. If there is no budget among them, the release
+    is told to the budgets that are open elsewhere in the process; likewise for ledgers of keys.
+    """
+    own = [block.ledger for block in _AROUND.get()]
+    own += [] if given is None else [given]
+    has_one = {isinstance(ledger, Account) for ledger in own}
+    elsewhere = [block.ledger for block in _PROCESS.blocks]
+    own += [ledger for ledger in elsewhere if isinstance(ledger, Account) not in has_one]
+    return list(dict.fromkeys(own))
 
 
 def fingerprint_of_key(key: Key) -> str:

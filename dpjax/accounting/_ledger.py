@@ -64,7 +64,9 @@ class Ledger(Account):
         returns the old release. Names are public: do not choose them by looking at records, not
         even at the groups in them.
 
-        The restrictions of `dpjax.random.KeyLedger` on `with` hold here too.
+        `with` covers all threads of the process while the block is open, as that of
+        `dpjax.random.KeyLedger` does. Where two budgets are open, a thread that has opened neither
+        is refused: say which one pays, by `with` in the thread or by `ledger=`.
     """
 
     def __init__(

@@ -32,11 +32,16 @@ class KeyLedger(OpenLedger):
     Formal guarantees:
         Each key is claimed at most once in the lifetime of the file, also by several processes. The
         ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
-        release inside `jit` or `vmap`, whose keys are unknown. It does not cover programs that were
-        compiled ahead of time (`jit(f).lower(...).compile()`), other threads, compiled programs of
-        coroutines that take turns inside `with`, and `mechanism.unpaid_draw`. A fingerprint is a
-        SHA-256 of 256 random bits and reveals nothing about the key. The fingerprint of a seeded
-        key can be searched, as the key can.
+        release inside `jit` or `vmap`, whose keys are unknown.
+
+        `with` covers all threads of the process while the block is open. Code tells the ledgers of
+        the blocks around it; tasks of asyncio start with those around their creator. If there is
+        none around it, as in a thread of its own, it tells the ledgers that are open elsewhere in
+        the process. It does not cover programs that were compiled ahead of time
+        (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
+
+        A fingerprint is a SHA-256 of 256 random bits and reveals nothing about the key. The
+        fingerprint of a seeded key can be searched, as the key can.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:

@@ -8,12 +8,12 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import (
-    OPEN,
     Account,
     Drawing,
     OpenLedger,
     Request,
     refuse_traced,
+    told,
     untold_programs,
 )
 from dpjax._core._types import Key, PyTree, Value
@@ -55,13 +55,14 @@ def pay_and_draw(
             "name must be a text that is not empty, such as that of a column or a group, got"
             f" {_checks.shown(name)}"
         )
-    ledgers = dict.fromkeys(OPEN.get() if ledger is None else (*OPEN.get(), ledger))
+    ledgers = told(ledger)
     if ledgers:
         refuse_traced((key, used))
     accounts = [one for one in ledgers if isinstance(one, Account)]
     if len(accounts) > 1:
         raise ValueError(
-            f"one budget pays for a release, got {len(accounts)} open: {accounts}; close the others"
+            f"one budget pays for a release, got {len(accounts)} open: {accounts}; close others."
+            " In a thread, open the one that pays, or give it to dpjax.privatize(..., ledger=...)"
         )
     account = accounts[0] if accounts else None
 
@@ -88,7 +89,7 @@ def pay_and_draw(
 def tell_of_training(key: Key) -> None:
     """Lets ledgers of keys claim the key of a training. Its steps will not tell them."""
     refuse_unpaid_steps()
-    if ledgers := OPEN.get():
+    if ledgers := told():
         refuse_traced(key)
         for one in ledgers:
             one.record(key, Guarantee(math.inf, 1.0), "training", None)
@@ -96,7 +97,7 @@ def tell_of_training(key: Key) -> None:
 
 def refuse_unpaid_steps() -> None:
     """Refuses a step of a training while a budget is open: it does not know the cost of all."""
-    if any(isinstance(one, Account) for one in OPEN.get()):
+    if any(isinstance(one, Account) for one in told()):
         raise ValueError(
             "a training pays for all of its steps at once: ledger.charge what they will promise, as"
             " by accounting.dp_sgd, and train outside of `with ledger`"
