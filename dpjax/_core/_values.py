@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from dpjax._core._guarantee import (
     Guarantee,
@@ -133,6 +134,8 @@ class Sensitivity:
             clamped records; `target` is the fingerprint of both together.
         proof: the steps of the proof, if there is one; of a sample, a line that says that a proof
             exists.
+        known_by: what sort of query or target made it, by its method `sensitivity`; None for
+            others. A release then asks for a target that knows its own.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, a random pair of neighboring
@@ -160,6 +163,7 @@ class Sensitivity:
     distance: str | None = static(default=None)
     bounds: RecordBounds | None = static(default=None)
     proof: Proof | None = static(default=None)
+    known_by: str | None = static(default=None)
 
     def explain(self) -> str:
         """The proof as a tree: how far every step of the program moves its value.
@@ -266,6 +270,13 @@ class KnowsSensitivity(abc.ABC):
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
         """The bound, rounded up; 0 where no record moves the value."""
+
+    def _bound_on(self, norm: Any, relation: NeighboringRelation, records: Database) -> float:
+        """The bound for databases of these shapes and dtypes."""
+        leaves = jax.tree.leaves(records)
+        floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")
+        return float(self._bound(norm, relation, leaves[0].shape[0], coarsest))
 
 
 def __dir__() -> list[str]:

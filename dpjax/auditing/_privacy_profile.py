@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Value
 from dpjax._core._values import (
     Guarantee,
@@ -33,6 +34,7 @@ from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
 from dpjax.auditing._sampled_losses import log_of_chances, losses_of, with_releases
 from dpjax.random._facade import sampling_key
+from dpjax.release._known_sensitivity import covering, needed
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
@@ -303,6 +305,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     for target, mechanism in pairs:
         privatize(target, mechanism)
         sensitivity = mechanism.sensitivity
+        covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
         targets.append(as_released(target, sensitivity))
         if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
             raise TypeError("the mechanism is traced, but privacy_profile runs on the host")

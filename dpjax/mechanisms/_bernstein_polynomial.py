@@ -1,6 +1,8 @@
 """Iterated Bernstein polynomials on the unit cube, and the lattice that determines them."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Database, PyTree, Value
-from dpjax._core._values import Target
+from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Target
 from dpjax._exact._numerics import compute_dtype
 
 
@@ -121,7 +123,8 @@ def on_lattice(
 
     Returns:
         A target whose value has shape (degree + 1,) * dims. Sample it in the norm "linf", and
-        release it by `dpjax.bernstein` with the same degree and dims.
+        release it by `dpjax.bernstein` with the same degree and dims. A sensitivity that the target
+        knows itself, as `dpjax.targets.kernel_density` does, holds for these values.
 
     Raises:
         TypeError: if the target is not a function, or does not return one.
@@ -147,10 +150,33 @@ def on_lattice(
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
 
-    def lattice_target(database: Database) -> Value:
-        return lattice_values(target(database), degree, dims)
+    made = _OnLattice
+    if isinstance(target, KnowsSensitivity) and "linf" in target.norms:
+        made = _KnownOnLattice
+    return made(target, degree, dims)  # pyright: ignore[reportArgumentType]
 
-    return lattice_target
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OnLattice:
+    """The values of functions on a lattice."""
+
+    target: Callable[[Database], Callable[[jax.Array], Value]]
+    degree: int
+    dims: int
+
+    def __call__(self, database: Database) -> Value:
+        return lattice_values(self.target(database), self.degree, self.dims)
+
+
+class _KnownOnLattice(_OnLattice, KnowsSensitivity):
+    """Those of a target that knows how far a record moves its functions, at any point."""
+
+    norms = ("linf",)
+    relations = (NeighboringRelation.REPLACE_ONE,)
+
+    def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
+        assert isinstance(self.target, KnowsSensitivity)
+        return self.target._bound(norm, relation, n, dtype)
 
 
 def approximate_bernstein(

@@ -54,7 +54,7 @@ class SeveralSelections(SelectionMechanism):
 
     Attributes:
         count: number of selections, each at epsilon / count; by group, in each of them. Others are
-            as in `SelectionMechanism`, where the norm may be `linf_by_group`.
+            as in `SelectionMechanism`, where the norm may also be `linf_by_group`.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -66,7 +66,7 @@ class SeveralSelections(SelectionMechanism):
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf", or `linf_by_group` for disjoint groups."""
+        """The norm of the sensitivity: "linf", "range", or `linf_by_group` for disjoint groups."""
         return self.sensitivity.norm
 
     @property
@@ -137,8 +137,8 @@ def select_each(
     """The exponential mechanism in each of several rows of scores, for one epsilon.
 
     Args:
-        sensitivity: a `Sensitivity` of all scores in the norm "linf", or a number, taken as a
-            global bound in it. In the norm `linf_by_group` it is that of scores by group.
+        sensitivity: a `Sensitivity` of all scores in the norm "linf" or "range", or a number, taken
+            as a global bound in linf. In the norm `linf_by_group` it is that of scores by group.
         epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
         count: number of rows, at least 1; by group, the number of rows of one group.
 
@@ -178,5 +178,6 @@ def select_each(
 
 
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
-    """The norm that selections take a sensitivity in: by group, if it is that of groups."""
-    return linf_by_group if getattr(sensitivity, "norm", "linf") is linf_by_group else "linf"
+    """The norm that selections take a sensitivity in: "linf", if it is in none of the others."""
+    found: Norm = getattr(sensitivity, "norm", "linf")
+    return found if found in ("range", linf_by_group) else "linf"

@@ -79,12 +79,11 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
     selections are drawn, one after the other.
 
     Args:
-        sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it under replace-one. Adding one number to all scores changes nothing.
-            So if an added record raises scores by at most Delta and lowers none, as for counts,
-            Delta / 2 is enough under add-or-remove-one: `dpjax.analytic_sensitivity(Delta / 2,
-            norm="linf", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE)`. In the norm
-            `linf_by_group` it is that of scores by group, (groups, K).
+        sensitivity: a `Sensitivity` of the scores in the norm "linf" or "range", or a number, taken
+            as a global bound in linf under replace-one. Adding one number to all scores changes
+            nothing, so "range" halves the noise where a record moves all scores the same way, as it
+            does counts under add-or-remove-one. In the norm `linf_by_group` it is that of scores by
+            group, (groups, K).
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 

@@ -157,15 +157,12 @@ def own_bound(
 
     It holds on all databases, so also on clamped ones.
     """
-    if not isinstance(target, KnowsSensitivity) or norm not in target.norms:
+    if not isinstance(target, KnowsSensitivity):
         return math.inf
-    leaves = jax.tree.leaves(specs)
-    floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-    coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")
-    if relation not in target.relations:
+    if norm not in target.norms or relation not in target.relations:
         return math.inf
     try:
-        return float(target._bound(norm, relation, leaves[0].shape[0], coarsest))
+        return target._bound_on(norm, relation, specs)
     except ValueError:  # It lacks a number that its factory was not given.
         return math.inf
 

@@ -35,6 +35,7 @@ class GroupedQuery(Query):
         reach: as for a `Query`, also in the norm `linf_by_group`.
         unit: of the query.
         rounding: of the query.
+        one_way: of the query.
         keys: of the groups, in order.
 
     Formal guarantees:
@@ -210,6 +211,7 @@ def by(
         reach=lambda norm, relation: _reach_by_group(query.reach, norm, relation),
         unit=query.unit,
         rounding=query.rounding,
+        one_way=query.one_way,
         keys=which.keys,
     )
 

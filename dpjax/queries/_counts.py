@@ -76,7 +76,7 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         replaced = relation is NeighboringRelation.REPLACE_ONE
         return norm_up([Fraction(not (replaced and predicate is None))], norm)
 
-    return Query(total=total, shape=(), reach=reach)
+    return Query(total=total, shape=(), reach=reach, one_way=True)
 
 
 def _count_true(answers: PyTree, present: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ def histogram_query(
         codes = codes_of(records)
         return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
 
-    return Query(total=total, shape=(k,), reach=reach_of_tables([k]))
+    return Query(total=total, shape=(k,), reach=reach_of_tables([k]), one_way=True)
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
@@ -199,7 +199,8 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
         return count_combinations(records, present, sizes)
 
     cells = math.prod(sizes.values())
-    return Query(total=total, shape=tuple(sizes.values()), reach=reach_of_tables([cells]))
+    shape = tuple(sizes.values())
+    return Query(total=total, shape=shape, reach=reach_of_tables([cells]), one_way=True)
 
 
 def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.queries._padded_records import present_records
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._known_sensitivity import KnownSensitivity
+
+_RANGE: Any = "range"  # A norm beside those of vectors.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,6 +37,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         unit: the number that the integer 1 stands for.
         rounding: a bound on the rounding error of the value, in units.
         clipping: a bound on what clipping adds to it, where it moves records at the edge too far.
+        one_way: whether an added record lowers no number, as with counts.
 
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
@@ -48,7 +51,9 @@ class Query(KnownSensitivity, KnowsAccuracy):
     unit: float = 1.0
     rounding: float = 0.0
     clipping: float = 0.0
+    one_way: bool = False
 
+    norms = (*KnownSensitivity.norms, _RANGE)
     relations = tuple(NeighboringRelation)
 
     def __call__(self, database: Database) -> jax.Array:
@@ -61,7 +66,11 @@ class Query(KnownSensitivity, KnowsAccuracy):
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del n, dtype  # Values are integers, and the bound holds for any number of records.
-        return self.reach(norm, relation)
+        if norm != _RANGE:
+            return self.reach(norm, relation)
+        # Of numbers that all go up by 0 to r the range is r; else one may go up, and another down.
+        added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        return self.reach("linf", relation) * (1 if added and self.one_way else 2)
 
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database

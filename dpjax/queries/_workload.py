@@ -46,6 +46,7 @@ class Workload(Query):
         reach: as for a `Query`.
         unit: 1.
         rounding: 0.
+        one_way: as for a `Query`.
         cells: the shape of the table h.
         answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
         table: takes a database to the table of counts.
@@ -139,6 +140,7 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
         total=total,
         shape=(queries,),
         reach=_reach_of_columns(entries),
+        one_way=bool(np.all(entries >= 0)),
         cells=(cells,),
         answers=answers,
         table=table,
@@ -215,6 +217,7 @@ def marginal_workload(
         total=total,
         shape=(sum(cells),),
         reach=reach_of_tables(cells),
+        one_way=True,
         cells=tuple(sizes.values()),
         answers=answers,
         table=contingency_query(sizes),

@@ -26,6 +26,7 @@ from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, apart, evaluate_alone
 from dpjax.random._facade import check_key
 from dpjax.release._ahead import compile_ahead, known_ahead
+from dpjax.release._known_sensitivity import check_maker, covering, needed
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 
@@ -42,7 +43,9 @@ def privatize(
 
     Args:
         target: the function that was sampled.
-        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`.
+        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`. A query,
+            and any target with a method `sensitivity`, is asked for it: the mechanism's must be at
+            least as large.
         ledger: a `dpjax.Ledger`, whose budget pays for every release before its noise is drawn, or
             a `dpjax.random.KeyLedger`, whether it is open or not; then not jit-able.
 
@@ -58,8 +61,10 @@ def privatize(
             if the key is not a typed key, the name not a text, or the database does not hold arrays
             of the kinds that were sampled.
         ValueError: if the target is not the one that was sampled (the traced programs and their
-            constants are compared); at a release, if the database has another size or structure,
-            shows its number of records where that is private, or the ledger knows the key.
+            constants are compared), or the sensitivity is what another query or target says of
+            itself; at a release, if the target is known to move further than the sensitivity says,
+            the database has another size or structure, shows its number of records where that is
+            private, or the ledger knows the key.
         BudgetExceededError: at a release, if the ledger has too little left.
         LedgerError: at a release, if the ledger cannot be trusted or not be written.
 
@@ -69,10 +74,12 @@ def privatize(
         the database holds decides whether a release happens; its structure, dtypes and size do, and
         count as public, so read a file with dtypes that do not depend on what it holds. Under
         add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
-        unless the sensitivity says how many slots there are (its n). For an
-        analytic sensitivity the claim that it bounds this target, on databases of this size, is
-        yours. That two releases under one name ask about the same records is yours too: a ledger
-        does not look at what they hold. Choose names without looking at them either.
+        unless the sensitivity says how many slots there are (its n). For an analytic sensitivity
+        the claim that it bounds this target, on databases of this size, is yours, unless the target
+        knows its own. A traced one that is too small gives NaN. A sampled one may be smaller than
+        the known one: gamma says how often that is not enough. That two releases under one name ask
+        about the same records is yours too: a ledger does not look at what they hold. Choose names
+        without looking at them either.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -99,14 +106,17 @@ def privatize(
     sensitivity = mechanism.sensitivity
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    drawn = _accepting_values(mechanism)
+    accepting = _accepting_values(mechanism)
+    check_maker(target, sensitivity)
+    need = functools.cache(lambda records: needed(target, sensitivity, records))
 
     @functools.cache  # Tracing a draw takes longer than drawing.
     def request_for(
         name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
     ) -> Request | None:
         any_key = jax.ShapeDtypeStruct((), key)
-        return request_of(name, drawn.unpaid_draw, any_key, value, fingerprint, records, mechanism)
+        draw = covering(accepting, need(records)).unpaid_draw
+        return request_of(name, draw, any_key, value, fingerprint, records, mechanism)
 
     compiled = set[tuple[np.dtype, Program, TreeSpec]]()
 
@@ -120,7 +130,9 @@ def privatize(
         if program is not None or (traced.is_concrete and traced.calls_host):
             traced.check_unchanged("target")
 
-        spec, ahead = TreeSpec.of(records), known_ahead(drawn, traced, key, records)
+        spec = TreeSpec.of(records)
+        drawn = covering(accepting, need(spec))
+        ahead = known_ahead(drawn, traced, key, records)
 
         def compile_once() -> None:
             if ahead is not None and (key.dtype, traced, spec) not in compiled:
@@ -143,7 +155,7 @@ def privatize(
             draw,
             key,
             (mechanism, records, traced.jaxpr.consts),
-            guarantee=guarantee_under(key, mechanism.guarantee),
+            guarantee=guarantee_under(key, drawn.guarantee),
             what=getattr(target, "__name__", type(target).__name__),
             name=name,
             request=request,

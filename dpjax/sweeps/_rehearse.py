@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.random._facade import check_key
+from dpjax.release._known_sensitivity import covering, needed
 from dpjax.release._privatize import privatize
 from dpjax.sweeps._axes import REPEAT
 from dpjax.sweeps._sweep import sweep
@@ -105,8 +107,9 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
+    drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
-        _check(name, mechanism, target, n)
+        _check(name, mechanism, target, n, drawn)
 
     def release_all(key: Key) -> dict[str, PyTree]:
         key_database, key_noise = jax.random.split(key)
@@ -155,12 +158,13 @@ def _named(mechanisms: Any) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _check(name: str, mechanism: Mechanism, target: Target, n: int) -> None:
+def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeSpec) -> None:
     """Refuses what the release would refuse."""
     privatize(target, mechanism)
     of = mechanism.sensitivity.n
     if of is not None and of != n:
         raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
+    covering(mechanism, needed(target, mechanism.sensitivity, drawn))
 
 
 def _best_and_selected(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:

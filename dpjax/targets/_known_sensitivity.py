@@ -73,7 +73,8 @@ class KnownSensitivity(KnowsSensitivity):
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
-        return analytic_sensitivity(bound, norm=norm, n=n, relation=relation)
+        made = analytic_sensitivity(bound, norm=norm, n=n, relation=relation)
+        return dataclasses.replace(made, known_by=type(self).__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,0 +1,99 @@
+"""Whether noise covers what a target is known to need, by public facts alone.
+
+A mechanism promises its epsilon for values within its own sensitivity. Noise for less than a record
+moves the target would be released under a false guarantee.
+"""
+
+import inspect
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._values import KnowsSensitivity, Mechanism, Sensitivity, Target, norm_name
+from dpjax._tracing._programs import Unchanging
+
+M = TypeVar("M", bound=Mechanism)
+# A bound is rounded up. To nearest it is this much smaller at most, which the noise has to spare.
+_TO_NEAREST = 1 + 2.0**-50
+_COMPILED = type(jax.jit(lambda: None))
+
+
+def check_maker(target: Target, sensitivity: Sensitivity) -> None:
+    """Refuses what a query says of itself for a function of which nothing is known."""
+    if sensitivity.records is None and sensitivity.known_by and _knowing(target) is None:
+        raise ValueError(
+            f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
+            " release what made it, on the columns that it takes. For a function of your own, prove"
+            " a bound by dpjax.global_sensitivity, or state one by dpjax.analytic_sensitivity"
+        )
+
+
+def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float:
+    """How far one record may move the target, in the norm and relation of a sensitivity.
+
+    A sampled or proved sensitivity belongs to the traced program, which `privatize` compares. A
+    sampled one may be smaller than the known one: that is what its gamma is for.
+
+    Returns:
+        A number, rounded up; 0 where nothing is known, and any noise will do.
+
+    Raises:
+        ValueError: if the target knows its sensitivity, but not in this norm under this relation.
+    """
+    known = _knowing(target)
+    if known is None or sensitivity.records is not None:
+        return 0.0
+    norm, relation = sensitivity.norm, sensitivity.relation
+    if norm not in known.norms or relation not in known.relations:
+        norms, relations = map(norm_name, known.norms), map(str, known.relations)
+        raise ValueError(
+            f"sensitivity must be one that the target, a {type(known).__name__}, is known to have:"
+            f" in {', '.join(norms)} under {' or '.join(relations)}, got one in {norm_name(norm)}"
+            f" under {relation}. If you have a bound of your own, release a function around the"
+            " target: lambda database: target(database)"
+        )
+    return known._bound_on(norm, relation, records.tree())
+
+
+def covering(mechanism: M, needed: float) -> M:
+    """The mechanism, if its noise covers what the target needs.
+
+    Returns:
+        The mechanism itself. If its sensitivity is traced, all its numbers become NaN where that is
+        too small.
+
+    Raises:
+        ValueError: if the sensitivity is too small.
+    """
+    sensitivity, value = mechanism.sensitivity, mechanism.sensitivity.value
+    if _checks.is_traced(value):
+        enough = value >= jnp.asarray(needed, jnp.result_type(value))
+        return jax.tree.map(lambda leaf: _or_nan(enough, leaf), mechanism) if needed else mechanism
+    if not np.min(value) * _TO_NEAREST >= needed:
+        raise ValueError(
+            f"sensitivity is too small for this target: one record may move it by {needed!r} in"
+            f" {norm_name(sensitivity.norm)} under {sensitivity.relation}, got noise for"
+            f" {float(np.min(value))!r}: make the mechanism with target.sensitivity(...)"
+        )
+    return mechanism
+
+
+def _knowing(target: object) -> KnowsSensitivity | None:
+    """The query or target that a function is, where it knows how far a record moves it."""
+    if isinstance(target, Unchanging):
+        return _knowing(target.function)
+    if type(target) is _COMPILED:
+        return _knowing(inspect.unwrap(target))
+    if inspect.ismethod(target) and target.__name__ == "__call__":
+        return _knowing(target.__self__)
+    return target if isinstance(target, KnowsSensitivity) else None
+
+
+def _or_nan(enough: jax.Array, leaf: jax.Array | float) -> jax.Array | float:
+    """A number of a mechanism; NaN where its noise would be too little."""
+    is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jnp.where(enough, leaf, jnp.nan) if is_float else leaf
