@@ -21,8 +21,9 @@ class NeighboringRelation(enum.Enum):
         ADD_OR_REMOVE_ONE: one of them has one record more.
 
     Formal guarantees:
-        A guarantee under one relation says nothing about the other: replacing a record is removing
-        one and adding another, at twice the epsilon.
+        Replacing a record is removing one and adding another, so a guarantee under
+        add-or-remove-one implies one under replace-one, at about twice the epsilon. The converse
+        does not hold: under replace-one the number of records is public.
     """
 
     REPLACE_ONE = "replace-one"
@@ -128,8 +129,7 @@ class Guarantee:
             statement = f"({budget}, gamma={shown_number(self.gamma)})-random DP, " + (
                 describe_confidence(self.confidence)
             )
-        if self.relation is not NeighboringRelation.REPLACE_ONE:
-            statement += f", under {self.relation}"
+        statement += f", under {self.relation}"
         if _is(self.epsilon, math.inf):
             statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()

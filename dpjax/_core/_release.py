@@ -105,7 +105,7 @@ class Release:
             >>> release = dpjax.laplace(1.0, epsilon=1.0)(dpjax.random.seeded_key(0), 50)
             >>> text = json.dumps(release.to_dict())
             >>> dpjax.Release.from_dict(json.loads(text))
-            Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, seeded key)
+            Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, under replace-one, seeded key)
         """
         return saved(self.value, self.guarantee, self.accuracy)
 

@@ -63,7 +63,7 @@ def compose_events(
         >>> import dpjax
         >>> events = [dpjax.gaussian(1.0, 1.0, 1e-6).dp_event] * 3
         >>> dpjax.accounting.compose_events(*events, delta=1e-5)
-        (epsilon=1.59808, delta=1e-05)-DP
+        (epsilon=1.59808, delta=1e-05)-DP, under replace-one
     """
     accounting = _checks.extra("dp_accounting", "accounting")
     delta = _checks.fraction("delta", delta)

@@ -52,7 +52,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         >>> import dpjax
         >>> one = dpjax.laplace(0.01, epsilon=0.5).guarantee
         >>> dpjax.accounting.compose(one, one)
-        (epsilon=1, delta=0)-DP
+        (epsilon=1, delta=0)-DP, under replace-one
     """
     if not guarantees:
         raise ValueError("guarantees must hold at least one, got none")
@@ -105,7 +105,7 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     Example:
         >>> import dpjax
         >>> dpjax.accounting.group(dpjax.laplace(0.01, epsilon=0.5).guarantee, 3)
-        (epsilon=1.5, delta=0)-DP, for groups of 3
+        (epsilon=1.5, delta=0)-DP, under replace-one, for groups of 3
     """
     one = concrete(guarantee)
     size = _checks.integer("size", size, least=1, most=10**9)
@@ -160,7 +160,7 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
         >>> counts = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.array([3, 0, 5]))
         >>> positive = dpjax.accounting.post_process(counts, lambda x: jnp.maximum(x, 0))
         >>> positive.guarantee
-        (epsilon=1, delta=0)-DP, seeded key
+        (epsilon=1, delta=0)-DP, under replace-one, seeded key
     """
     if not isinstance(release, Release):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"release must be a Release, got {_checks.shown(release)}")

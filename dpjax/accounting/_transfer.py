@@ -75,9 +75,9 @@ def transfer(
         >>> import dpjax
         >>> sampled = dpjax.Guarantee(1.0, gamma=0.05, confidence=0.99)
         >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
-        (epsilon=1, delta=0, gamma=0.0603506)-random DP, confidence 0.99
+        (epsilon=1, delta=0, gamma=0.0603506)-random DP, confidence 0.99, under replace-one
         >>> dpjax.accounting.transfer(sampled, ratio=1.0001, n=999)
-        (epsilon=1, delta=0, gamma=0.0552583)-random DP, confidence 0.99
+        (epsilon=1, delta=0, gamma=0.0552583)-random DP, confidence 0.99, under replace-one
     """
     under_p = concrete(guarantee)
     n = _checks.integer("n", n, least=1)

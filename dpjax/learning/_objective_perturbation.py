@@ -188,7 +188,7 @@ def objective_perturbation(
         ... )
         >>> records = {"x": jnp.ones((100, 2)), "y": jnp.ones(100)}
         >>> training(dpjax.random.secure_key(), records).guarantee
-        (epsilon=1, delta=1e-05)-DP
+        (epsilon=1, delta=1e-05)-DP, under replace-one
     """
     running = _dtype_that_runs(dtype)
     n = _checks.integer("n", n, least=1)

@@ -47,7 +47,7 @@ def laplace(
         >>> mechanism.scale
         0.02
         >>> mechanism.guarantee
-        (epsilon=0.5, delta=0)-DP
+        (epsilon=0.5, delta=0)-DP, under replace-one
     """
     drawn = LAPLACE if check_noise(noise) else LAPLACE.in_floats()
     return additive(sensitivity, epsilon, norm="l1", noise=drawn)

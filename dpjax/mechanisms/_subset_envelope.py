@@ -289,7 +289,7 @@ def subset_envelope(
         ... )
         >>> release = private_spread(dpjax.random.seeded_key(0), jnp.linspace(0, 1, 3800))
         >>> release.guarantee
-        (epsilon=2, delta=0)-DP, seeded key
+        (epsilon=2, delta=0)-DP, under replace-one, seeded key
     """
     _checks.function("target", target)
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)

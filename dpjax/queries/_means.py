@@ -85,7 +85,7 @@ def private_mean(
         >>> abs(float(release.value) - 40) < 4
         True
         >>> release.guarantee
-        (epsilon=1, delta=0)-DP
+        (epsilon=1, delta=0)-DP, under replace-one
     """
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)

@@ -90,7 +90,7 @@ def privatize(
         >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
         >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
         >>> release.guarantee
-        (epsilon=1, delta=0)-DP, seeded key
+        (epsilon=1, delta=0)-DP, under replace-one, seeded key
     """
     _checks.function("target", target)
     if ledger is not None and not isinstance(ledger, OpenLedger):

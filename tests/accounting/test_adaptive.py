@@ -134,7 +134,7 @@ def test_parameters_out_of_range(bad):
 
 def test_an_odometer_reads_a_little_more_than_a_count_that_is_known():
     odometer = PrivacyOdometer(delta=1e-6)
-    assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP"
+    assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP, under replace-one"
     before = 0.0
     for count in range(1, 201):
         reading = odometer.add(GAUSSIAN)
@@ -153,7 +153,7 @@ def test_the_delta_of_an_odometer_is_known_in_advance():
         BudgetExceededError, match="this has delta=1e-07, and the reserved delta has"
     ):
         odometer.add(Guarantee(0.1, 1e-7))
-    assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP"
+    assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP, under replace-one"
     odometer = PrivacyOdometer(delta=1e-6, reserved=2.5e-7)
     for _ in range(2):
         assert odometer.add(Guarantee(0.1, 1e-7)).delta == 1e-6

@@ -85,7 +85,7 @@ def test_what_is_spent_prints_as_it_was_paid(path):
     ledger = dpjax.Ledger(path, epsilon="0.3", delta="1e-6")
     for _ in range(3):
         ledger.charge(Guarantee(0.1, 1e-7))
-    assert repr(ledger.spent) == "(epsilon=0.3, delta=3e-07)-DP"
+    assert repr(ledger.spent) == "(epsilon=0.3, delta=3e-07)-DP, under replace-one"
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 3.3])
@@ -193,7 +193,7 @@ def test_spent_is_what_compose_says(ledger, path):
 
 
 def test_a_new_ledger_has_spent_nothing(ledger):
-    assert repr(ledger.spent) == "(epsilon=0, delta=0)-DP"
+    assert repr(ledger.spent) == "(epsilon=0, delta=0)-DP, under replace-one"
     assert ledger.history() == []
 
 

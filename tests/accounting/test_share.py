@@ -255,7 +255,7 @@ def test_a_report_says_what_was_published_and_what_is_left(ledger, keys):
     text = repr(report)
     assert "left epsilon 0.7 of 1 and delta 0.0000009 of 0.000001" in text
     assert "ages" in text
-    assert "(epsilon=0.1, delta=0)-DP" in text
+    assert "(epsilon=0.1, delta=0)-DP, under replace-one" in text
     frame = report.to_frame()
     assert frame["epsilon"].sum() == Decimal("0.3")
     assert list(frame.columns) == list(rows[0])

@@ -50,20 +50,20 @@ values = pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).
 @pytest.mark.parametrize(
     ("guarantee", "printed"),
     [
-        (SAMPLED, "(epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99"),
-        (MARGINAL, "(epsilon=1, delta=0, gamma=0.05)-random DP, marginal"),
-        (Guarantee(0.5, 1e-6), "(epsilon=0.5, delta=1e-06)-DP"),
+        (SAMPLED, "(epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99, under replace-one"),
+        (MARGINAL, "(epsilon=1, delta=0, gamma=0.05)-random DP, marginal, under replace-one"),
+        (Guarantee(0.5, 1e-6), "(epsilon=0.5, delta=1e-06)-DP, under replace-one"),
         (
             Guarantee(0.5, relation=NeighboringRelation.ADD_OR_REMOVE_ONE, group_size=2),
             "(epsilon=0.5, delta=0)-DP, under add-or-remove-one, for groups of 2",
         ),
         (
             Guarantee(1.0, notes=("no noise", "averaged over positions")),
-            "(epsilon=1, delta=0)-DP, no noise, averaged over positions",
+            "(epsilon=1, delta=0)-DP, under replace-one, no noise, averaged over positions",
         ),
         (
             Guarantee(1.0, gamma=0.05, confidence=0.99),
-            "(epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99",
+            "(epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99, under replace-one",
         ),
     ],
 )
@@ -73,7 +73,8 @@ def test_guarantees_print(guarantee, printed):
 
 def test_a_guarantee_of_nan_prints():
     guarantee = jax.jit(lambda epsilon: dpjax.laplace(1.0, epsilon).guarantee)(-1.0)
-    assert repr(guarantee) == "(epsilon=nan, delta=nan, gamma=nan)-random DP, confidence nan"
+    printed = "(epsilon=nan, delta=nan, gamma=nan)-random DP, confidence nan, under replace-one"
+    assert repr(guarantee) == printed
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,8 @@ def test_a_guarantee_of_nan_prints():
         ),
         (
             Release(0.5, SAMPLED),
-            "Release(0.5, (epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99)",
+            "Release(0.5, (epsilon=1, delta=0, gamma=0.05)-random DP, confidence 0.99,"
+            " under replace-one)",
         ),
         (NeighboringRelation.REPLACE_ONE, "replace-one"),
         (NeighboringRelation.ADD_OR_REMOVE_ONE, "add-or-remove-one"),
@@ -133,29 +135,34 @@ def test_a_grid_of_guarantees_prints():
 @pytest.mark.parametrize(
     ("guarantee", "printed"),
     [
-        (Guarantee(2.0000004), "(epsilon=2.00001, delta=0)-DP"),
-        (Guarantee(0.7, 1.2345671e-8), "(epsilon=0.7, delta=1.23457e-08)-DP"),
+        (Guarantee(2.0000004), "(epsilon=2.00001, delta=0)-DP, under replace-one"),
+        (Guarantee(0.7, 1.2345671e-8), "(epsilon=0.7, delta=1.23457e-08)-DP, under replace-one"),
         (
             Guarantee(1e-300, 0.0, 1 / 3, 0.98999951),
-            "(epsilon=1e-300, delta=0, gamma=0.333334)-random DP, confidence 0.989999",
+            "(epsilon=1e-300, delta=0, gamma=0.333334)-random DP, confidence 0.989999,"
+            " under replace-one",
         ),
         (
             # A float32 prints as the number that it was made of.
             Guarantee(*map(np.float32, (0.7, 1e-5, 0.05, 0.99))),
-            "(epsilon=0.7, delta=1e-05, gamma=0.05)-random DP, confidence 0.99",
+            "(epsilon=0.7, delta=1e-05, gamma=0.05)-random DP, confidence 0.99, under replace-one",
         ),
         (
             Guarantee(np.array([2.0000004, 0.1]), 0.0, 0.1, np.array([0.98999951, 0.5])),
-            "(epsilon=[2.00001 0.1], delta=0, gamma=0.1)-random DP, confidence [0.989999 0.5]",
+            "(epsilon=[2.00001 0.1], delta=0, gamma=0.1)-random DP, confidence [0.989999 0.5],"
+            " under replace-one",
         ),
         # Sums of decimals, a unit or two in the last place above them.
-        (Guarantee(0.1 + 0.2, 1.2e-6 - 1e-6), "(epsilon=0.3, delta=2e-07)-DP"),
+        (Guarantee(0.1 + 0.2, 1.2e-6 - 1e-6), "(epsilon=0.3, delta=2e-07)-DP, under replace-one"),
         (
             dpjax.accounting.compose(*[Guarantee(0.1, gamma=0.05, confidence=0.99)] * 3),
-            "(epsilon=0.3, delta=0, gamma=0.15)-random DP, confidence 0.97",
+            "(epsilon=0.3, delta=0, gamma=0.15)-random DP, confidence 0.97, under replace-one",
         ),
-        (dpjax.accounting.compose(*[Guarantee(0.1)] * 10), "(epsilon=1, delta=0)-DP"),
-        (Guarantee(0.3 * (1 + 2**-49)), "(epsilon=0.300001, delta=0)-DP"),
+        (
+            dpjax.accounting.compose(*[Guarantee(0.1)] * 10),
+            "(epsilon=1, delta=0)-DP, under replace-one",
+        ),
+        (Guarantee(0.3 * (1 + 2**-49)), "(epsilon=0.300001, delta=0)-DP, under replace-one"),
     ],
 )
 def test_guarantees_print_rounded_outward(guarantee, printed):
@@ -171,7 +178,7 @@ def test_no_printed_number_claims_more(epsilon, confidence):
     shown_epsilon = text.removeprefix("(epsilon=").partition(",")[0]
     assert Decimal(shown_epsilon) >= Decimal(repr(epsilon)) * slack
     assert float(shown_epsilon) <= epsilon * (1 + 1e-5)
-    shown = text.rpartition(" ")[2]
+    shown = text.rpartition("confidence ")[2].partition(",")[0]
     assert Decimal(shown) * slack <= Decimal(repr(confidence))
     assert float(shown) >= confidence * (1 - 1e-5)
 
@@ -190,8 +197,8 @@ def test_doubt_about_the_samples_always_prints(confidence):
 
 @pytest.mark.parametrize("confidence", [1 - 1e-8, 1 - 1e-12])
 def test_a_confidence_below_one_never_prints_as_one(confidence):
-    printed = repr(Guarantee(1.0, gamma=0.05, confidence=confidence)).rpartition(" ")[2]
-    assert float(printed) < 1
+    printed = repr(Guarantee(1.0, gamma=0.05, confidence=confidence)).rpartition("confidence ")[2]
+    assert float(printed.partition(",")[0]) < 1
 
 
 @values

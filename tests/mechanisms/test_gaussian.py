@@ -10,7 +10,7 @@ import dpjax
 
 def test_guarantee_and_norm():
     mechanism = dpjax.gaussian(2.0, 0.5, 1e-6)
-    assert repr(mechanism.guarantee) == "(epsilon=0.5, delta=1e-06)-DP"
+    assert repr(mechanism.guarantee) == "(epsilon=0.5, delta=1e-06)-DP, under replace-one"
     assert mechanism.norm == "l2"
     assert mechanism.scale == pytest.approx(2 * dpjax.gaussian(1.0, 0.5, 1e-6).scale, rel=1e-12)
 

@@ -18,7 +18,7 @@ def test_scale_is_sensitivity_over_epsilon(reference):
 
 def test_guarantee_is_pure():
     mechanism = dpjax.laplace(0.01, epsilon=0.5)
-    assert repr(mechanism.guarantee) == "(epsilon=0.5, delta=0)-DP"
+    assert repr(mechanism.guarantee) == "(epsilon=0.5, delta=0)-DP, under replace-one"
     assert mechanism.norm == "l1"
 
 

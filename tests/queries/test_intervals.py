@@ -289,7 +289,10 @@ def test_simulated_intervals_say_so():
 
 def test_a_known_interval_prints():
     release = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), 50)
-    assert repr(release) == "Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, seeded key)"
+    assert (
+        repr(release)
+        == "Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, under replace-one, seeded key)"
+    )
     many = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.arange(100.0))
     assert repr(many).startswith("Release([0.1 -2.5 2.1 ...] of shape (100,) ± 3.1 (95%), (")
 

@@ -293,7 +293,7 @@ def test_the_covariance_has_each_entry_twice_and_noise_once(key, records):
     np.testing.assert_array_equal(covariance, covariance.T)
     sigma = 4 * 4.5**0.5 * 4.2248 / 500  # radius^2 * reach * the multiplier at (1, 1e-6), over n
     assert 0.1 * sigma < np.abs(covariance - np.cov(x.T, bias=True)).max() < 4 * sigma
-    assert str(release.guarantee) == "(epsilon=1, delta=1e-06)-DP, seeded key"
+    assert str(release.guarantee) == "(epsilon=1, delta=1e-06)-DP, under replace-one, seeded key"
 
 
 @pytest.mark.slow

@@ -145,8 +145,8 @@ def test_a_release_under_a_seeded_key_says_so(key):
     twin = secure_twin(key)
     released, private = LAPLACE(key, 0.5), LAPLACE(twin, 0.5)
     assert released.value == private.value
-    assert repr(released.guarantee) == "(epsilon=1, delta=0)-DP, seeded key"
-    assert repr(private.guarantee) == "(epsilon=1, delta=0)-DP"
+    assert repr(released.guarantee) == "(epsilon=1, delta=0)-DP, under replace-one, seeded key"
+    assert repr(private.guarantee) == "(epsilon=1, delta=0)-DP, under replace-one"
     jitted = jax.jit(lambda key: LAPLACE(key, 0.5))
     assert jax.tree.structure(jitted(key)) == jax.tree.structure(released)
     assert jax.tree.structure(jitted(twin)) == jax.tree.structure(private)

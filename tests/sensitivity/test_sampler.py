@@ -116,7 +116,9 @@ def test_given_gamma_alone_it_takes_ten_times_the_least_m(sample):
 
 def test_marginal_sensitivities_say_so(sample):
     guarantee = dpjax.laplace(sample(confidence=None, gamma=0.1), 1.0).guarantee
-    assert repr(guarantee) == "(epsilon=1, delta=0, gamma=0.1)-random DP, marginal"
+    assert (
+        repr(guarantee) == "(epsilon=1, delta=0, gamma=0.1)-random DP, marginal, under replace-one"
+    )
 
 
 def test_one_call_of_the_oracle_draws_all_the_records(key, uniform):

@@ -65,7 +65,7 @@ def test_verdicts_follow_the_ratio(mean):
     assert strong.endswith("Do not publish: see docs/when-it-works.md.")
     assert weak.startswith("weak: noise is 0.067 of")
     assert weak.endswith("of the sampling spread. Publish.")
-    assert mean.guarantee.values[0] == "(epsilon=0.1, delta=0)-DP"
+    assert mean.guarantee.values[0] == "(epsilon=0.1, delta=0)-DP, under replace-one"
     assert set(mean.relation.values) == {"replace-one"}
 
 
