@@ -27,7 +27,7 @@ def test_it_runs_on_a_cpu(tmp_path):
     jobs = [json.loads(line)["job"] for line in (tmp_path / "cpu.jsonl").read_text().splitlines()]
     assert {"exactness", "elementary functions", "clipping", "ceilings", "program"} <= set(jobs)
     table = report.measured(tmp_path / "cpu.jsonl")
-    assert "| DP-SGD step |" in table
+    assert "| Laplace, scalar |" in table
     assert "of products" in table or "of copy" in table
 
 
