@@ -18,6 +18,9 @@ _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 class PaddedRecords:
     """Records in a public number of slots; an empty slot counts as no record in any query.
 
+    `dpjax.queries.padded_records` and `parts` make them from a capacity. If you make one yourself,
+    you promise that its number of slots is public: it must not come from the number of records.
+
     Attributes:
         records: a pytree of arrays, whose leading axis is the slots. The contents of an empty slot
             do not matter.

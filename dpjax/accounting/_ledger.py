@@ -196,7 +196,8 @@ class Ledger(Account):
         """A block whose releases are about disjoint parts of the records, and cost their maximum.
 
             with ledger.parallel("cut") as part:
-                for cut, records in queries.parts(table, column="cut", keys=CUTS).items():
+                slots = queries.padded_records(table, capacity=100_000)
+                for cut, records in queries.parts(slots, column="cut", keys=CUTS).items():
                     with part(cut):
                         queries.private_mean(dpjax.random.secure_key(), records, ...)
 

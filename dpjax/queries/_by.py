@@ -16,7 +16,7 @@ from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
-from dpjax.queries._padded_records import PaddedRecords, present_records
+from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
@@ -222,25 +222,30 @@ def parts(
     column: Column,
     keys: Sequence[int] | Sequence[str],
     of: str | int | None = None,
+    capacity: int | None = None,
 ) -> dict[int | str, PaddedRecords]:
     """The records of each group in all slots of the database, for what `by` cannot do at once.
 
     Args:
-        database: a pytree of arrays or a table, or a `PaddedRecords`.
+        database: a `PaddedRecords`; or a pytree of arrays or a table, with a capacity.
         column: as for `by`.
         keys: as for `by`.
         of: as for `by`.
+        capacity: the number of slots, public, as for `padded_records`; None if the database has its
+            slots already.
 
     Returns:
-        A dict from each key to a `PaddedRecords`, whose shape does not show the size of the group.
+        A dict from each key to a `PaddedRecords`, whose shape shows neither the size of the group
+        nor that of the database.
 
     Raises:
         TypeError: as `by` does.
-        ValueError: as `by` does.
+        ValueError: as `by` does; or if arrays come without a capacity, or `PaddedRecords` with one.
 
     Formal guarantees:
         The parts are disjoint, by the proof of `by`. So releases about them, under
-        add-or-remove-one, cost their maximum: `ledger.parallel`.
+        add-or-remove-one, cost their maximum: `ledger.parallel`. As many slots as a table has
+        records would show that number, by the grid and the noise of a sum already.
 
     Source:
         The argument above.
@@ -249,10 +254,18 @@ def parts(
         >>> import numpy as np
         >>> from dpjax import queries
         >>> table = {"sex": np.array([0, 1, 1]), "age": np.array([40, 50, 60])}
-        >>> found = queries.parts(table, column="sex", keys=[0, 1])
+        >>> found = queries.parts(table, column="sex", keys=[0, 1], capacity=4)
         >>> {key: part.present.tolist() for key, part in found.items()}
-        {0: [True, False, False], 1: [False, True, True]}
+        {0: [True, False, False, False], 1: [False, True, True, False]}
     """
+    if isinstance(database, PaddedRecords) != (capacity is None):
+        raise ValueError(
+            "capacity must be a public number of slots, where the database is a table or arrays,"
+            f" whose shape shows the number of records; only there, got {capacity} and"
+            f" {type(database).__name__}"
+        )
+    if capacity is not None:
+        database = padded_records(database, capacity=capacity)
     which = groups(column, keys, of)
     inside, members = which.split(*present_records(database))
     return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}

@@ -98,9 +98,9 @@ def histogram_query(
     Args:
         buckets: a number k, or increasing edges, both public. With k buckets, a record is the
             number of its bucket, a code from 0 to k - 1; floats may be codes too. With edges,
-            records are numbers, and bucket j holds edges[j] <= x < edges[j + 1]. The first edge may
-            be -inf, the last one inf. Edges are rounded to the dtype of the records. Integers are
-            converted to JAX's default float.
+            records are numbers, and bucket j holds edges[j] <= x < edges[j + 1], and the last one
+            also its upper edge, as in NumPy. The first edge may be -inf, the last one inf. Edges
+            are rounded to the dtype of the records. Integers are converted to JAX's default float.
         outliers: what happens to NaN and to records in no bucket. "drop" does not count them.
             "clip" counts a record in the bucket at its end, and NaN in the first bucket. A code
             counts as NaN if it is not whole, or at least 2^24 in float32.
@@ -132,6 +132,8 @@ def histogram_query(
         >>> ages = queries.histogram_query([0, 18, 65, jnp.inf])
         >>> ages(jnp.array([17.9, 18.0, 40.0, -1.0])).tolist()
         [1, 2, 0]
+        >>> queries.histogram_query([0, 1, 2])(jnp.array([1.0, 2.0, 2.1])).tolist()
+        [0, 2]
         >>> clipped = queries.histogram_query([0, 18, 65], outliers="clip")
         >>> clipped(jnp.array([17.9, 18.0, 400.0, -1.0])).tolist()
         [2, 2]
@@ -151,6 +153,7 @@ def histogram_query(
             numbers = comparable(records)
             starts = comparable(jnp.asarray(edges, numbers.dtype))
             found = count_below(starts, numbers, or_equal=True)
+            found = jnp.where(numbers == starts[-1], k, found)  # The last bucket is closed.
             return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
     def total(records: Database, present: jax.Array) -> jax.Array:

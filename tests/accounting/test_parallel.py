@@ -24,6 +24,7 @@ TABLE = {
     "cut": np.repeat(["Fair", "Good", "Ideal"], [100, 200, 300]),
     "price": np.repeat([10.0, 50.0, 90.0], [100, 200, 300]),
 }
+SLOTS = queries.padded_records(TABLE, capacity=700)
 CUTS = ("Fair", "Good", "Ideal")
 
 
@@ -99,9 +100,9 @@ def release(records, epsilon, **options):
 
 
 def test_parts_of_a_column_are_disjoint_and_show_no_size():
-    found = queries.parts(TABLE, column="cut", keys=["Ideal", "none", "Fair"])
+    found = queries.parts(TABLE, column="cut", keys=["Ideal", "none", "Fair"], capacity=700)
     assert [int(part.present.sum()) for part in found.values()] == [300, 0, 100]
-    assert {part.present.shape for part in found.values()} == {(600,)}
+    assert {part.present.shape for part in found.values()} == {(700,)}
     assert max(sum(np.asarray(part.present, int) for part in found.values())) == 1
     assert float(found["Fair"].records[np.asarray(found["Fair"].present)].max()) == 10.0
     padded = queries.padded_records(TABLE, capacity=700)
@@ -109,11 +110,37 @@ def test_parts_of_a_column_are_disjoint_and_show_no_size():
     assert int(part.present.sum()) == 200
 
 
+def test_parts_do_not_show_how_many_records_there_are():
+    """In as many slots as records, a sum would: its grid has a step at each power of two.
+
+    What else makes slots of arrays: `padded_records`, which takes a capacity; queries, `by` and the
+    private statistics, which take plain arrays under replace-one alone; and `PaddedRecords` that
+    somebody makes by hand, which is a promise.
+    """
+
+    def published(n, **options):
+        table = {"sex": np.arange(n) % 2, "age": np.full(n, 40.0)}
+        (part, _) = queries.parts(table, column="sex", keys=[0, 1], **options).values()
+        release = queries.private_mean(
+            dpjax.random.seeded_key(n), part, lower=0, upper=100, epsilon=0.5, relation=ADD
+        )
+        return release.accuracy.public, part.present.shape
+
+    assert published(2**14, capacity=20_000) == published(2**14 + 1, capacity=20_000)
+    for options in ({}, {"capacity": None}):
+        with pytest.raises(ValueError, match="capacity must be a public number of slots"):
+            published(2**14, **options)
+    with pytest.raises(ValueError, match="only there, got 700 and PaddedRecords"):
+        queries.parts(SLOTS, column="cut", keys=CUTS, capacity=700)
+    with pytest.raises(ValueError, match="capacity must be enough"):
+        published(9, capacity=8)
+
+
 @both_relations
 def test_a_block_costs_the_part_that_costs_most(ledger, relation):
     """After every release the ledger has paid for all that was published so far: exactly."""
     steps = [("Fair", "0.1"), ("Good", "0.1"), ("Fair", "0.2"), ("Good", "0.3"), ("Ideal", "0.05")]
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     times, of_part = (2 if relation is REPLACE else 1), dict.fromkeys(CUTS, Decimal(0))
     with ledger.parallel("cut", relation=relation) as part:
         for cut, epsilon in steps:
@@ -170,7 +197,7 @@ def test_a_block_for_replaced_records_by_enumeration():
 
 
 def test_a_replay_in_a_part_is_of_that_part(ledger):
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     keys = map(dpjax.random.seeded_key, itertools.count())
 
     def answers(column):
@@ -197,7 +224,7 @@ def test_a_replay_in_a_part_is_of_that_part(ledger):
 
 def test_private_statistics_of_parts_cost_once(ledger):
     """Used to raise BudgetExceededError at the second group of a budget for one."""
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     means = []
     with ledger.parallel("cut") as part:
         for cut, records in found.items():
@@ -216,7 +243,7 @@ def test_private_statistics_of_parts_cost_once(ledger):
 
 
 def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     with contextlib.suppress(RuntimeError), ledger.parallel("cut") as part:
         with part("Fair"):
             release(found["Fair"], 2.0)
@@ -241,7 +268,7 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
 
 def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch):
     """A crash in the draw, in the middle of a block, leaves what it would have published paid."""
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     seen, draw = [], Prepared.noisy_value
 
     def crash(self, key, value):
@@ -281,7 +308,7 @@ def test_threads_of_a_block_share_its_sums(ledger):
 
 
 def test_what_is_no_part_is_refused(ledger, monkeypatch):
-    found = queries.parts(TABLE, column="cut", keys=CUTS)
+    found = queries.parts(SLOTS, column="cut", keys=CUTS)
     with ledger.parallel("cut") as part:
         with part("Fair"), pytest.raises(ValueError, match="add-or-remove-one"):
             count(1.0, REPLACE)(dpjax.random.secure_key(), found["Fair"])

@@ -533,8 +533,14 @@ def test_only_a_table_has_columns(shape):
     """
     records, keys = np.ones(shape), [0, 1]
     with pytest.raises(ValueError, match="database must have a column 0"):
-        queries.parts(records, column=lambda x: (x.ravel()[0] > 1).astype(int), keys=keys, of=0)
+        queries.parts(
+            records,
+            column=lambda x: (x.ravel()[0] > 1).astype(int),
+            keys=keys,
+            of=0,
+            capacity=4,
+        )
     codes = np.array([0, 1, 1])
     for database in ((np.ones(3), codes), np.stack([codes, codes], axis=1)):
         with pytest.raises(ValueError, match="database must have a column -1"):
-            queries.parts(database, column=-1, keys=keys)
+            queries.parts(database, column=-1, keys=keys, capacity=4)

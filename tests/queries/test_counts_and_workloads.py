@@ -71,14 +71,26 @@ def test_empty_slots_count_nowhere(name):
 
 
 def test_buckets_are_those_of_numpy():
-    """A number on an edge is in the bucket above it, and one on the last edge in none."""
+    """A number on an edge is in the bucket above it, and one on the last edge in the last bucket.
+
+    What else has a last edge: one that is infinite, edges that a narrow dtype makes equal, outliers
+    that are clipped, and a histogram of every group.
+    """
     edges = np.linspace(-2, 2, 42, dtype="float32")  # None is 0: next to it are subnormal numbers.
     beside = [np.nextafter(edges, np.float32(end)) for end in (-np.inf, np.inf)]
     x = np.random.default_rng(0).normal(size=1000).astype("float32")
-    x = np.concatenate([x, edges[:-1], *beside])
+    x = np.concatenate([x, edges, *beside])
     counts = queries.histogram_query(edges)(jnp.asarray(x))
     np.testing.assert_array_equal(counts, np.histogram(x, edges)[0])
-    assert queries.histogram_query(edges)(jnp.asarray(edges)).tolist() == [1] * 41
+    assert queries.histogram_query(edges)(jnp.asarray(edges)).tolist() == [1] * 40 + [2]
+    assert queries.histogram_query(edges, outliers="clip")(edges).tolist() == [1] * 40 + [2]
+    to_the_end = queries.histogram_query([0, 1, np.inf])
+    assert to_the_end(np.float32([0.5, 1, np.inf, np.nan, -1])).tolist() == [1, 2]
+    narrow = queries.histogram_query([0, 2048, 2049])  # The last two are one in float16.
+    assert narrow(np.float16([0, 2047, 2048, 2050])).tolist() == [2, 1]
+    grouped = queries.by(queries.histogram_query([0, 1, 2]), column="sex", keys=[0, 1])
+    people = {"sex": np.array([0, 1, 1]), "age": np.array([2.0, 2.0, 0.0])}
+    assert grouped(people).tolist() == [[0, 1], [1, 1]]
     codes = np.random.default_rng(1).integers(0, 10**6, 2000)
     np.testing.assert_array_equal(
         queries.histogram_query(10**6)(jnp.asarray(codes, "int32")),

@@ -63,7 +63,7 @@ TABLE = {
     "histogram_query": (
         released(queries.histogram_query((0.0, 1.0, 2.0, 4.0))),
         WHOLE,
-        lambda x: np.histogram(x[(x >= 0) & (x < 4)], [0, 1, 2, 4])[0],
+        lambda x: np.histogram(x[(x >= 0) & (x <= 4)], [0, 1, 2, 4])[0],
     ),
     "private_mean": (
         statistic(queries.private_mean, **BOUNDS),
