@@ -63,7 +63,11 @@ class Release:
             add-or-remove-one, variances and covariances are functions of several noisy numbers:
             their intervals follow from intervals of these, which hold at once. The intervals of
             `private_linear_regression` and `private_pca` are simulated: a parametric bootstrap of
-            the release, which is right only where the noise is small against the data.
+            the release, which is right where noise is small against what decides. For a component
+            that is the gap between its variance and the next, for weights the least eigenvalue of
+            the system. Where the released gap is below three times the error of eigenvalues, a
+            component may be anything in [-1, 1], a variance is within that error (Weyl), and the
+            ends of weights are infinite.
             `quantile_scores` needs several quantiles, n or `at_least`, and every record a number of
             the grid.
 

@@ -12,11 +12,11 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._types import Database, Key, Scalar
+from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
 from dpjax.queries import _moment_intervals as _moment_intervals
-from dpjax.queries._bootstrap import STATISTICS
+from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
 from dpjax.queries._groups import By, each_group
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import Query
@@ -283,7 +283,29 @@ def _pca_of_moments(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Ar
     return _directions(found, facts["components"])
 
 
-STATISTICS["pca"] = _pca_of_moments
+def _covariance_of_moments(moments: Moments, facts: dict[str, Any]) -> jax.Array:
+    return _mean_and_covariance(moments, np.asarray(facts["middle"]), facts["size"])["covariance"]
+
+
+def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
+    """Components of variances that nearly tie point anywhere, and these are off by the error."""
+    gaps = np.diff(values[..., ::-1], axis=-1)
+    far = np.full((*values.shape[:-1], 1), np.inf)
+    nearest = np.minimum(np.append(far, -gaps, axis=-1), np.append(-gaps, far, axis=-1))
+    tie = (nearest < CLEAR * error[..., None])[..., : facts["components"]]
+    return {
+        "mean": 0.0,
+        "components": np.where(tie, 2.0, 0.0)[..., None],
+        "variances": np.where(tie, error[..., None], 0.0),
+    }
+
+
+STATISTICS["pca"] = Statistic(
+    _pca_of_moments,
+    _covariance_of_moments,
+    _least_reach,
+    {"mean": np.inf, "components": 1.0, "variances": np.inf},
+)
 
 
 def released_moments(

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._types import Database, Key, Scalar
+from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax.queries._bootstrap import STATISTICS
+from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
 from dpjax.queries._groups import By, inside_groups
 from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
@@ -161,22 +162,42 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
     }
 
 
-@compiled
-def _normal_equations(moments: Moments, regularization: float) -> jax.Array:
-    """Intercept and weights of the unit ball, from noisy averages."""
+def _averages_of_products(moments: Moments, regularization: float) -> jax.Array:
+    """Noisy averages of (1, x) (1, x, y)^T, with the penalty."""
     size = len(moments.mean)
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
     products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
     products = jnp.concatenate([with_one[None], products])
     penalty = jnp.full(size, regularization).at[0].set(0)
-    eigenvectors, values = lax.linalg.eigh(products[:-1, :-1] + jnp.diag(penalty))
+    return products[:-1].at[:, :-1].add(jnp.diag(penalty))
+
+
+@compiled
+def _normal_equations(moments: Moments, regularization: float) -> jax.Array:
+    """Intercept and weights of the unit ball, from noisy averages."""
+    size = len(moments.mean)
+    products = _averages_of_products(moments, regularization)
+    eigenvectors, values = lax.linalg.eigh(products[:, :-1])
     least = moments.noise * math.sqrt(size)
     # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
-    rotated = eigenvectors.T @ products[:-1, -1] / jnp.maximum(values, least)
+    rotated = eigenvectors.T @ products[:, -1] / jnp.maximum(values, least)
     return eigenvectors @ rotated
 
 
-STATISTICS["linear regression"] = _solution
+def _system(moments: Moments, facts: dict[str, Any]) -> jax.Array:
+    return _averages_of_products(moments, facts["regularization"])[:, :-1]
+
+
+def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
+    """Nothing is known of a line through records that nearly lie in a plane."""
+    del facts
+    flat = np.where(values[..., 0] < CLEAR * error, np.inf, 0.0)
+    return {"weights": flat[..., None], "intercept": flat}
+
+
+STATISTICS["linear regression"] = Statistic(
+    _solution, _system, _least_reach, {"weights": np.inf, "intercept": np.inf}
+)
 
 
 def _line_query(

@@ -3,11 +3,12 @@
 import math
 import types
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
 from scipy.special import log_ndtr, ndtr
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 import dpjax
 from dpjax import accounting, learning
@@ -271,3 +272,37 @@ def test_bad_parameters_are_refused(change, error, message):
     good = {"noise_multiplier": 1.0, "steps": 10, "delta": 1e-5, "dims": 1}
     with pytest.raises(error, match=message):
         accounting.dp_sgd(**{"sampling": sampling(0.1), **good, **change})
+
+
+def test_dp_accounting_still_reads_noise_multipliers_as_dpjax_passes_them():
+    """Its Renyi accountant takes the sensitivity for 1 under replace-one, and dpjax halves for it.
+
+    Its other accountant halves by itself. google/differential-privacy has an open pull request that
+    makes both halve (464, about issue 378). With it, dpjax would halve twice. What passes
+    multipliers to dp-accounting: `_renyi` and `_of_two_contributions` halve, `epsilons_by_losses`
+    halves where it does not sample and leaves it to `from_gaussian_mechanism` where it does.
+    """
+    relations, event = dp_accounting.NeighboringRelation, dp_accounting.GaussianDpEvent(2.0)
+    whole = dp_accounting.SampledWithoutReplacementDpEvent(100, 100, event)
+    advice = "dp-accounting halves under replace-one now: let _renyi and compose_events leave it so"
+    for one in (event, whole):
+        accountant = dp_accounting.rdp.RdpAccountant([2.0, 8.0], relations.REPLACE_ONE)
+        assert list(accountant.compose(one).rdp) == [0.25, 1.0], advice
+    advice = "dp-accounting does not halve under replace-one any more: let epsilons_by_losses do so"
+    distributions = dp_accounting.pld.privacy_loss_distribution
+    for rate in (0.3, 1 - 1e-9):
+        replaced = distributions.from_gaussian_mechanism(
+            2.0, sampling_prob=rate, neighboring_relation=relations.REPLACE_ONE
+        )
+        exact = _delta_of_replacing(0.5, rate, 2.0)
+        assert replaced.get_delta_for_epsilon(0.5) == pytest.approx(exact, rel=1e-3), advice
+    alone = distributions.from_gaussian_mechanism(1.0).get_delta_for_epsilon(0.5)
+    assert alone == pytest.approx(_delta_of_replacing(0.5, 1.0, 2.0), rel=1e-3)
+
+
+def _delta_of_replacing(epsilon, rate, z):
+    """Of (1 - rate) N(0, z^2) + rate N(1, z^2) from the same with -1, by an integral."""
+    x = np.linspace(-15 * z, 15 * z, 400_001)
+    rest = (1 - rate) * norm.pdf(x, 0, z)
+    p, q = (rest + rate * norm.pdf(x, mean, z) for mean in (1, -1))
+    return np.sum(np.maximum(p - np.exp(epsilon) * q, 0)) * (x[1] - x[0])

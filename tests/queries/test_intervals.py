@@ -238,44 +238,132 @@ def test_quantiles_by_group_need_a_lower_bound_on_the_size_of_each():
 
 XS = np.linspace(-1, 1, 5000)
 LINE = {"x": jnp.asarray(XS[:, None]), "y": jnp.asarray(0.5 * XS + 0.2)}
-WIDE = jax.random.uniform(jax.random.key(4), (5000, 2), minval=-0.5, maxval=0.5) * jnp.array(
-    [[1.0, 0.3]]
-)
-AXES = {
-    "mean": np.mean(np.asarray(WIDE, float), axis=0),
-    "variances": np.linalg.eigvalsh(np.cov(np.asarray(WIDE, float).T, bias=True))[::-1][:1],
+
+
+def _spread(*deviations):
+    """Records on the axes whose variances are exact, turned by a fixed rotation."""
+    axes = np.concatenate([np.eye(len(deviations)), -np.eye(len(deviations))]) * np.sqrt(
+        len(deviations)
+    )
+    turned = np.linalg.qr(
+        np.arange(1.0, 1 + len(deviations) ** 2).reshape(-1, len(deviations)) ** 0.5
+    )
+    return np.tile(axes * deviations, (4000, 1)) @ turned[0]
+
+
+def _flat(reach):
+    """Records near a line, and what a plane through them is."""
+    x = np.stack([XS, XS + reach * np.cos(40 * XS)], axis=1) / 2
+    return {"x": x, "y": 0.5 * x[:, 0] + 0.2}
+
+
+SIMULATED = {
+    "line": {"x": XS[:, None], "y": 0.5 * XS + 0.2},
+    "plane": {"x": np.stack([XS, np.cos(40 * XS)], axis=1) / 1.5, "y": 0.5 * XS + 0.2},
+    "nearly flat": _flat(0.7),
+    "flat": _flat(0.01),
+    "apart": _spread(0.5, 0.2, 0.1),
+    "nearly tied": _spread(0.25, 0.243, 0.1),
+    "tied": _spread(0.25, 0.2499, 0.1),
+    "alone": _spread(0.4),
 }
 
 
+def _truth_of(records):
+    if isinstance(records, dict):
+        ones = np.concatenate([np.ones((len(records["y"]), 1)), records["x"]], axis=1)
+        intercept, *weights = np.linalg.lstsq(ones, records["y"], rcond=None)[0]
+        return {"intercept": intercept, "weights": np.array(weights)}
+    variances, vectors = np.linalg.eigh(np.cov(records.T, bias=True).reshape(2 * records.shape[1:]))
+    return {
+        "mean": np.mean(records, axis=0),
+        "components": vectors.T[::-1],
+        "variances": variances[::-1],
+    }
+
+
+def _simulated(key, records, delta=1e-6):
+    terms = {"epsilon": 1.0, "delta": delta}
+    if isinstance(records, dict):
+        return queries.private_linear_regression(key, records, x_radius=1.0, y_radius=1.0, **terms)
+    count = records.shape[1]
+    return queries.private_pca(key, records, components=count, radius=1.0, **terms)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("statistic", ["regression", "pca"])
-def test_simulated_intervals_contain_the_truth(statistic):
-    """The noise is small against the data here, as it must be for a bootstrap."""
-    draws, terms = 200, {"epsilon": 1.0, "delta": 1e-6}
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+@pytest.mark.parametrize("name", SIMULATED)
+def test_simulated_intervals_contain_the_truth(name, noise):
+    """For every statistic that is simulated, whatever the noise is against the gaps.
 
-    def release(key):
-        if statistic == "pca":
-            return queries.private_pca(key, WIDE, components=1, radius=1.0, **terms)
-        return queries.private_linear_regression(key, LINE, x_radius=1.0, y_radius=1.0, **terms)
-
-    truth = numbers({"intercept": 0.2, "weights": [0.5]} if statistic == "regression" else AXES)
-    batch = jax.vmap(release)(KEYS[:draws])
-    distances, inside, widths = [], [], []
+    Each number of each release is wrong in 5% of 200 at most, with the false-alarm rate above. The
+    eigenvectors of a tie were wrong in 39%.
+    """
+    draws, records = 200, jax.tree.map(jnp.asarray, SIMULATED[name])
+    truth = _truth_of(SIMULATED[name])
+    batch = jax.vmap(lambda key: _simulated(key, records, 1e-6 if noise == "gaussian" else None))(
+        KEYS[:draws]
+    )
+    outside, infinite = [], []
     for i in range(draws):
         one = jax.tree.map(operator.itemgetter(i), batch)
-        ends = [
-            numbers({k: v for k, v in end.items() if k != "components"})
-            for end in one.interval(confidence=CONFIDENCE)
-        ]
-        value = numbers({k: v for k, v in one.value.items() if k != "components"})
-        distances.append(abs(value - truth))
-        inside.append((ends[0] <= truth) & (truth <= ends[1]))
-        widths.append(ends[1] - ends[0])
+        if "components" in truth:
+            sign = np.sign(np.sum(truth["components"] * one.value["components"], axis=1))
+            truth = {**truth, "components": truth["components"] * sign[:, None]}
+        low, high = one.interval(confidence=CONFIDENCE)
+        outside.append(
+            np.concatenate(
+                [np.ravel((truth[part] < low[part]) | (truth[part] > high[part])) for part in truth]
+            )
+        )
+        infinite.append(any(np.any(high[part] - low[part] >= 1.99) for part in truth))
     most = scipy.stats.binom.isf(FALSE_ALARM, draws, 1 - CONFIDENCE)
-    assert np.all(np.sum(~np.array(inside), axis=0) <= most)
-    ideal = np.quantile(distances, CONFIDENCE, axis=0)
-    assert np.all(np.mean(widths, axis=0) <= 1.3 * 2 * ideal)
-    assert np.all(np.sum(np.array(distances) > 0.6 * ideal, axis=0) > most)
+    assert np.all(np.sum(outside, axis=0) <= most)
+    if noise == "gaussian":
+        unknown = {"flat": 1.0, "tied": 1.0, "line": 0.0, "plane": 0.0, "apart": 0.0, "alone": 0.0}
+        assert np.mean(infinite) == pytest.approx(unknown.get(name, np.mean(infinite)), abs=0.05)
+
+
+def test_simulated_intervals_are_not_all_too_short():
+    """The mean is linear in the noise, so its ideal width is known.
+
+    One draw of 1999 is off by 2.1% (one standard deviation), and a seed for all releases was by
+    3.3%. The average over 40 is within 1.5% with probability 1 - 6e-6.
+    """
+    records, widths = jnp.asarray(SIMULATED["alone"]), []
+    for key in KEYS[:40]:
+        release = _simulated(key, records)
+        low, high = release.interval(CONFIDENCE)
+        again = release.interval(CONFIDENCE)
+        assert again[0]["mean"] == low["mean"]
+        widths.append((high["mean"] - low["mean"]).item() / 2)
+    facts = release.accuracy.facts
+    deviation = facts["arrays"][0]["scale"] * facts["unit"] / len(records)
+    ideal = scipy.stats.norm.isf((1 - CONFIDENCE) / 2) * deviation
+    assert np.mean(widths) == pytest.approx(ideal, rel=0.015)
+    assert len(set(widths)) == len(widths)
+
+
+@pytest.mark.parametrize(("name", "unknown"), [("tied", True), ("apart", False), ("alone", False)])
+def test_components_are_known_where_variances_are_apart(name, unknown):
+    release = _simulated(KEYS[0], jnp.asarray(SIMULATED[name]))
+    for together in (False, True):
+        low, high = release.interval(simultaneous=together)
+        free = (low["components"] == -1) & (high["components"] == 1)
+        assert np.all(free[:1]) == np.all(free[:2]) == unknown
+        assert not np.any(free[2:])
+        assert np.all(np.isfinite(high["variances"]) & (high["variances"] > low["variances"]))
+        assert np.all(low["components"] >= -1)
+        assert np.all(high["components"] <= 1)
+
+
+def test_weights_are_known_where_records_are_not_flat():
+    for name, known in (("line", True), ("flat", False)):
+        release = _simulated(KEYS[0], jax.tree.map(jnp.asarray, SIMULATED[name]))
+        for together in (False, True):
+            for end in release.interval(simultaneous=together):
+                assert np.isfinite(end["intercept"]) == np.all(np.isfinite(end["weights"])) == known
+        assert "(95%, simulated)" in repr(release)
 
 
 def test_simulated_intervals_say_so():
