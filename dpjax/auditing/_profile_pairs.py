@@ -184,6 +184,8 @@ def sampled_distances(
         block = sample_block(dataclasses.replace(plan, pair=drawn), probes=probes)
         rounding = probes.rounding(team)
         sampled = np.asarray(all_distances(block, layout=layout))
+        ordered = np.sort(sampled.reshape(point.m, -1)[:, 0])
+        probes.refuse_last(lambda k: float(ordered[k - 1]), point)
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 
 

@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -25,11 +25,13 @@ class Seen(NamedTuple):
         probes: so many first pairs were looked at.
         permuted: how far rotating the records moves the value.
         alone: how far it moves if a database is evaluated alone.
+        elsewhere: how far replacing a record at a random position moves the value of each.
     """
 
     probes: int = 0
     permuted: float = 0.0
     alone: float = 0.0
+    elsewhere: tuple[float, ...] = ()
 
 
 class Finished(NamedTuple):
@@ -62,10 +64,9 @@ class Checkpoint:
         names = rf"{re.escape(named.name)}(\.\d+-of-\d+)?"
         for file in read_chunks(named.parent, names, _KIND):
             check_run(file, run, f"checkpoint {file.path}", place="file")
-            keys, resolutions, seen, rows = file.arrays
+            keys, resolutions, moved, elsewhere, rows = file.arrays
             places = map(tuple, keys.tolist())
-            probes = [Seen(int(count), *moved) for count, *moved in seen.tolist()]
-            chunks = map(Finished, rows, resolutions.tolist(), probes)
+            chunks = map(Finished, rows, resolutions.tolist(), _seen(moved, elsewhere))
             self._found.update(zip(places, chunks, strict=True))
         self._unsaved = 0
         self._next_save = time.monotonic()
@@ -93,9 +94,23 @@ class Checkpoint:
         start = time.monotonic()
         rows, resolutions, seen = zip(*self._found.values(), strict=True)
         keys = np.array(list(self._found), np.uint32)
-        numbers = (np.array(x, np.float64) for x in (resolutions, seen))
-        arrays = [keys, *numbers, np.stack(rows)]
+        arrays = [keys, np.array(resolutions, np.float64), *_arrays(seen), np.stack(rows)]
         write_chunks(self.path, _KIND, {"run": self._run}, arrays)
         self._unsaved = 0
         end = time.monotonic()
         self._next_save = end + _SHARE * (end - start)
+
+
+def _arrays(seen: Sequence[Seen]) -> tuple[np.ndarray, np.ndarray]:
+    """What was seen in chunks: three numbers of each, and distances, filled up with NaN."""
+    moved = np.array([x[:3] for x in seen], np.float64)
+    elsewhere = np.full((len(seen), max(len(x.elsewhere) for x in seen)), np.nan)
+    for row, x in zip(elsewhere, seen, strict=True):
+        row[: len(x.elsewhere)] = x.elsewhere
+    return moved, elsewhere
+
+
+def _seen(moved: np.ndarray, elsewhere: np.ndarray) -> list[Seen]:
+    distances = (tuple(row[~np.isnan(row)].tolist()) for row in elsewhere)
+    rows = zip(moved.tolist(), distances, strict=True)
+    return [Seen(int(count), *x, elsewhere=far) for (count, *x), far in rows]

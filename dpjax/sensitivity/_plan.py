@@ -66,7 +66,7 @@ class Sampling:
             "norm": self.pair.norm.fingerprint,
             "positions": self.pair.positions,
             "shortcut": self.pair.shortcut,
-            "probes": "of first pairs",  # Files of before probes were drawn apart.
+            "probes": "at two positions",  # Files of before had other probes.
             "n": self.pair.n,
             "m": self.layout.m,
             "chunk size": self.layout.size,

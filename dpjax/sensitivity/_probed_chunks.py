@@ -11,7 +11,7 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._running._layout import Layout
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._origins import Role, sampled
-from dpjax.sensitivity._neighbors import rotated
+from dpjax.sensitivity._neighbors import rotated, rotated_pair
 from dpjax.sensitivity._norms import distance
 from dpjax.sensitivity._pairs import RandomPair
 
@@ -45,11 +45,13 @@ class Probed(NamedTuple):
 
     Attributes:
         permuted: how far rotating the records moves the value.
+        elsewhere: how far replacing the record at a random position does.
         databases: of the first pairs.
         values: of these databases, in the batch of the chunk.
     """
 
     permuted: jax.Array
+    elsewhere: jax.Array
     databases: Database
     values: Value
 
@@ -83,20 +85,40 @@ def probed_distances(
 ) -> tuple[jax.Array, jax.Array, Probed]:
     """Distances and resolutions of pairs, and what was found on the first ones."""
 
-    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, Database, Value]:
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
         database, neighbor = pair.databases(key, index, position)
         value, other = pair.values(index, database, neighbor)
         found = pair.between(key, index, value, other)
-        return found, pair.resolution(value), database, value
+        spare = jax.tree.map(lambda leaf: leaf[-1:], neighbor)
+        return found, pair.resolution(value), (database, value, spare)
 
-    distances, resolutions, databases, values = jax.vmap(one)(indices)
-    moved = jnp.zeros(probing.rows, pair.distance_dtype)
+    distances, resolutions, drawn = jax.vmap(one)(indices)
+    moved = elsewhere = jnp.zeros(probing.rows, pair.distance_dtype)
     if probing.rotated:
-        moved = jax.vmap(partial(permuted, pair))(
-            rotations, *_first(probing.rotated, (indices, databases, values))
+        moved, elsewhere = jax.vmap(partial(_at_two_positions, pair))(
+            rotations, *_first(probing.rotated, (indices, *drawn))
         )
+    databases, values, _ = drawn
     kept = _first(probing.kept, (databases, values))
-    return distances, resolutions, Probed(moved, *kept)
+    return distances, resolutions, Probed(moved, elsewhere, *kept)
+
+
+def _at_two_positions(
+    pair: RandomPair,
+    steps: jax.Array,
+    index: jax.Array,
+    database: Database,
+    value: Value,
+    spare: Database,
+) -> tuple[jax.Array, jax.Array]:
+    """As `permuted`; and how far replacing the record that a rotation puts last moves the value."""
+    records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
+    target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
+    # One copy of the target, for two would take twice as long to compile.
+    values = jax.vmap(target)(rotated_pair(records, steps))
+    other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
+    elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
+    return _moved(pair, value, other), elsewhere
 
 
 def permuted(
@@ -104,7 +126,10 @@ def permuted(
 ) -> jax.Array:
     """How far a rotation of its records moves the value of a database."""
     other = rotated(database, steps)
-    other = pair.target(other, origin=sampled(Role.PERMUTED, index))
+    return _moved(pair, value, pair.target(other, origin=sampled(Role.PERMUTED, index)))
+
+
+def _moved(pair: RandomPair, value: Value, other: Value) -> jax.Array:
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)
     # Values that are not finite make infinite distances, so the sampler sees them.

@@ -18,11 +18,16 @@ docs/proofs/shorter.md says what that means. Only sums are probed on databases o
 Rotations do not show everything: reversals, exchanges of two records and odd permutations may still
 move a target that passes, such as a sum over neighbors in a ring. All positions of such a target
 are alike.
+
+Records of the oracle may not be exchangeable, though. So the last record of the rotated database is
+replaced, too: that is a record at a random position. Its distances must not be larger than those at
+the last position, by a test of ranks (dpjax/sensitivity/_places.py).
 """
 
 import json
 import math
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -47,7 +52,7 @@ from dpjax.sensitivity._chunks import size_of_parts
 from dpjax.sensitivity._neighbors import neighboring_pair, random_rotations
 from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._places import refuse_places
+from dpjax.sensitivity._places import refuse_last, refuse_places
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probed_chunks import (
     LEAST_ALONE,
@@ -108,6 +113,10 @@ class Probes:
         self._found = _Found()
         self._count = probed_pairs(pair, plan.point)
         self._missing = set(range(-(-self._count // size)))
+        # By chunk, for every probed database, how far replacing a record at a random position moves
+        # it; and the largest distance at the last position.
+        self._elsewhere: dict[str, tuple[float, ...]] = {}
+        self._largest = 0.0
         self.chunks = probed_chunks(pair, plan.layout, self._count)
         self.probing = probing_of(pair, size, self._count)
         self._of_a_sum: _OfASum | None = None
@@ -128,8 +137,11 @@ class Probes:
         for chunk in self._missing & enough.keys():
             self._missing.remove(chunk)
             row, resolution, seen = enough[chunk]
-            replaced = self._replaced(chunk, row)
+            distances = self._distances(chunk, row)
+            replaced = _largest_finite(distances)
             self._merge(_Found(resolution, seen.permuted, replaced, alone=seen.alone))
+            self._elsewhere[str(chunk)] = seen.elsewhere[: self._in(chunk)]
+            self._largest = max(self._largest, float(_as_sampled(distances).max()))
         return enough
 
     def compare(self, block: Block) -> None:
@@ -138,13 +150,12 @@ class Probes:
         for place, d in enumerate(layout.local):
             for chunk in layout.chunks_of(d)[: max(count - d * layout.block, 0)]:
                 row = place * (layout.block + 1) + chunk - d * layout.block
-                replaced = self._replaced(chunk, np.asarray(block.distances[row]))
-                self._merge(_Found(replaced=replaced))
+                replaced = self._distances(chunk, np.asarray(block.distances[row]))
+                self._merge(_Found(replaced=_largest_finite(replaced)))
 
-    def _replaced(self, chunk: int, row: np.ndarray) -> float:
+    def _distances(self, chunk: int, row: np.ndarray) -> np.ndarray:
         """How far replacing a record moves the databases of a chunk that are probed."""
-        distances = row[: self._in(chunk)].reshape(self._in(chunk), -1)[:, 0]
-        return float(distances[np.isfinite(distances)].max(initial=0.0))
+        return row[: self._in(chunk)].reshape(self._in(chunk), -1)[:, 0]
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
         """By how much the chunk of each device moves the records of its first databases."""
@@ -155,6 +166,8 @@ class Probes:
     def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
         """What was probed in a chunk of each device."""
         permuted = np.asarray(probed.permuted).reshape(len(chunks), self.probing.rows)
+        elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(permuted.shape).tolist()
+        rotated = self.probing.rotated
         counts = [0 if chunk is None else self._in(chunk) for chunk in chunks]
         alone = [0.0] * len(chunks)
         if self.probing.kept > LEAST_ALONE or 0 in chunks:
@@ -163,7 +176,10 @@ class Probes:
         most = [
             float(x[:count].max(initial=0.0)) for x, count in zip(permuted, counts, strict=True)
         ]
-        return list(map(Seen, counts, most, alone))
+        moved = [
+            tuple(x[: min(count, rotated)]) for x, count in zip(elsewhere, counts, strict=True)
+        ]
+        return list(map(Seen, counts, most, alone, moved))
 
     def _alone(self, device: int, count: int, kept: tuple[Database, Value]) -> float:
         """How far values are from those alone, in the chunk of one of several devices."""
@@ -178,12 +194,36 @@ class Probes:
         self._finish_a_sum()
         if not self._missing and self._pair.positions_sampled == 1:
             rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
+            if self._pair.sums is None:
+                self._refuse_last(self._largest, m=self._count, k=self._count)
+
+    def refuse_last(
+        self, kth: Callable[[int], float], point: OperatingPoint, *, looks: int = 1
+    ) -> None:
+        """Refuses an oracle whose last record moves the target less than others do.
+
+        Args:
+            kth: the k-th smallest of all distances that were sampled.
+            point: their number, and the share that may lie beyond an estimate.
+            looks: at how many numbers of pairs, at most, this could have been asked.
+        """
+        if any(self._elsewhere.values()):
+            for k in sorted({point.m, math.ceil((1 - point.gamma) * point.m)}):
+                self._refuse_last(kth(k), m=point.m, k=k, looks=looks)
+
+    def _refuse_last(self, limit: float, *, m: int, k: int, looks: int = 1) -> None:
+        elsewhere = np.array([x for moved in self._elsewhere.values() for x in moved])
+        # Two programs round the same distance differently.
+        rounded = 2 * max(self._found.permuted, _ROUNDED_UNITS * self._found.resolution)
+        refuse_last(elsewhere, limit + rounded, m=m, k=k, looks=looks)
 
     def rounding(self, team: Team) -> float:
         """What to add to the estimate, by what all processes have found."""
         self._finish_a_sum()
-        for text in team.meet(json.dumps(self._found)):
-            self._merge(_Found(*json.loads(text)))
+        for text in team.meet(json.dumps([self._found, self._elsewhere])):
+            found, elsewhere = json.loads(text)
+            self._merge(_Found(*found))
+            self._elsewhere |= elsewhere
         return rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
 
     def _in(self, chunk: int) -> int:
@@ -193,7 +233,9 @@ class Probes:
     def _finish_a_sum(self) -> None:
         started, self._of_a_sum = self._of_a_sum, None
         if started is not None:
-            self._merge(started.found())
+            found, elsewhere = started.found()
+            self._merge(found)
+            self._elsewhere["sum"] = elsewhere
 
     def _merge(self, found: _Found) -> None:
         self._found = _Found(*map(max, self._found, found))
@@ -299,27 +341,32 @@ class _OfASum:
             )
 
     @host_errors()
-    def found(self) -> _Found:
-        """What all chunks show."""
+    def found(self) -> tuple[_Found, tuple[float, ...]]:
+        """What all chunks show; and how far replacing records at random positions moves the sum."""
         plan, together = self._plan, self._size * len(self._devices)
-        found = _Found()
+        found, elsewhere = _Found(), list[float]()
+        last_counts = plan.pair.positions == "last" and plan.pair.two_records is None
         with counting("probes", self._count, shown=self._progress) as done:
             for start in range(0, self._count, together):
                 numbers, databases, values = self._started(start) if start else self._first
                 wait_for(
                     numbers["resolution"], plan.pair.programs, self._devices[0], plan.team.look
                 )
+                moved = _as_sampled(np.asarray(numbers.pop("elsewhere")).reshape(-1))
+                elsewhere += moved[
+                    : self._count - start
+                ].tolist()  # The rest of a chunk are copies.
                 largest = {name: float(np.asarray(x).max()) for name, x in numbers.items()}
                 if start < LEAST_ALONE:
                     first = partial(_first_of_all, LEAST_ALONE - start)
                     kept = [jax.tree.map(first, tree) for tree in (databases, values)]
                     largest["alone"] = _moved_alone(plan.pair, *kept)
                     if plan.pair.positions == "last":
-                        drawn = self._count - start  # The rest of a chunk are copies.
+                        drawn = self._count - start
                         refuse_places(jax.tree.map(operator.itemgetter(slice(drawn)), kept[0]))
                 found = _Found(*map(max, found, _Found(**largest)))
                 done(min(self._count - start, together))
-        return found
+        return found, tuple(elsewhere if last_counts else ())
 
 
 def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
@@ -353,6 +400,7 @@ def _compiled_probes(
             "permuted": permuted(pair, steps, index, database, value),
             "replaced": jnp.where(jnp.isfinite(moved), moved, 0),
             "disagreement": jnp.where(moved == by_sums, 0, jnp.abs(moved - by_sums)),
+            "elsewhere": by_sums,
         }
         return {k: x.astype(pair.distance_dtype) for k, x in numbers.items()}, database, value
 
@@ -363,6 +411,15 @@ def _compiled_probes(
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
     return spread_chunks(probe_chunk, jnp.asarray(work), devices)
+
+
+def _as_sampled(distances: np.ndarray) -> np.ndarray:
+    """As the order statistic takes distances: NaN and negative ones are infinite."""
+    return np.where(distances >= 0, distances, np.inf)
+
+
+def _largest_finite(distances: np.ndarray) -> float:
+    return float(distances[np.isfinite(distances)].max(initial=0.0))
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
