@@ -60,6 +60,12 @@ class SampledEvent:
         if self.records is not None:
             _checks.integer("records", self.records, least=1)
 
+    def __eq__(self, other: object) -> bool:
+        return _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash(_compared(self) or id(self))
+
     def __repr__(self) -> str:
         statement = f"gamma={shown_number(self.gamma)}, {describe_confidence(self.confidence)}"
         return f"SampledEvent({statement}, {self.identity})"
@@ -91,6 +97,9 @@ class Guarantee:
             group_size below 1. NaN in an array is no error: it marks a bad traced parameter.
 
     Formal guarantees:
+        Two guarantees are equal if they state the same. Those with tracers or several numbers in a
+        field are equal to themselves alone.
+
         The statement above, for the mechanism run once. `dpjax.accounting` composes several. Where
         its numbers become float32, as on the way out of `jit`, they are rounded outward: epsilon,
         delta and gamma up, the confidence down. So they are in print, except for a part of 2^-50,
@@ -121,6 +130,12 @@ class Guarantee:
         if not all(isinstance(event, SampledEvent) for event in self.events):
             raise TypeError(f"events must be SampledEvents, got {_checks.shown(self.events)}")
 
+    def __eq__(self, other: object) -> bool:
+        return _same(self, other)
+
+    def __hash__(self) -> int:
+        return hash(_compared(self) or id(self))
+
     def __repr__(self) -> str:
         budget = f"epsilon={shown_number(self.epsilon)}, delta={shown_number(self.delta)}"
         if not self.events and _is(self.gamma, 0) and _is(self.confidence, 1):
@@ -134,6 +149,28 @@ class Guarantee:
             statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
         return ", ".join((statement, *group, *self.notes))
+
+
+def _same(one: object, other: object) -> bool:
+    if one is other or type(one) is not type(other):
+        return one is other
+    compared = _compared(one)
+    return compared is not None and compared == _compared(other)
+
+
+def _compared(value: object) -> tuple[object, ...] | None:
+    """The fields of a value, with its numbers as floats; None if a field is no single number."""
+    fields = list(vars(value).values())
+    for i, field in enumerate(fields):
+        if isinstance(field, (np.ndarray, np.generic, jax.Array)):
+            if _checks.is_traced(field) or field.ndim > 0 or not _is_here(field):
+                return None
+            fields[i] = float(field.item())
+    return tuple(fields)
+
+
+def _is_here(array: Any) -> bool:
+    return getattr(array, "is_fully_addressable", True)
 
 
 def concrete(guarantee: object) -> Guarantee:

@@ -14,9 +14,11 @@ Blocks are computed word by word over many lanes, in chunks that stay in the cac
 keys become lanes, so a million keys cost as much as a million blocks of one key.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable
+from typing import NoReturn, Self
 
 import jax
 import jax.extend.core as jex
@@ -374,10 +376,32 @@ def _seed(seed: jax.Array) -> jax.Array:
     return jnp.stack([low, high] + [jnp.zeros_like(low)] * (KEY_WORDS - 2))
 
 
-def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array]) -> Hashable:
+@dataclasses.dataclass(frozen=True)
+class _NotPickled:
+    """A function of an implementation, which every pickle of a key would hold."""
+
+    function: Callable[[jax.Array], jax.Array]
+    instead: str
+
+    def __call__(self, seed: jax.Array) -> jax.Array:
+        return self.function(seed)
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a key is not pickled: two processes that draw under one key share their noise. Give"
+            f" each process a key of its own: {self.instead}"
+        )
+
+
+def _implementation(
+    name: str, tag: str, seed: Callable[[jax.Array], jax.Array], instead: str
+) -> Hashable:
     return key_implementations.define_prng_impl(
         key_shape=(KEY_WORDS,),
-        seed=seed,
+        seed=_NotPickled(seed, instead),
         split=_split,
         random_bits=_random_bits,
         fold_in=_fold_in,
@@ -388,5 +412,13 @@ def _implementation(name: str, tag: str, seed: Callable[[jax.Array], jax.Array])
 
 # The same bits under two names. So the type of a key, and of all keys derived from it, says whether
 # it came from a seed.
-CHACHA20 = _implementation("chacha20", "chacha", _refuse_seed)
-SEEDED_CHACHA20 = _implementation("seeded_chacha20", "seeded", _seed)
+CHACHA20 = _implementation(
+    "chacha20",
+    "chacha",
+    _refuse_seed,
+    "make it there by dpjax.random.secure_key(), or send jax.random.key_data(key), which is as"
+    " secret, and restore it by jax.random.wrap_key_data(data, impl=dpjax.random.CHACHA20)",
+)
+SEEDED_CHACHA20 = _implementation(
+    "seeded_chacha20", "seeded", _seed, "make it there by dpjax.random.seeded_key(seed)"
+)

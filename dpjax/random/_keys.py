@@ -30,9 +30,9 @@ def secure_key() -> jax.Array:
         The key is uniform over 2^256 values if the operating system's source is uniform. Nobody can
         tell draws from uniform bits without breaking ChaCha20. Anyone who sees the key's words can
         remove the noise, and JAX prints the words of a key: never leave a key as the last line of
-        a notebook's cell or in a log. Store `jax.random.key_data(key)`, which is as secret, and
-        restore it as in the example. JAX knows the implementation by this object, not by a name.
-        Use it only for data that came from such a key.
+        a notebook's cell or in a log. A key is not pickled. Store `jax.random.key_data(key)`, which
+        is as secret, and restore it as in the example. JAX knows the implementation by this object,
+        not by a name. Use it only for data that came from such a key.
 
     Source:
         Python's `secrets` module; RFC 8439.

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import json
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,8 @@ import pytest
 
 import dpjax
 from dpjax import Guarantee, SampledEvent
+from dpjax._core._guarantee import concrete
+from dpjax._core._saved import guarantee_from_json, guarantee_to_json
 
 SAMPLED = Guarantee(1.0, 0.0, 0.05, 0.99, (SampledEvent(0.05, 0.99, "a"),))
 BAD_NUMBERS = [
@@ -102,3 +106,50 @@ def test_trees_of_a_guarantee_hold_anything():
         shapes = jax.eval_shape(lambda one: one, SAMPLED)
         nothing = jax.tree.map(lambda _: None, SAMPLED)
     assert (epsilons.shape, shapes.epsilon.shape, nothing.epsilon) == ((2,), (), None)
+
+
+EQUAL = [
+    Guarantee(1.0, 1e-6),
+    Guarantee(jnp.float32(1), np.float64(1e-6)),
+    Guarantee(np.array(1.0), 1e-6, jnp.zeros(())),
+]
+DIFFERENT = [
+    Guarantee(1.0),
+    Guarantee(1.0, 1e-6, 0.1),
+    Guarantee(1.0, 1e-6, 0.0, None),
+    Guarantee(1.0, 1e-6, relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE),
+    Guarantee(1.0, 1e-6, notes=("seeded key",)),
+    Guarantee(1.0, 1e-6, group_size=2),
+    SAMPLED,
+    dataclasses.replace(SAMPLED, events=(SampledEvent(0.05, 0.99, "b"),)),
+]
+
+
+def test_guarantees_are_equal_if_they_state_the_same():
+    """Also what was saved, pickled, or went through a program: a restored one differed from itself.
+
+    Every field counts. Those of tracers and of batches are equal to themselves alone.
+    """
+    assert len(set(EQUAL)) == 1
+    assert len({*EQUAL, *DIFFERENT}) == 1 + len(DIFFERENT)
+    for guarantee in (*EQUAL, *DIFFERENT):
+        again = guarantee_from_json(json.loads(json.dumps(guarantee_to_json(concrete(guarantee)))))
+        assert again == guarantee
+        assert hash(again) == hash(guarantee)
+        assert pickle.loads(pickle.dumps(again)) == again
+        assert guarantee != (guarantee,)
+    assert jax.jit(lambda: SAMPLED)() != SAMPLED  # Rounded outward to float32.
+    whole = Guarantee(1.0, 0.5, 0.25, 0.5)
+    assert jax.jit(lambda: whole)() == whole
+    batch = Guarantee(jnp.ones(2))
+    assert batch == batch
+    assert batch != Guarantee(jnp.ones(2))
+
+    @jax.jit
+    def inside(epsilon):
+        traced = Guarantee(epsilon)
+        assert traced == traced != Guarantee(epsilon)
+        assert hash(traced) != hash(Guarantee(epsilon))
+        return traced
+
+    assert inside(1.0) == Guarantee(1.0)

@@ -1,6 +1,8 @@
 """Keys: where they come from, and which are refused."""
 
 import concurrent.futures
+import copy
+import pickle
 import sqlite3
 import threading
 
@@ -191,6 +193,36 @@ def test_samples_do_not_depend_on_the_kind_of_the_key(key):
         return dpjax.sensitivity_samples(key, jnp.max, oracle, n=3, norm="l1", m=10)
 
     np.testing.assert_array_equal(sample(key), sample(secure_twin(key)))
+
+
+@pytest.mark.parametrize("module", ["pickle", "cloudpickle"])
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        (dpjax.random.secure_key(), r"wrap_key_data\(data, impl=dpjax\.random\.CHACHA20\)"),
+        (dpjax.random.seeded_key(0), r"seeded_key\(seed\)"),
+    ],
+    ids=["secure", "seeded"],
+)
+def test_a_key_is_not_pickled_and_says_what_to_do(key, remedy, module):
+    """Whatever holds a key: several keys, a tree, a closure, the state of a training, an executor.
+
+    Pickle could not find a function of the implementation. cloudpickle copied the implementation,
+    and releases refused the copy. Copies within the process are keys still.
+    """
+    dumps = pytest.importorskip(module).dumps
+    noise = dpjax.learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=1)
+    holders = [key, jax.random.split(key), {"key": (key,)}, noise.init(jnp.zeros(2))]
+    if module == "cloudpickle":
+        holders.append(lambda: key)
+    for holder in holders:
+        with pytest.raises(TypeError, match=f"a key is not pickled.*{remedy}"):
+            dumps(holder)
+    copied = copy.deepcopy({"key": key})
+    assert jax.random.key_impl(copied["key"]) == jax.random.key_impl(key)
+    assert LAPLACE(copied["key"], 0.0).value == LAPLACE(key, 0.0).value
+    release = LAPLACE(key, 0.0)
+    assert pickle.loads(dumps(release)).guarantee == release.guarantee
 
 
 # The ledger of keys.
