@@ -45,10 +45,15 @@ def described(tree: PyTree) -> str:
     """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
 
     def of_leaf(leaf: PyTree) -> str:
+        if is_column(leaf):
+            return repr(leaf)
         array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         return f"{leaf.dtype}{list(leaf.shape)}" if array else type(leaf).__name__
 
-    text = jax.tree.map(of_leaf, tree)
+    def is_column(node: PyTree) -> bool:  # `Numbers` and `Texts`.
+        return getattr(node, "is_column", False) is True
+
+    text = jax.tree.map(of_leaf, tree, is_leaf=is_column)
     return text if isinstance(text, str) else shown(text)
 
 
@@ -176,12 +181,12 @@ def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
 
 def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        leaf = _real_array(name, leaf)
+        leaf = real_array(name, leaf)
     _check_real_dtype(name, leaf)
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
+def real_array(name: str, leaf: ArrayLike) -> jax.Array:
     """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
     if callable(leaf):
         raise TypeError(
@@ -204,30 +209,39 @@ def _real_array(name: str, leaf: ArrayLike) -> jax.Array:
 def real_arrays(
     name: str,
     tree: PyTree,
-    convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct] = _real_array,
+    convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct] = real_array,
 ) -> PyTree:
     """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
     converted = [convert(name, leaf) for leaf in leaves]
-    if empty := [leaf.shape for leaf in converted if leaf.size == 0]:
-        raise ValueError(f"{name} must not be empty, got an array of shape {empty[0]}")
+    check_not_empty(name, converted)
     return jax.tree.unflatten(structure, converted)
 
 
-def refuse_foreign_dtype(name: str, leaf: object) -> None:
-    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
+def check_not_empty(name: str, leaves: list[Any]) -> None:
+    """Refuses arrays that hold nothing at all; some may be empty beside others."""
+    if all(leaf.size == 0 for leaf in leaves):
+        raise ValueError(f"{name} must not be empty, got an array of shape {leaves[0].shape}")
 
-    Converted, missing values would decide on the dtype, and they may be private. A mask would be
-    dropped, and the hidden values would be used.
-    """
+
+def refuse_masked(name: str, leaf: object) -> None:
+    """Refuses arrays with a mask: it would be dropped, and what it hides would be used."""
     # By its attributes: so are masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         raise TypeError(
             f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
             " drop the mask and use what it hides; fill in what is missing, by .filled(value)"
         )
+
+
+def refuse_foreign_dtype(name: str, leaf: object) -> None:
+    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
+
+    Converted, missing values would decide on the dtype, and they may be private.
+    """
+    refuse_masked(name, leaf)
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(

@@ -1,17 +1,15 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
-import functools
-import hashlib
-from collections.abc import Iterable
-
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._columns import columns, is_column, place_of
+from dpjax._core._numbers import Numbers, in_64_bits, is_numbers
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import Database, PyTree
-
-_NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
 
 @frozen_pytree
@@ -34,58 +32,83 @@ class PaddedRecords:
     present: jax.Array
 
 
-@frozen_pytree
-class Texts:
-    """A column of texts as fingerprints of 128 bits, which compare like the texts.
+def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
+    """A database without any rounding, and its number of records.
 
-    Attributes:
-        words: uint32 of shape (n, 4); 0 where there is no text.
-    """
-
-    words: jax.Array | np.ndarray
-
-    def __repr__(self) -> str:
-        return "texts"
-
-
-def fingerprints(texts: Iterable[object]) -> np.ndarray:
-    """The words of `Texts`, each computed from its own text alone."""
-
-    @functools.cache  # A column repeats its texts, and to hash them takes longer than a release.
-    def digest(text: str) -> bytes:
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-    digests = [digest(text) if isinstance(text, str) else bytes(16) for text in texts]
-    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 4)
-
-
-def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """The arrays of a database, and its number of records; a table is a dict of its columns.
-
+    A table is a dict of its columns. Where JAX has no array of a dtype there are `Numbers`.
     Refusals depend on structure, dtypes and sizes alone.
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
-    tree = columns(database)
-    leaves = jax.tree.leaves(tree)
+    tree = columns(name, database)
+    leaves = jax.tree.leaves(tree, is_leaf=is_column)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
-    if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf)):
+    if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
             f"{wanted}, got {_checks.described(tree)}; if that is a list of numbers,"
             " pass numpy.asarray of it"
         )
-    records = _checks.real_arrays(name, tree)
-    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(records)}
+    if not leaves:
+        raise ValueError(f"{name} must hold at least one array, got {_checks.shown(tree)}")
+
+    def converted(path: tuple[object, ...], leaf: PyTree) -> PyTree:
+        return _exact(place_of(name, path), leaf)
+
+    records = jax.tree_util.tree_map_with_path(converted, tree, is_leaf=is_column)
+    arrays = jax.tree.leaves(records)
+    _checks.check_not_empty(name, arrays)
+    sizes = {leaf.shape[0] for leaf in arrays}
     if len(sizes) != 1 or min(sizes) < least:
         raise ValueError(f"{wanted}, got {_checks.described(records)}")
     (n,) = sizes
-    # More booleans than slots would count a record more than once.
-    if isinstance(records, PaddedRecords) and records.present.shape != (n,):
-        raise ValueError(
-            f"present must be one boolean for each of {n} slots, got"
-            f" {_checks.described(records.present)}"
-        )
+    if isinstance(records, PaddedRecords):
+        present = records.present
+        # More booleans than slots would count a record more than once.
+        if is_column(present) and not is_numbers(present) or present.shape != (n,):
+            raise ValueError(
+                f"present must be one boolean for each of {n} slots, got"
+                f" {_checks.described(present)}"
+            )
+        records = PaddedRecords(records.records, as_dtype(present, bool))
     return records, n
+
+
+def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
+    """The arrays of a database, as JAX's dtypes hold them, and its number of records.
+
+    Numbers that a dtype does not hold are clamped to its range; missing ones are NaN.
+    """
+    records, n = exact_records(name, database, least=least)
+
+    def narrow(leaf: jax.Array | Numbers) -> jax.Array:
+        return as_dtype(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    return jax.tree.map(narrow, records, is_leaf=is_numbers), n
+
+
+def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
+    """Numbers in a dtype, clamped to its range: within their kind, or integers as floats."""
+    with in_64_bits(leaf):
+        array = leaf.array() if isinstance(leaf, Numbers) else leaf
+        if dtype == bool:
+            return array.astype(bool)
+        if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.floating):
+            array = array.astype(float)
+        return _checks.saturating_cast(array, dtype)
+
+
+def _exact(place: str, leaf: PyTree) -> PyTree:
+    """A column on the device."""
+    if is_column(leaf):
+        return jax.tree.map(jnp.asarray, leaf)
+    if not callable(leaf) and not _checks.is_traced(leaf):
+        _checks.refuse_foreign_dtype(place, leaf)
+        dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
+        if isinstance(dtype, np.dtype) and dtype.kind in "iuf" and dtype.itemsize == 8:
+            dtype = dtype.newbyteorder("=")
+            if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+                return jax.tree.map(jnp.asarray, Numbers.of(np.asarray(leaf, dtype)))
+    return _checks.real_array(place, leaf)
 
 
 def check_padded(database: Database) -> None:
@@ -95,81 +118,3 @@ def check_padded(database: Database) -> None:
             "under add-or-remove-one the number of records is private, and an array shows it: pass"
             " dpjax.queries.padded_records(database, capacity=...)"
         )
-
-
-def columns(database: Database) -> Database:
-    """A database with tables as dicts of their columns, and columns of texts as `Texts`."""
-    tables = jax.tree.map(_columns_of_a_table, database)
-
-    def column(path: tuple[object, ...], leaf: PyTree) -> PyTree:
-        """One with a name, in a dtype that does not depend on which of its entries are missing.
-
-        Texts become `Texts`. Numbers of polars and Arrow become floats, with NaN for missing ones.
-        """
-        if not path or not isinstance(path[-1], jax.tree_util.DictKey):
-            return leaf
-        if _holds_texts(leaf):
-            # NumPy forgets which texts of an Arrow dictionary are missing.
-            texts = np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
-            return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
-        # Nullable columns of pandas are refused later: NumPy makes different dtypes of them.
-        is_arrow = hasattr(leaf, "to_pylist") or hasattr(leaf, "to_arrow")
-        if is_arrow and _kind(leaf).startswith(_NUMBERS):
-            return np.asarray(leaf.to_numpy(), np.float64)
-        return leaf
-
-    return jax.tree_util.tree_map_with_path(column, tables)
-
-
-def _holds_texts(leaf: PyTree) -> bool:
-    """Whether a column is one of texts, by its dtype alone: what is missing is private."""
-    dtype = getattr(leaf, "dtype", None)
-    if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
-        return False  # A mask hides something, so it is refused later.
-    categories = getattr(dtype, "categories", None)
-    if hasattr(categories, "dtype"):
-        return _holds_texts(categories)
-    if isinstance(dtype, np.dtype):
-        return dtype.kind in "UOT"
-    name, *_ = _kind(leaf).removeprefix("dictionary<values=").split(",")
-    return name in ("str", "string", "large_string", "string_view", "categorical")
-
-
-def _kind(leaf: PyTree) -> str:
-    """The name of a dtype of pandas or polars, or of a type of Arrow."""
-    return str(getattr(leaf, "dtype", getattr(leaf, "type", ""))).lower()
-
-
-def _columns_of_groups(groups: PyTree) -> PyTree:
-    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
-    name, values = groups.keys, groups.obj
-    if groups.ndim != 1 or not isinstance(name, (str, int)):
-        raise TypeError(
-            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
-            " others pass the frame itself, and name the columns"
-        )
-    # The column itself. An index of groups has a dtype that pandas takes from private values.
-    grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
-    return {name: grouper.groupings[0].grouping_vector, values.name: values}
-
-
-def _columns_of_a_table(leaf: PyTree) -> PyTree:
-    """The columns of a DataFrame, each with its own dtype; anything else stays as it is.
-
-    Known by its attributes, so that no library of tables is imported, nor missed.
-    """
-    if isinstance(leaf, type):
-        return leaf
-    if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
-        return _columns_of_groups(leaf)
-    if hasattr(leaf, "column_names"):  # Of Arrow.
-        columns = list(leaf.column_names)
-    elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
-        columns = list(leaf.columns)
-    else:
-        return leaf
-    if len(set(columns)) < len(columns):
-        raise ValueError(
-            f"columns of a table must have names of their own, got {_checks.shown(columns)}"
-        )
-    return {column: leaf[column] for column in columns}

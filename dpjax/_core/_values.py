@@ -262,10 +262,13 @@ class KnowsSensitivity(abc.ABC):
     Attributes:
         norms: the norms in which a bound is known.
         relations: the neighboring relations under which a bound is known.
+        reads: what it takes columns of 64 bits for, where JAX has 32: exact "numbers", "floats",
+            "integers" clamped to int32, or "arrays", which hold no such integers.
     """
 
     norms: tuple[Any, ...]
     relations: tuple[NeighboringRelation, ...]
+    reads: Literal["numbers", "floats", "integers", "arrays"] = "arrays"
 
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:

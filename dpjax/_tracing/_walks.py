@@ -1,6 +1,7 @@
 """Walks over traced code: its operations, their dependencies, and running them one by one."""
 
 import collections
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -112,6 +113,10 @@ def replaced(
     """
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
+        with _holding(equation):
+            return outputs_of(equation, operands)
+
+    def outputs_of(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
         outputs = replacement(equation, operands)
         if outputs is not None:
             return outputs
@@ -137,6 +142,17 @@ def replaced(
         return bind(equation, parameters, operands)
 
     return run(program, operands, operation)
+
+
+def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
+    """A context whose JAX holds the dtypes of an operation: queries compute in 64 bits in places.
+
+    Without x64 an inner program would be traced anew in 32 bits.
+    """
+    kinds = (jax.numpy.integer, jax.numpy.floating)
+    dtypes = {aval(x).dtype for x in (*equation.invars, *equation.outvars) if hasattr(x, "aval")}
+    wide = any(x.itemsize == 8 and any(jax.numpy.issubdtype(x, k) for k in kinds) for x in dtypes)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._numbers import check_numbers
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries._integer_sums import coarse, coarsening, ends_in_units, sum_of_integers, to_units
@@ -70,10 +71,7 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     ends = ends_in_units(low, high, exponent)
 
     def total(records: Database, present: jax.Array) -> jax.Array:
-        if jnp.shape(records) != (*present.shape, *shape):
-            raise ValueError(
-                f"records must have shape {('n', *shape)}, got {_checks.described(records)}"
-            )
+        check_numbers("database", records, (*present.shape, *shape))
         units = to_units(clamp(records, low, high), exponent, ends)
         there = present.reshape(-1, *(1 for _ in shape))
         return coarse(sum_of_integers(jnp.where(there, units, 0)), bits)

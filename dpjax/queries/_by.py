@@ -46,6 +46,10 @@ class GroupedQuery(Query):
 
     norms = (*Query.norms, _BY_GROUP)
 
+    def of_present(self, records: Database, present: jax.Array) -> jax.Array:
+        """The values of all groups, whose keys are compared before they become floats."""
+        return self.total(records, present)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GroupedScores(KnownSensitivity, KnowsAccuracy):
@@ -64,6 +68,7 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
 
     norms = (_BY_GROUP,)
     relations = tuple(NeighboringRelation)
+    reads = "numbers"
 
     @property
     def keys(self) -> tuple[int, ...] | tuple[str, ...]:
@@ -203,7 +208,7 @@ def by(
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         inside, members = which.split(records, present)
-        return jax.vmap(lambda here: query.total(inside, here))(members)
+        return jax.vmap(lambda here: query.of_present(inside, here))(members)
 
     return GroupedQuery(
         total=total,

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._numbers import check_numbers, comparing, for_functions
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below
@@ -63,6 +64,7 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     def total(records: Database, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
+        records = for_functions(records)
         # Under `vmap` XLA computes the last rows by other instructions, so a record may get another
         # float there. If one record is removed, all that follow move: the count could change by 2.
         checked, program = check_lanes("predicate", predicate, records)
@@ -150,15 +152,15 @@ def histogram_query(
         k = len(edges) - 1
 
         def codes_of(records: jax.Array) -> jax.Array:
-            numbers = comparable(records)
-            starts = comparable(jnp.asarray(edges, numbers.dtype))
-            found = count_below(starts, numbers, or_equal=True)
-            found = jnp.where(numbers == starts[-1], k, found)  # The last bucket is closed.
-            return jnp.where(jnp.isnan(numbers), -1, found - 1)
+            with comparing(records):
+                numbers = comparable(records)
+                starts = comparable(jnp.asarray(edges, numbers.dtype))
+                found = count_below(starts, numbers, or_equal=True)
+                found = jnp.where(numbers == starts[-1], k, found)  # The last bucket is closed.
+                return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
     def total(records: Database, present: jax.Array) -> jax.Array:
-        if jnp.shape(records) != present.shape:
-            raise ValueError(f"records must be numbers, got {_checks.described(records)}")
+        check_numbers("database", records, present.shape)
         codes = codes_of(records)
         return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
 
@@ -230,8 +232,7 @@ def count_combinations(
         raise ValueError(f"database must have columns {[*sizes]}, got {_checks.described(records)}")
     cell = jnp.zeros(present.shape, jnp.int32)
     for name, size in sizes.items():
-        if records[name].shape != present.shape:
-            raise ValueError(f"column {name!r} must hold an integer for each record")
+        check_numbers(f"column {name!r}", records[name], present.shape)
         codes = as_codes(records[name])
         present &= (codes >= 0) & (codes < size)
         cell = cell * np.int32(size) + jnp.clip(codes, 0, size - 1)

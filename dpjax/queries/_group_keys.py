@@ -13,7 +13,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._records import Texts, columns, record_arrays
+from dpjax._core._columns import Texts, as_text, exact_column, texts_of
+from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
@@ -28,6 +29,7 @@ from dpjax.sensitivity._analytic import analytic_sensitivity
 _OUTWARD = 1 + 2.0**-18
 # Noisy counts are int32, and saturate at its end.
 _LARGEST_COUNT = 2**31 - 2
+_SIGN = np.uint64(2**63)
 
 
 def group_keys(
@@ -129,15 +131,17 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
     Shapes are (n, m), (n, m, words) and (n, m).
     """
     _checks.host_only("group_keys", column, "public keys")
-    found = columns({"column": column})["column"]
+    found = exact_column("column", column)
     if isinstance(found, Texts):
-        texts, words = np.asarray(column, object), np.asarray(found.words)
+        texts, words = texts_of(column), np.asarray(found.words)
         known = np.any(words != 0, axis=-1)
     else:
-        numbers, _ = record_arrays("column", found)
-        codes, whole = integer_keys(numbers)
-        # Unsigned, in the order of the integers.
-        words = np.asarray(codes).view(np.uint32)[..., None] ^ np.uint32(2**31)
+        numbers, _ = exact_records("column", found)
+        with jax.enable_x64(True):
+            codes, whole = integer_keys(numbers)
+        # Unsigned, in the order of the integers, the high word first.
+        ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
+        words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
         texts, known = None, np.asarray(whole)
     if known.ndim not in (1, 2) or not known.size:
         raise ValueError(f"column must have shape (n,) or (n, m), got {known.shape}")
@@ -198,7 +202,9 @@ def _named(
 ) -> tuple[int, ...] | tuple[str, ...]:
     """Keys, from the words that were published."""
     if texts is None:
-        return tuple((published[:, 0] ^ np.uint32(2**31)).view(np.int32).tolist())
+        high, low = published.astype(np.uint64).T
+        return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist())
     wanted = {word.tobytes() for word in published}
     flat = zip(words.reshape(-1, words.shape[-1]), texts.ravel(), strict=True)
-    return tuple(sorted({str(text) for word, text in flat if word.tobytes() in wanted}))
+    found = {as_text(text) for word, text in flat if word.tobytes() in wanted}
+    return tuple(sorted(text for text in found if text is not None))

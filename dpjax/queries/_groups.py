@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._records import Texts, fingerprints
+from dpjax._core._columns import Texts, fingerprints
+from dpjax._core._numbers import Numbers, for_functions, in_64_bits
 from dpjax._core._types import Database, PyTree
 from dpjax._tracing._lanes import check_lanes, is_exact
-from dpjax.queries._counts import as_codes
 from dpjax.targets._interval import comparable, without_subnormals
 
 Column: TypeAlias = str | int | Callable[[PyTree], Any]
@@ -23,8 +23,8 @@ Column: TypeAlias = str | int | Callable[[PyTree], Any]
 By: TypeAlias = Mapping[str | int, Sequence[int] | Sequence[str]]
 """Columns by name or index, each with its public keys."""
 
-# Columns of integers saturate at the ends of int32, so a key at an end would match others too.
-_LARGEST_KEY = 2**31 - 2
+_LARGEST_KEY = 2**63 - 1
+ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,10 +51,24 @@ class Groups:
             wanted = jnp.asarray(fingerprints(self.keys))
             same = jnp.all(column.words[None] == wanted[:, None], axis=-1)
         else:
-            codes, whole = integer_keys(column)
-            known &= whole
-            same = codes[None] == jnp.asarray(self.keys, jnp.int32)[:, None]
+            self._check_held_by(column.dtype if isinstance(column, jax.Array) else column.of_dtype)
+            with jax.enable_x64(True):
+                codes, whole = integer_keys(column)
+                known &= whole
+                same = codes[None] == jnp.asarray(np.array(self.keys, np.int64))[:, None]
         return self.inside(records), same & known[None]
+
+    def _check_held_by(self, dtype: np.dtype) -> None:
+        """Refuses keys that floats of a dtype do not tell from their neighbors."""
+        if not jnp.issubdtype(dtype, jnp.floating):
+            return
+        largest = max(map(abs, map(int, self.keys)))
+        if largest >= largest_whole(dtype):
+            raise ValueError(
+                f"keys must be below {largest_whole(dtype)} in a column of {dtype}, which does not"
+                f" tell larger integers apart, got {largest}: give the column as integers"
+                f"{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
+            )
 
     def inside(self, records: Database) -> Database:
         """The records that are asked about: one column, or all but that of the groups."""
@@ -63,13 +77,23 @@ class Groups:
         return records if callable(self.column) else _without(records, self.column)
 
 
-def integer_keys(column: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Numbers as keys, int32, and whether each is one."""
-    codes = as_codes(column)
-    known = jnp.abs(codes) <= _LARGEST_KEY
-    if jnp.issubdtype(column.dtype, jnp.floating):
-        known &= (codes != -1) | (comparable(column) == -1)  # -1 also stands for no code.
-    return codes, known
+def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
+    """Numbers as keys, int64, and whether each is one; where JAX has 64 bits."""
+    if isinstance(column, Numbers):
+        numbers, known = column.exact()
+    else:
+        numbers, known = column, jnp.ones(column.shape, bool)
+    if jnp.issubdtype(numbers.dtype, jnp.floating):
+        largest, numbers = largest_whole(numbers.dtype), comparable(numbers)
+        known &= (jnp.abs(numbers) < largest) & (numbers == jnp.floor(numbers))
+    elif numbers.dtype == jnp.uint64:
+        known &= numbers <= np.uint64(_LARGEST_KEY)
+    return jnp.where(known, numbers, jnp.zeros_like(numbers)).astype(jnp.int64), known
+
+
+def largest_whole(dtype: np.dtype) -> int:
+    """A power of two below which floats of a dtype hold every integer, and each as itself."""
+    return 2 ** (int(jnp.finfo(dtype).nmant) + 1)  # pyright: ignore  # ml_dtypes has no types.
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
@@ -131,15 +155,14 @@ def _plain(key: object, wanted: str) -> int | str:
         key = np.asarray(key)[()]
     if not isinstance(key, numbers.Integral):
         raise TypeError(f"{wanted}, got {_checks.shown(key)}; round floats to integers first")
-    return _checks.integer("keys", key, least=-_LARGEST_KEY, most=_LARGEST_KEY)
+    return _checks.integer("keys", key, least=-_LARGEST_KEY - 1, most=_LARGEST_KEY)
 
 
-def _keys_of(column: Column, records: Database) -> jax.Array | Texts:
+def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     """The key of every record."""
     found = _computed(column, records) if callable(column) else _picked(records, column)
     n = jax.tree.leaves(records)[0].shape[0]
-    keys = found.words[..., 0] if isinstance(found, Texts) else found
-    if isinstance(keys, jax.Array) and keys.shape == (n,):
+    if isinstance(found, (jax.Array, Numbers, Texts)) and found.shape == (n,):
         return found
     raise ValueError(
         f"column must hold one integer or text for each of {n} records, got"
@@ -152,11 +175,13 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
 
     A function that rounds runs on one record at a time, as the predicates of `counting_query`.
     """
-    checked, program = check_lanes("column", column, records)
-    if is_exact(program):
-        found = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
-    else:
-        found = lax.map(checked, records)
+    with in_64_bits(records):
+        records = for_functions(records)
+        checked, program = check_lanes("column", column, records)
+        if is_exact(program):
+            found = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
+        else:
+            found = lax.map(checked, records)
     if isinstance(found, jax.Array) and jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(
             f"column must give an integer for each record, got {found.dtype}: round it, as by"
@@ -168,9 +193,10 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
 def _picked(records: Database, column: str | int) -> PyTree:
     """One column of a table, a tuple or an array of shape (n, d)."""
     try:
-        if isinstance(records, jax.Array):
-            # The transpose of another array would take some axis for that of the records.
-            found = dict(enumerate(records.T if records.ndim == 2 else ()))
+        if isinstance(records, ONE_ARRAY):
+            # Of another array, some axis would count as that of the records.
+            axis = range(records.shape[1] if records.ndim == 2 else 0)
+            found = {j: records[:, j] for j in axis}
         else:
             found = records if isinstance(records, Mapping) else dict(enumerate(records))
         return found[column]  # pyright: ignore  # A column that is not there is refused below.
@@ -182,7 +208,7 @@ def _picked(records: Database, column: str | int) -> PyTree:
 
 def _without(records: Database, column: str | int) -> PyTree:
     """The other columns; one alone as it is, and the column itself if there is no other."""
-    if isinstance(records, jax.Array):
+    if isinstance(records, ONE_ARRAY):
         others = [j for j in range(records.shape[1]) if j != column]
         return records[:, others[0] if len(others) == 1 else np.array(others or [0])]
     if isinstance(records, Mapping):

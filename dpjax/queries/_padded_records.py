@@ -7,7 +7,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._records import PaddedRecords as PaddedRecords
-from dpjax._core._records import columns, record_arrays
+from dpjax._core._columns import columns, is_column
+from dpjax._core._records import exact_records
 from dpjax._core._types import Database
 
 
@@ -41,7 +42,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         [True, True, False, False]
     """
     capacity = _checks.integer("capacity", capacity, least=1)
-    found = columns(database)
+    found = columns("database", database)
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
@@ -57,29 +58,28 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         array = np.asarray(leaf)
         return np.concatenate([array, np.zeros((capacity - n, *array.shape[1:]), array.dtype)])
 
-    records, _ = record_arrays("database", jax.tree.map(padded, found))
+    records = jax.tree.map(padded, found)
+    exact_records("database", records)
     return PaddedRecords(records, jnp.arange(capacity) < n)
 
 
 def records_and_slots(database: Database) -> tuple[Database, int]:
     """The arrays of a database, padded or not, and the number of their slots."""
-    records, n = record_arrays("database", database)
-    if isinstance(records, PaddedRecords):
-        return records.records, len(records.present)
-    return records, n
+    records, n = exact_records("database", database)
+    return (records.records if isinstance(records, PaddedRecords) else records), n
 
 
 def number_of_records(database: Database) -> jax.Array:
     """How many records a database holds; of arrays it is known without a computation."""
-    records, n = record_arrays("database", database)
+    records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
-        return jnp.sum(records.present.astype(bool), dtype=jnp.int32).astype(float)
+        return jnp.sum(records.present, dtype=jnp.int32).astype(float)
     return jnp.asarray(n, float)
 
 
 def present_records(database: Database) -> tuple[Database, jax.Array]:
     """The arrays of a database, padded or not, and whether each slot holds a record."""
-    records, n = record_arrays("database", database)
+    records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
-        return records.records, records.present.astype(bool)
+        return records.records, records.present
     return records, jnp.ones(n, bool)

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._numbers import Numbers, as_arrays, check_numbers, comparing, in_64_bits
 from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below, round_up
@@ -43,12 +44,13 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
 
     norms = ("linf",)
     relations = tuple(NeighboringRelation)
+    reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
         return self.of_present(*present_records(database))
 
-    def of_present(self, records: jax.Array, present: jax.Array) -> jax.Array:
+    def of_present(self, records: jax.Array | Numbers, present: jax.Array) -> jax.Array:
         """Scores on the records that are present, in a database with a public number of slots.
 
         Args:
@@ -61,16 +63,18 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
         Raises:
             ValueError: if a shape is wrong, or there are too many slots for JAX's integers.
         """
-        one_array = jax.tree_util.all_leaves([records]) and records.ndim == 1
-        if not one_array or present.shape != records.shape:
-            raise ValueError(f"database must have shape (n,), got {_checks.described(records)}")
+        check_numbers("database", records, present.shape)
         scored = jnp.result_type(int)
         if records.size * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
                 f"n={records.size} records, in units of 1/{self.denominator} ranks, are too many"
                 f" for {scored}: ask for quantiles of fewer digits, or enable x64"
             )
-        below, above = _counts_beside(records, present.astype(scored), self.grid)
+        with in_64_bits(records):
+            numbers = as_arrays(records)
+            with comparing(numbers):
+                counts = _counts_beside(numbers, present.astype(scored), self.grid)
+                below, above = (count.astype(scored) for count in counts)
         n = jnp.sum(present, dtype=scored)
         a = jnp.asarray(self.numerators, scored)[:, None]
         b = jnp.asarray(self.denominator, scored)

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._numbers import as_arrays, in_64_bits
 from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
@@ -55,12 +56,18 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     norms = (*KnownSensitivity.norms, _RANGE)
     relations = tuple(NeighboringRelation)
+    reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
         """The value on a database."""
         # A jit cache may hold a stale closure of a predicate, so releases bypass it.
-        total = self.total if _checks.is_staging() else compiled(self.total)
-        return total(*present_records(database))
+        of_present = self.of_present if _checks.is_staging() else compiled(self.of_present)
+        return of_present(*present_records(database))
+
+    def of_present(self, records: Database, present: jax.Array) -> jax.Array:
+        """The value on the records that are present in slots."""
+        with in_64_bits(records):
+            return self.total(as_arrays(records), present)
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike

@@ -6,18 +6,15 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, KnowsAccuracy
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec, changed
-from dpjax._core._records import check_padded, record_arrays
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
     Mechanism,
-    NeighboringRelation,
     Release,
     Sensitivity,
     Target,
@@ -26,6 +23,7 @@ from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program, apart, evaluate_alone
 from dpjax.random._facade import check_key
 from dpjax.release._ahead import compile_ahead, known_ahead
+from dpjax.release._database import released_records
 from dpjax.release._known_sensitivity import check_maker, covering, needed
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
@@ -85,8 +83,7 @@ def privatize(
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> import dpjax
+        >>>         >>> import dpjax
         >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
         >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
         >>> release.guarantee
@@ -122,7 +119,7 @@ def privatize(
 
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
-        records = _records(database, sensitivity)
+        records = released_records(target, database, sensitivity)
         traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
         if sensitivity.bounds is not None:
             _check_platform(records, convolves=traced.convolves)
@@ -227,32 +224,3 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
             " sensitivity of this target"
         )
     return program
-
-
-def _records(database: Database, sensitivity: Sensitivity) -> Database:
-    """The database in the dtypes that were sampled; refusals depend on its structure alone."""
-    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
-        check_padded(database)
-    records, n = record_arrays("database", database)
-    got, sampled = TreeSpec.of(records), sensitivity.records
-    if sensitivity.n is not None and n != sensitivity.n:
-        raise ValueError(
-            f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"
-        )
-    if sampled is None:
-        return records
-    if got.structure != sampled.structure or any(
-        x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
-    ):
-        raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
-
-    def as_sampled(leaf: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-        for kind in (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_):
-            if jnp.issubdtype(sampled.dtype, kind) != jnp.issubdtype(leaf.dtype, kind):
-                raise TypeError(
-                    f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the"
-                    f" oracle does, got {leaf.dtype}"
-                )
-        return _checks.saturating_cast(leaf, sampled.dtype)
-
-    return jax.tree.map(as_sampled, records, sampled.tree())

@@ -82,6 +82,8 @@ class _WithBound(KnownSensitivity):
     bound: Bound
     norms: tuple[VectorNorm, ...] = get_args(VectorNorm)
 
+    reads = "floats"
+
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:

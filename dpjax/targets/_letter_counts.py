@@ -109,6 +109,8 @@ def letter_counts(*, width: int) -> BoundedSum:
 
 
 class _Counts(BoundedSum):
+    reads = "integers"  # Codes beyond those of letters do not count.
+
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max
         if database.size > most:

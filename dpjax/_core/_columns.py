@@ -1,0 +1,257 @@
+"""Columns of any library of tables, as exact NumPy arrays: nothing is rounded, wrapped or guessed.
+
+A column becomes what its dtype says, whatever it holds: which entries are missing is private.
+Libraries are known by their attributes, so none of them is imported, nor missed.
+"""
+
+import datetime
+import decimal
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._numbers import Numbers
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Database, PyTree
+
+# What pandas, polars and Arrow call numbers of at most 64 bits.
+_WIDTH = r"(8|16|32|64)"
+_INTEGERS = re.compile(rf"(u?int{_WIDTH}|bool|boolean)(\[pyarrow\])?")
+_FLOATS = re.compile(rf"(float{_WIDTH}?|double|halffloat|decimal.*)(\[pyarrow\])?")
+_LARGEST = 10**400
+_TEXTS = ("str", "string", "large_string", "string_view", "categorical")
+
+
+@frozen_pytree
+class Texts:
+    """A column of texts as fingerprints of 128 bits, which compare like the texts.
+
+    Attributes:
+        words: uint32 of shape (n, 4); 0 where there is no text.
+    """
+
+    words: jax.Array | np.ndarray
+
+    is_column: ClassVar = True  # For messages.
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the column."""
+        return self.words.shape[:-1]
+
+    def __repr__(self) -> str:
+        return "texts"
+
+
+def fingerprints(texts: Iterable[object]) -> np.ndarray:
+    """The words of `Texts`, each computed from its own text alone."""
+
+    @functools.cache  # A column repeats its texts, and to hash them takes longer than a release.
+    def digest(text: str) -> bytes:
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    digests = [bytes(16) if text is None else digest(text) for text in map(as_text, texts)]
+    return np.frombuffer(b"".join(digests), "<u4").astype(np.uint32).reshape(-1, 4)
+
+
+def as_text(entry: object) -> str | None:
+    """An entry of a column of texts or objects; None if it is missing, or has no one text.
+
+    Whole numbers count as their digits: a column of objects may hold numbers, and that is private.
+    """
+    if isinstance(entry, str):
+        return str(entry)
+    if isinstance(entry, (np.integer, np.bool_)):
+        entry = int(entry)
+    if isinstance(entry, np.floating):
+        entry = float(entry)
+    if isinstance(entry, decimal.Decimal) and not entry.is_finite():
+        return None
+    if isinstance(entry, (int, float, decimal.Decimal)):
+        # Neither is NaN; and Python refuses to write thousands of digits.
+        small = -_LARGEST < entry < _LARGEST
+        return str(int(entry)) if small and entry == int(entry) else None
+    # Pandas' mark of a missing date is a date, too, and differs from itself.
+    return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
+
+
+def columns(name: str, database: Database) -> Database:
+    """A database with tables as dicts of their columns, in NumPy arrays, `Numbers` and `Texts`.
+
+    Raises:
+        TypeError: if a dtype is that of neither numbers nor texts; the message names the column.
+        ValueError: if columns of a table share a name.
+    """
+
+    def tables(path: tuple[Any, ...], leaf: PyTree) -> PyTree:
+        table = _columns_of_a_table(leaf)
+        if table is leaf:
+            return exact_column(place_of(name, path), leaf, named=bool(path))
+        return {key: exact_column(place_of(name, (*path, key)), x) for key, x in table.items()}
+
+    return jax.tree_util.tree_map_with_path(tables, database, is_leaf=is_column)
+
+
+def is_column(leaf: PyTree) -> bool:
+    """Whether a node of a database is a column that was converted."""
+    return isinstance(leaf, (Numbers, Texts))
+
+
+def place_of(name: str, path: tuple[Any, ...]) -> str:
+    """What messages call a column: by its name, if it has one."""
+    if not path:
+        return name
+    key = getattr(path[-1], "key", path[-1])
+    if isinstance(key, (str, int)):
+        return f"column {key!r} of {name}"
+    return name + jax.tree_util.keystr(path)
+
+
+def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
+    """One column in a dtype that does not depend on which of its entries are missing."""
+    if is_column(leaf) or isinstance(leaf, (jax.Array, type)) or callable(leaf):
+        return leaf
+    _checks.refuse_masked(place, leaf)
+    if _holds_texts(leaf):
+        if not named:
+            raise TypeError(
+                f"{place} has the dtype {dtype_of(leaf)}, of texts or objects: number texts by a"
+                ' public list, make floats of numbers by .astype("float64"), or pass a table with'
+                " this column and count its texts by dpjax.queries.by"
+            )
+        texts = texts_of(leaf)
+        return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+    if hasattr(leaf, "to_pylist") and hasattr(leaf, "type"):
+        return _of_arrow(place, leaf)
+    if hasattr(leaf, "to_arrow") and hasattr(leaf, "is_null"):
+        return _of_polars(place, leaf)
+    if hasattr(leaf, "isna") and hasattr(leaf, "to_numpy"):
+        return _of_pandas(place, leaf)
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "mM":
+        raise _refusal(place, leaf, '.astype("datetime64[s]").astype("int64")', ".astype(str)")
+    return leaf
+
+
+def _of_pandas(place: str, leaf: Any) -> np.ndarray | Numbers:
+    dtype = leaf.dtype
+    if hasattr(dtype, "categories"):
+        found = exact_column(place, dtype.categories)
+        codes = np.asarray(leaf.cat.codes if hasattr(leaf, "cat") else leaf.codes)
+        if isinstance(found, Numbers):  # No category is missing.
+            found, _ = found.on_host()
+        found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
+        return _with_gaps(found[codes], codes >= 0)
+    if isinstance(dtype, np.dtype) and dtype.kind in "iufb":
+        return np.asarray(leaf)
+    if _INTEGERS.fullmatch(_kind(leaf)):
+        whole = np.dtype("bool" if "bool" in _kind(leaf) else dtype.numpy_dtype)
+        return _with_gaps(leaf.to_numpy(whole, na_value=whole.type(0)), ~np.asarray(leaf.isna()))
+    if _FLOATS.fullmatch(_kind(leaf)):
+        wide = _kind(leaf).startswith("decimal")
+        return leaf.to_numpy("float64" if wide else dtype.numpy_dtype, na_value=np.nan)
+    raise _refusal(place, leaf, '.astype("float64")', ".astype(str)")
+
+
+def _of_polars(place: str, leaf: Any) -> np.ndarray | Numbers:
+    if _INTEGERS.fullmatch(_kind(leaf)):
+        nothing = False if _kind(leaf) == "boolean" else 0
+        return _with_gaps(leaf.fill_null(nothing).to_numpy(), ~leaf.is_null().to_numpy())
+    if _FLOATS.fullmatch(_kind(leaf)):
+        found = leaf.cast(float) if _kind(leaf).startswith("decimal") else leaf
+        return found.fill_null(math.nan).to_numpy()
+    raise _refusal(place, leaf, ".cast(polars.Float64)", ".cast(polars.String)")
+
+
+def _of_arrow(place: str, leaf: Any) -> np.ndarray | Numbers:
+    if hasattr(leaf.type, "value_type") and hasattr(leaf.type, "index_type"):
+        return _of_arrow(place, leaf.cast(leaf.type.value_type))
+    if _INTEGERS.fullmatch(_kind(leaf)):
+        filled = leaf.fill_null(False if _kind(leaf) == "bool" else 0)
+        missing = leaf.is_null().to_numpy(zero_copy_only=False)
+        return _with_gaps(filled.to_numpy(zero_copy_only=False), ~missing)
+    if _FLOATS.fullmatch(_kind(leaf)):
+        found = leaf.cast("double") if _kind(leaf).startswith("decimal") else leaf
+        return found.to_numpy(zero_copy_only=False)
+    raise _refusal(place, leaf, '.cast("double")', '.cast("string")')
+
+
+def _with_gaps(numbers: np.ndarray, known: np.ndarray) -> np.ndarray | Numbers:
+    """Numbers of which some may be missing: floats have NaN for that."""
+    if numbers.dtype.kind == "f":
+        return np.where(known, numbers, numbers.dtype.type(np.nan))
+    return Numbers.of(numbers, known)
+
+
+def _refusal(place: str, leaf: Any, as_numbers: str, as_texts: str) -> TypeError:
+    return TypeError(
+        f"{place} has the dtype {dtype_of(leaf)}, which is"
+        f" neither of numbers nor of texts: make it numbers, by {as_numbers} where that is exact,"
+        f" or texts, by {as_texts}, or leave it out"
+    )
+
+
+def texts_of(leaf: PyTree) -> np.ndarray:
+    """The entries of a column of texts, or of objects."""
+    # NumPy forgets which texts of an Arrow dictionary are missing.
+    return np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
+
+
+def _holds_texts(leaf: PyTree) -> bool:
+    """Whether a column is one of texts, by its dtype alone: what is missing is private."""
+    dtype = getattr(leaf, "dtype", None)
+    categories = getattr(dtype, "categories", None)
+    if hasattr(categories, "dtype") and not hasattr(leaf, "to_arrow"):
+        return _holds_texts(categories)
+    if isinstance(dtype, np.dtype):
+        return dtype.kind in "UOT"
+    name, *_ = _kind(leaf).removeprefix("dictionary<values=").split(",")
+    return name.removesuffix("[pyarrow]") in _TEXTS or name.startswith("enum(")
+
+
+def _kind(leaf: PyTree) -> str:
+    """The name of a dtype of pandas or polars, or of a type of Arrow."""
+    return str(dtype_of(leaf)).lower()
+
+
+def dtype_of(leaf: PyTree) -> object:
+    """The dtype of a column, which Arrow calls its type."""
+    return getattr(leaf, "dtype", getattr(leaf, "type", ""))
+
+
+def _columns_of_groups(groups: PyTree) -> PyTree:
+    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
+    name, values = groups.keys, groups.obj
+    if groups.ndim != 1 or not isinstance(name, (str, int)):
+        raise TypeError(
+            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
+            " others pass the frame itself, and name the columns"
+        )
+    # The column itself. An index of groups has a dtype that pandas takes from private values.
+    grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
+    return {name: grouper.groupings[0].grouping_vector, values.name: values}
+
+
+def _columns_of_a_table(leaf: PyTree) -> PyTree:
+    """The columns of a DataFrame, each with its own dtype; anything else stays as it is."""
+    if isinstance(leaf, type):
+        return leaf
+    if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
+        return _columns_of_groups(leaf)
+    if hasattr(leaf, "column_names"):  # Of Arrow.
+        columns = list(leaf.column_names)
+    elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
+        columns = list(leaf.columns)
+    else:
+        return leaf
+    if len(set(columns)) < len(columns):
+        raise ValueError(
+            f"columns of a table must have names of their own, got {_checks.shown(columns)}"
+        )
+    return {column: leaf[column] for column in columns}

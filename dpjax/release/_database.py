@@ -1,0 +1,85 @@
+"""The database of a release, in the dtypes that its target reads.
+
+Which of three ways a column takes is decided by the target and by dtypes, never by numbers.
+docs/how-to/pandas.md says so to users.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import _checks
+from dpjax._core._numbers import Numbers, is_numbers
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._records import as_dtype, check_padded, exact_records
+from dpjax._core._types import Database, PyTree
+from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
+
+_KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
+
+
+def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
+    """The records of a database as the target gets them; refusals depend on structure alone."""
+    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
+        check_padded(database)
+    records, n = exact_records("database", database)
+    if sensitivity.n is not None and n != sensitivity.n:
+        raise ValueError(
+            f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"
+        )
+    if sensitivity.records is not None:
+        return _as_sampled(records, sensitivity.records)
+    # A private statistic holds its query.
+    asked = target if isinstance(target, KnowsSensitivity) else getattr(target, "function", None)
+    reads = asked.reads if isinstance(asked, KnowsSensitivity) else "arrays"
+    if reads == "numbers":
+        return records
+
+    def array(path: tuple[object, ...], leaf: jax.Array | Numbers) -> jax.Array:
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and isinstance(leaf, Numbers):
+            if reads == "arrays":
+                raise TypeError(_beyond(path, leaf))
+            dtype = jnp.result_type(float) if reads == "floats" else dtype
+        return as_dtype(leaf, dtype)
+
+    return jax.tree_util.tree_map_with_path(array, records, is_leaf=is_numbers)
+
+
+def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
+    where = f"database{jax.tree_util.keystr(path)}"
+    return (
+        f"{where} has the dtype {leaf.dtype}, and JAX holds no integer beyond 32 bits without x64:"
+        " what is larger would count as the largest. For a function with a sensitivity that is a"
+        ' bare number, give it as floats, by .astype("float64"), or within public bounds as'
+        ' integers, by .clip(low, high).astype("int32"); or leave the column out'
+    )
+
+
+def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
+    """Records in the dtypes of the oracle, clamped to their range: the model holds no others."""
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
+        records,
+        is_leaf=is_numbers,
+    )
+    got = TreeSpec.of(arrays)
+    if got.structure != sampled.structure or any(
+        x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
+    ):
+        raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
+
+    def cast(sampled: jax.ShapeDtypeStruct, leaf: jax.Array | Numbers) -> jax.Array:
+        integers = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.integer)
+        whole_as_float = integers and jnp.issubdtype(sampled.dtype, jnp.floating)
+        if not whole_as_float and _kind(leaf) != _kind(sampled):
+            raise TypeError(
+                f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the"
+                f" oracle does, got {leaf.dtype}"
+            )
+        return as_dtype(leaf, sampled.dtype)
+
+    return jax.tree.map(cast, sampled.tree(), records)
+
+
+def _kind(leaf: PyTree) -> list[bool]:
+    return [jnp.issubdtype(leaf.dtype, kind) for kind in _KINDS]
