@@ -122,9 +122,9 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     if _holds_texts(leaf):
         if not named:
             raise TypeError(
-                f"{place} has the dtype {dtype_of(leaf)}, of texts or objects: number texts by a"
-                ' public list, make floats of numbers by .astype("float64"), or pass a table with'
-                " this column and count its texts by dpjax.queries.by"
+                f"{place} must be numbers, got the dtype {dtype_of(leaf)}, of texts or objects:"
+                ' number texts by a public list, make floats of numbers by .astype("float64"), or'
+                " pass a table with this column and count its texts by dpjax.queries.by"
             )
         texts = texts_of(leaf)
         return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
@@ -140,7 +140,7 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
 
 
 def _of_pandas(place: str, leaf: Any) -> np.ndarray | Numbers:
-    dtype = leaf.dtype
+    dtype: Any = leaf.dtype
     if hasattr(dtype, "categories"):
         found = exact_column(place, dtype.categories)
         codes = np.asarray(leaf.cat.codes if hasattr(leaf, "cat") else leaf.codes)
@@ -148,7 +148,7 @@ def _of_pandas(place: str, leaf: Any) -> np.ndarray | Numbers:
             found, _ = found.on_host()
         found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
         return _with_gaps(found[codes], codes >= 0)
-    if isinstance(dtype, np.dtype) and dtype.kind in "iufb":
+    if isinstance(leaf.dtype, np.dtype) and dtype.kind in "iufb":
         return np.asarray(leaf)
     if _INTEGERS.fullmatch(_kind(leaf)):
         whole = np.dtype("bool" if "bool" in _kind(leaf) else dtype.numpy_dtype)
@@ -191,9 +191,8 @@ def _with_gaps(numbers: np.ndarray, known: np.ndarray) -> np.ndarray | Numbers:
 
 def _refusal(place: str, leaf: Any, as_numbers: str, as_texts: str) -> TypeError:
     return TypeError(
-        f"{place} has the dtype {dtype_of(leaf)}, which is"
-        f" neither of numbers nor of texts: make it numbers, by {as_numbers} where that is exact,"
-        f" or texts, by {as_texts}, or leave it out"
+        f"{place} must be numbers or texts, got the dtype {dtype_of(leaf)}: make it"
+        f" numbers, by {as_numbers} where that is exact, or texts, by {as_texts}, or leave it out"
     )
 
 

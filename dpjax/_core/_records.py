@@ -1,5 +1,7 @@
 """Databases as they are handed over: trees of arrays with a common leading axis of records."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +66,7 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     if isinstance(records, PaddedRecords):
         present = records.present
         # More booleans than slots would count a record more than once.
-        if is_column(present) and not is_numbers(present) or present.shape != (n,):
+        if (is_column(present) and not is_numbers(present)) or present.shape != (n,):
             raise ValueError(
                 f"present must be one boolean for each of {n} slots, got"
                 f" {_checks.described(present)}"
@@ -90,25 +92,30 @@ def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
     """Numbers in a dtype, clamped to its range: within their kind, or integers as floats."""
     with in_64_bits(leaf):
         array = leaf.array() if isinstance(leaf, Numbers) else leaf
-        if dtype == bool:
+        if np.dtype(dtype).kind == "b":
             return array.astype(bool)
         if jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.floating):
             array = array.astype(float)
         return _checks.saturating_cast(array, dtype)
 
 
-def _exact(place: str, leaf: PyTree) -> PyTree:
+def _exact(place: str, leaf: Any) -> PyTree:
     """A column on the device."""
     if is_column(leaf):
         return jax.tree.map(jnp.asarray, leaf)
-    if not callable(leaf) and not _checks.is_traced(leaf):
-        _checks.refuse_foreign_dtype(place, leaf)
-        dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
-        if isinstance(dtype, np.dtype) and dtype.kind in "iuf" and dtype.itemsize == 8:
-            dtype = dtype.newbyteorder("=")
-            if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-                return jax.tree.map(jnp.asarray, Numbers.of(np.asarray(leaf, dtype)))
-    return _checks.real_array(place, leaf)
+    found = None if callable(leaf) or _checks.is_traced(leaf) else _wide(place, leaf)
+    return _checks.real_array(place, leaf) if found is None else jax.tree.map(jnp.asarray, found)
+
+
+def _wide(place: str, leaf: Any) -> Numbers | None:
+    """What JAX would round or wrap, exactly; None for anything else."""
+    _checks.refuse_foreign_dtype(place, leaf)
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iuf" or dtype.itemsize != 8:
+        return None
+    native = dtype.newbyteorder("=")
+    exact = jax.dtypes.canonicalize_dtype(native) == native
+    return None if exact else Numbers.of(np.asarray(leaf, native))
 
 
 def check_padded(database: Database) -> None:

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._columns import columns
 from dpjax._core._types import Database, Value
 from dpjax._core._values import NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
@@ -272,7 +273,8 @@ def parts(
     if capacity is not None:
         database = padded_records(database, capacity=capacity)
     which = groups(column, keys, of)
-    inside, members = which.split(*present_records(database))
+    _, members = which.split(*present_records(database))
+    inside = which.inside(columns("database", database.records))  # Not yet as the device has them.
     return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
 
 

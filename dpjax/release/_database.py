@@ -7,12 +7,13 @@ docs/how-to/pandas.md says so to users.
 import jax
 import jax.numpy as jnp
 
-from dpjax._core import _checks
+from dpjax._core._columns import place_of
 from dpjax._core._numbers import Numbers, is_numbers
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype, check_padded, exact_records
 from dpjax._core._types import Database, PyTree
-from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
+from dpjax._core._values import NeighboringRelation, Sensitivity, Target
+from dpjax.release._known_sensitivity import knowing
 
 _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 
@@ -28,9 +29,8 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
         )
     if sensitivity.records is not None:
         return _as_sampled(records, sensitivity.records)
-    # A private statistic holds its query.
-    asked = target if isinstance(target, KnowsSensitivity) else getattr(target, "function", None)
-    reads = asked.reads if isinstance(asked, KnowsSensitivity) else "arrays"
+    known = knowing(target)
+    reads = "arrays" if known is None else known.reads
     if reads == "numbers":
         return records
 
@@ -46,12 +46,11 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
 
 
 def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
-    where = f"database{jax.tree_util.keystr(path)}"
     return (
-        f"{where} has the dtype {leaf.dtype}, and JAX holds no integer beyond 32 bits without x64:"
-        " what is larger would count as the largest. For a function with a sensitivity that is a"
-        ' bare number, give it as floats, by .astype("float64"), or within public bounds as'
-        ' integers, by .clip(low, high).astype("int32"); or leave the column out'
+        f"{place_of('database', path)} must be numbers that JAX holds, got the dtype {leaf.dtype}:"
+        " without x64 a function would get int32, and larger numbers as the largest of these. Pass"
+        ' floats, by .astype("float64"), or integers within public bounds, by .clip(low,'
+        ' high).astype("int32"), or leave it out; or release a query of dpjax, which gets all'
     )
 
 

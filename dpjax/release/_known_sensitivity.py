@@ -24,7 +24,7 @@ _COMPILED = type(jax.jit(lambda: None))
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
     """Refuses what a query says of itself for a function of which nothing is known."""
-    if sensitivity.records is None and sensitivity.known_by and _knowing(target) is None:
+    if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
             " release what made it, on the columns that it takes. For a function of your own, prove"
@@ -44,7 +44,7 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     Raises:
         ValueError: if the target knows its sensitivity, but not in this norm under this relation.
     """
-    known = _knowing(target)
+    known = knowing(target)
     if known is None or sensitivity.records is not None:
         return 0.0
     norm, relation = sensitivity.norm, sensitivity.relation
@@ -82,14 +82,14 @@ def covering(mechanism: M, needed: float) -> M:
     return mechanism
 
 
-def _knowing(target: object) -> KnowsSensitivity | None:
+def knowing(target: object) -> KnowsSensitivity | None:
     """The query or target that a function is, where it knows how far a record moves it."""
     if isinstance(target, Unchanging):
-        return _knowing(target.function)
+        return knowing(target.function)
     if type(target) is _COMPILED:
-        return _knowing(inspect.unwrap(target))
+        return knowing(inspect.unwrap(target))
     if inspect.ismethod(target) and target.__name__ == "__call__":
-        return _knowing(target.__self__)
+        return knowing(target.__self__)
     return target if isinstance(target, KnowsSensitivity) else None
 
 

@@ -116,14 +116,14 @@ def test_records_that_have_no_spread_are_refused(strange):
     ids=["one record", "ragged", "a number", "no record", "nothing"],
 )
 def test_records_without_a_common_axis_of_two_are_refused(make, records):
-    with pytest.raises(ValueError, match="records must"):
+    with pytest.raises(ValueError, match=r"records(\[0\])? must"):
         make(records)
 
 
 @both
 @pytest.mark.parametrize("records", [np.array(["a", "b"]), np.zeros(3, complex), [jnp.mean]])
 def test_records_that_are_no_real_arrays_are_refused(make, records):
-    with pytest.raises(TypeError, match="records must"):
+    with pytest.raises(TypeError, match=r"records(\[0\])? must"):
         make(records)
 
 

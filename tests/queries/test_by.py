@@ -200,12 +200,14 @@ def test_keys_of_all_64_bits_are_told_apart():
     grouped = queries.by(queries.counting_query(), column="g", keys=keys)
     for column in (np.array(keys), pd.Series(keys, dtype="Int64")):
         assert grouped({"g": column}).tolist() == [1] * 6
-    assert grouped({"g": np.array([2**63, 2**64 - 1, 2**63 - 1], "uint64")}).tolist() == [1] + [0] * 5
+    assert (
+        grouped({"g": np.array([2**63, 2**64 - 1, 2**63 - 1], "uint64")}).tolist() == [1] + [0] * 5
+    )
     assert grouped({"g": jnp.array([2**31 - 1, 0])}).tolist() == [0] * 4 + [1, 0]
     two = np.array([[2**53 + 1, 5], [2**53, 2**40]])
-    assert queries.by(
-        queries.histogram_query([0, 2**40]), column=0, keys=[2**53, 2**53 + 1]
-    )(two).tolist() == [[0], [1]]
+    assert queries.by(queries.histogram_query([0, 2**40]), column=0, keys=[2**53, 2**53 + 1])(
+        two
+    ).tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize(

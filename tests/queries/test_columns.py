@@ -2,25 +2,24 @@
 
 The class of the defects: a number that a loader, NumPy or JAX holds in a narrower dtype than the
 file had. What else reaches a column: every query, the keys of groups, `group_keys`, the shapes of
-private statistics, `padded_records`, `parts`, and functions of records. Tried here: all of them, for
-every loader and every kind of column, alone and in a table. Functions of the user that are released
-themselves are in tests/release/test_database.py.
+private statistics, `padded_records`, `parts`, and functions of records. Tried here: all of them,
+for every loader and every kind of column, alone and in a table. Functions of the user that are
+released themselves are in tests/release/test_database.py.
 """
 
 import datetime
 import decimal
+import itertools
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import odd_inputs
 import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
 
 import dpjax
+import odd_inputs
 from dpjax import queries
 
 KEY = dpjax.random.seeded_key(5)
@@ -152,7 +151,7 @@ ask_groups.keys = KEYS
 
 def counts_between(numbers):
     known = [x for x in numbers if x is not None]
-    pairs = zip(EDGES[:-1], EDGES[1:], strict=True)
+    pairs = itertools.pairwise(EDGES)
     return [sum(low <= x < high for x in known) for low, high in pairs]
 
 
@@ -178,7 +177,9 @@ RIGHT = {
     ask_mean: lambda numbers: math.fsum(clamped(numbers)) / 6,
     ask_quantiles: scores,
     ask_groups: lambda numbers: [numbers.count(key) for key in ask_groups.keys],
-    ask_keys: lambda numbers: sorted({int(x) for x in numbers if x is not None and numbers.count(x) > 1}),
+    ask_keys: lambda numbers: sorted(
+        {int(x) for x in numbers if x is not None and numbers.count(x) > 1}
+    ),
 }
 # Totals are integers of 16 bits. A number of 2^31 for 5e9 would be off by far more.
 TOLERANCE = {ask_sum: 6e9 * 2.0**-15, ask_mean: 6e9 * 2.0**-15 / 6}
