@@ -3,6 +3,10 @@
 JAX keeps the arrays that a function closes over by reference, and finds compiled programs by
 fingerprints. Somebody who writes to such an array would change what is compiled later, for another
 device or inside of another program, though not the fingerprint.
+
+An array of NumPy that JAX has to convert (of 64 bits, without x64) is converted once, and found by
+its address for as long as anybody holds what was made of it. Who keeps a traced program keeps the
+old numbers for all programs that are traced later. So here nobody keeps one.
 """
 
 from collections.abc import Callable
@@ -23,13 +27,22 @@ def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     It is the same object where there are none, and so are inner programs, because JAX keeps what it
     knows of programs by the object.
     """
-    return _Copies().of(program)
+    return _Copies(_copy).of(program)
+
+
+def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same program with views of the arrays of NumPy in it: they show what is written to them.
+
+    JAX finds a converted array as long as itself is held, not its memory.
+    """
+    return _Copies(_view).of(program)
 
 
 class _Copies:
     """Copies, each once: what two places share they go on sharing."""
 
-    def __init__(self):
+    def __init__(self, copy: Callable[[Any], Any]):
+        self._copy = copy
         self._made = dict[int, tuple[Any, Any]]()
 
     def of(self, value: Any) -> Any:
@@ -42,7 +55,7 @@ class _Copies:
                 return value
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, (np.ndarray, jax.Array)) and not _checks.is_traced(value):
-            return self._once(value, _copy)
+            return self._once(value, self._copy)
         return value
 
     def _once(self, value: Any, copy: Callable[[Any], Any]) -> Any:
@@ -74,6 +87,10 @@ class _Copies:
             return atom
         own = self.of(atom.val)
         return atom if own is atom.val else jex.Literal(own, aval(atom))
+
+
+def _view(array: Any) -> Any:
+    return array.view(np.ndarray) if isinstance(array, np.ndarray) else array
 
 
 def _copy(array: Any) -> Any:

@@ -22,7 +22,7 @@ from dpjax._tracing._host_code import HostCall
 from dpjax._tracing._lapack import NAMES
 from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
-from dpjax._tracing._own_arrays import with_own_arrays
+from dpjax._tracing._own_arrays import with_own_arrays, with_views
 from dpjax._tracing._walks import Equation, equations, primitives, reached_from
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
@@ -56,7 +56,7 @@ class Program:
     other devices and inside of other programs. The user's rules for `vmap` are left out.
 
     Attributes:
-        traced: what JAX traced, with the arrays of the caller.
+        traced: what JAX traced, with views of the arrays of the caller.
         jaxpr: the same with arrays of its own.
         inputs: structure, shapes and dtypes of the arguments.
         outputs: those of the results.
@@ -104,7 +104,7 @@ class Program:
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         own = with_own_arrays(jaxpr)
-        program = cls(jaxpr, own, *specs, _configuration(), tuple(settings))
+        program = cls(with_views(jaxpr), own, *specs, _configuration(), tuple(settings))
         if kept is not None:
             if len(kept.programs) >= _MOST_KEPT:
                 kept.programs.clear()

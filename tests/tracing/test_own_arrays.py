@@ -148,6 +148,119 @@ def test_a_norm_that_was_written_to_is_another_norm(key):
         gammas(sensitivity=sampled)
 
 
+class Scaled:
+    """An object that is no pytree."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __call__(self, x):
+        return jnp.mean(x * self.weights)
+
+
+def of_a_module(weights):
+    """A pytree of another library."""
+
+    class Module(pytest.importorskip("equinox").Module):
+        weights: object
+
+        def __call__(self, x):
+            return jnp.mean(x * self.weights)
+
+    return Module(weights)
+
+
+def of_a_global(weights):
+    scope = {"jnp": jnp, "weights": weights}
+    exec("def target(x): return jnp.mean(x * weights)", scope)
+    return scope["target"]
+
+
+def of_a_view(weights):
+    view = weights[::2].reshape(2, -1)
+    return lambda x: jnp.mean(x * view.reshape(-1)[0])
+
+
+def of_a_memory_map(weights):
+    mapped = np.ndarray.view(weights, np.memmap)
+    return lambda x: jnp.mean(x * mapped)
+
+
+WIDE = {
+    **{name: TARGETS[name] for name in ("a closure", "a loop", "a branch", "a scalar")},
+    "a default": lambda weights: lambda x, w=weights: jnp.mean(x * w),
+    "a partial": lambda weights: functools.partial(lambda w, x: jnp.mean(x * w), weights),
+    "a pytree": lambda weights: (lambda held: lambda x: jnp.mean(x * held["a"][0]))(
+        {"a": [weights]}
+    ),
+    "a global": of_a_global,
+    "an object": Scaled,
+    "a module": of_a_module,
+    "asarray": lambda weights: lambda x: jnp.mean(x * jnp.asarray(weights)),
+    "asarray of a dtype": lambda weights: lambda x: jnp.mean(x * jnp.asarray(weights, jnp.float32)),
+    "a view": of_a_view,
+    "a memory map": of_a_memory_map,
+    "a matrix product": lambda weights: lambda x: x @ weights.astype(weights.dtype, copy=False) / N,
+    "a derivative": lambda weights: lambda x: jnp.mean(jax.grad(lambda x: jnp.sum(x * weights))(x)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_an_array_that_jax_converts_is_read_anew(name, dtype):
+    """Without x64. The program before is kept: JAX would find the numbers that it holds.
+
+    Whatever a function reaches gets here: what matters is who holds the converted array, not where
+    the function found it.
+    """
+    weights = np.ones(N, dtype)
+    function = WIDE[name](weights)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        before = Program.trace("target", function, RECORDS)
+        weights *= 50
+        after = Program.trace("target", function, RECORDS)
+    assert (float(before(ONES)), float(after(ONES))) == (1, 50)
+    assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize("of", ["oracle", "norm", "target"])
+def test_a_sampling_is_of_the_numbers_of_now(key, of):
+    """The sensitivity was the one from before the write, and noise 50 times too small."""
+    weights = np.ones((), np.float64)
+    scaled = dict.fromkeys(("oracle", "norm", "target"), np.float32(1)) | {of: weights}
+
+    def sampled():
+        return dpjax.sample_sensitivity(
+            key,
+            lambda x: jnp.mean(x) * jnp.asarray(scaled["target"]),
+            lambda key, n: jnp.asarray(scaled["oracle"]) * jax.random.uniform(key, (n,)),
+            n=N,
+            norm=lambda v: jnp.asarray(scaled["norm"]) * jnp.abs(v),
+            m=60,
+            gamma=0.1,
+        )
+
+    before = sampled()
+    weights[...] = 50
+    after = sampled()
+    assert after.value == pytest.approx(50 * before.value, rel=1e-4)
+    assert after.identity != before.identity
+
+
+def test_a_jit_of_the_caller_keeps_the_numbers_that_jax_gave_it():
+    """As it does where the caller calls it; sampled and released is what it computes."""
+    weights = np.ones(N, np.float64)
+    weighted = jax.jit(lambda x: x * weights)
+    target = lambda x: jnp.mean(weighted(x))  # noqa: E731
+    with jax.numpy_dtype_promotion("standard"):
+        before = Program.trace("target", target, RECORDS)
+        weights *= 50
+        after = Program.trace("target", target, RECORDS)
+        assert float(after(ONES)) == float(target(ONES)) == 1
+    assert after.fingerprint == before.fingerprint
+
+
 def test_an_array_may_be_deleted(key):
     """A later program of equal arrays does not need it."""
 
