@@ -152,7 +152,7 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
         raise RefusalError("a number that is not finite changes its dtype")
     ends = x.low, x.high
-    if {dtype, x.dtype} & set(rounding.NARROW):
+    if rounding.NARROW.intersection((dtype, x.dtype)):
         return _narrow(x, dtype)
     if dtype == BOOL:
         return compare("ne", x, constant(np.zeros((), x.dtype)))
@@ -167,9 +167,9 @@ def convert(x: Abstract, dtype: np.dtype) -> Abstract:
         raise RefusalError(f"a change to {dtype} has no rule")
     held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)
     widens = x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize
-    error = 0.0 if held or widens else 2 * rounding.unit(dtype) * x.magnitude
+    theta = 0.0 if held or widens else 2 * rounding.unit(dtype)
     whole = x.whole and (held or widens)
-    found = lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), error, whole=whole)
+    found = lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), relative=theta, whole=whole)
     # All copies along a tied axis change alike.
     found = dataclasses.replace(found, tied=x.tied)
     return found
@@ -186,8 +186,6 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
     # What 16 bits hold may still have all digits of before, which then are rounded here.
-    error = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6) * x.magnitude
-    found = lipschitz(
-        (x,), x.shape, x.axis, dtype, (x.low, x.high), (1.0,), error, whole=held
-    )  # fmt: skip
+    theta, ends = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6), (x.low, x.high)
+    found = lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

@@ -27,7 +27,6 @@ def _elementary(
     modulus: moduli.Modulus,
     reach: tuple[float, float] = (-math.inf, math.inf),
     absolute_error: bool = True,
-    units: float = rounding.ELEMENTARY,
     rounded_operand: float = 0.0,
 ) -> Rule:
     """The rule of a monotone function on its domain.
@@ -48,13 +47,11 @@ def _elementary(
         low, high = np.minimum(first, second), np.maximum(first, second)
         size = np.maximum(np.abs(low), np.abs(high))
         size = np.maximum(size, 1.0) if absolute_error else size
-        counted = units * rounding.coarseness(dtype) + rounded_operand * np.abs(x.high)
+        counted = rounding.elementary(dtype) + rounded_operand * np.abs(x.high)
         error = counted * rounding.unit(dtype) * size + 2.0**-40 * size * 2.0**-4
         # Rounding may move a value whose slope is 0 on the host.
         gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
-        found = lipschitz(
-            (x,), x.shape, x.axis, dtype, (low, high), (gain,), error, keeps_sign=False
-        )
+        found = lipschitz((x,), x.shape, x.axis, dtype, (low, high), (gain,), absolute=error)
         flush = 2 * rounding.tiny(dtype) * (1 + gain)
         slip = rounding.up(2 * over(error + flush, x.axis))
         lowest, highest = over(-x.low, x.axis) * -1, over(x.high, x.axis)
@@ -112,8 +109,8 @@ def wave(x: Abstract, *, peak: float, dtype: np.dtype) -> Abstract:
     highest = np.where(_meets(x, peak), 1.0, np.maximum(*sides))
     lowest = np.where(_meets(x, peak + np.pi), -1.0, np.minimum(*sides))
     ends = lowest - 2.0**-30, highest + 2.0**-30
-    error = rounding.ELEMENTARY * rounding.unit(dtype)
-    return lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), error, keeps_sign=False)
+    error = rounding.elementary(dtype) * rounding.unit(dtype)
+    return lipschitz((x,), x.shape, x.axis, dtype, ends, (1.0,), absolute=error)
 
 
 def _meets(x: Abstract, place: float) -> np.ndarray:

@@ -31,15 +31,21 @@ def lipschitz(
     dtype: np.dtype,
     interval: tuple[np.ndarray, np.ndarray],
     gains: Sequence[np.ndarray | float],
-    error: np.ndarray | float,
     *,
+    relative: np.ndarray | float = 0.0,
+    absolute: np.ndarray | float = 0.0,
     whole: bool = False,
-    keeps_sign: bool = True,
 ) -> Abstract:
-    """The value of an operation with these gains.
+    """The value of an operation with these gains, computed as v (1 + theta) + eta.
 
-    A relative error never changes a sign, nor does a flush to 0. None here exceeds 2^-10.
+    |theta| is at most `relative` < 1 and |eta| at most `absolute`, besides what is flushed to 0.
+    Then v (1 + theta) lies between (1 - relative) v and (1 + relative) v, which grow with v. So
+    each end of the interval is off by its own error. Where eta is 0, no sign changes.
     """
+    if not np.max(relative) < 1:
+        raise RefusalError("rounding may take all digits: compute in float32 or float64")
+    size = np.maximum(*map(np.abs, interval))
+    error = relative * size + absolute
     rank = len(shape)
     per_row = [over(_ranked(g, rank), axis) for g in gains]
     flush = 0.0
@@ -63,12 +69,11 @@ def lipschitz(
 
     changed = moved([x.changed for x in inputs])
     others = moved([x.others for x in inputs])
-    low, high = rounding.widened(*interval, rounding.up(np.asarray(error, float) + flush))
-    if keeps_sign:
-        positive = interval[0], -interval[1]
-        least = [np.maximum(end * (1 - 2.0**-10) - rounding.up(flush), 0.0) for end in positive]
-        low = np.where(interval[0] >= 0, np.maximum(low, least[0]), low)
-        high = np.where(interval[1] <= 0, np.minimum(high, -least[1]), high)
+    off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
+    low, high = rounding.widened(*interval, *off)
+    if not np.any(absolute):
+        low = np.where(interval[0] >= 0, np.maximum(low, 0.0), low)
+        high = np.where(interval[1] <= 0, np.minimum(high, 0.0), high)
     apart = sum(
         float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
     )
@@ -89,8 +94,9 @@ def _norms(each: np.ndarray, shape: Sequence[int], axis: int | None) -> tuple[fl
     return float(each.sum() * copies), rounding.norm2(each, copies)
 
 
-def _rounded(units: float, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return units * rounding.unit(dtype) * np.maximum(np.abs(low), np.abs(high))
+def _theta(operation: str, dtype: np.dtype, *, whole: bool = False) -> float:
+    """The relative error of an operation; whole numbers are exact."""
+    return 0.0 if whole else rounding.UNITS[operation] * rounding.unit(dtype)
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) -> Abstract:
@@ -106,13 +112,12 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) ->
     pending, at_once = added(a, b, dtype)
     most = max(pending.shift, pending.load)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
-    error = 0.0 if whole else _rounded(rounding.UNITS["add"], low, high, dtype) + at_once
     if not whole and (a.pending.shift or b.pending.shift) and (a.is_public or b.is_public):
         combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
     found = lipschitz(
-        (a, b), shape, axis, dtype, (low, high), (1.0, 1.0), error, whole=whole,
-        keeps_sign=at_once == 0,
+        (a, b), shape, axis, dtype, (low, high), (1.0, 1.0), whole=whole,
+        relative=_theta("add", dtype, whole=whole), absolute=0.0 if whole else at_once,
     )  # fmt: skip
     return dataclasses.replace(found, pending=pending)
 
@@ -122,9 +127,8 @@ def vanishing(x: Abstract, bits: float) -> Abstract:
     if x.whole or not bits:
         return x
     error = 4 * rounding.tiny(x.dtype) * 2.0**bits
-    found = lipschitz(
-        (x,), x.shape, x.axis, x.dtype, (x.low, x.high), (1.0,), error, keeps_sign=False
-    )
+    ends = x.low, x.high
+    found = lipschitz((x,), x.shape, x.axis, x.dtype, ends, (1.0,), absolute=error)
     low = np.where(x.low >= 0, np.maximum(found.low, 0.0), found.low)
     high = np.where(x.high <= 0, np.minimum(found.high, 0.0), found.high)
     return dataclasses.replace(found, low=low, high=high)
@@ -145,9 +149,10 @@ def multiply(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
     corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
     low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
     whole = (a.whole and b.whole and _exact(low, high, dtype)) or _makes_integer(a, b, low)
-    error = 0.0 if whole else _rounded(rounding.UNITS["mul"], low, high, dtype)
-    gains = (b.magnitude, a.magnitude)
-    return lipschitz((a, b), shape, axis, dtype, (low, high), gains, error, whole=whole)
+    theta, gains = _theta("mul", dtype, whole=whole), (b.magnitude, a.magnitude)
+    return lipschitz(
+        (a, b), shape, axis, dtype, (low, high), gains, relative=theta, whole=whole
+    )  # fmt: skip
 
 
 def _makes_integer(a: Abstract, b: Abstract, product: np.ndarray) -> bool:
@@ -171,7 +176,7 @@ def integer_power(x: Abstract, power: int, *, dtype: np.dtype) -> Abstract:
             constant(np.ones((), dtype)), integer_power(x, -power, dtype=dtype), dtype=dtype
         )
     if power == 0:
-        return lipschitz((x,), x.shape, x.axis, dtype, _ones(x), (0.0,), 0.0, whole=True)
+        return lipschitz((x,), x.shape, x.axis, dtype, _ones(x), (0.0,), whole=True)
     top = x.magnitude
     bottom = np.where((x.low <= 0) & (x.high >= 0), 0.0, np.minimum(np.abs(x.low), np.abs(x.high)))
     with np.errstate(over="ignore"):
@@ -180,9 +185,9 @@ def integer_power(x: Abstract, power: int, *, dtype: np.dtype) -> Abstract:
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
         raise RefusalError("the power may overflow")
     whole = x.whole and _exact(*ends, dtype)
-    error = 0.0 if whole else _rounded(2 * power, *ends, dtype)
-    error = error * (1 + 2.0**-10) if power * rounding.unit(dtype) < 2.0**-12 else math.inf
-    return lipschitz((x,), x.shape, x.axis, dtype, ends, (gain,), error, whole=whole)
+    # The products are those of at most so many factors 1 + theta.
+    theta = math.expm1(power * _theta("mul", dtype, whole=whole))
+    return lipschitz((x,), x.shape, x.axis, dtype, ends, (gain,), relative=theta, whole=whole)
 
 
 def _ones(x: Abstract) -> tuple[np.ndarray, np.ndarray]:
@@ -205,9 +210,10 @@ def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
         )
     corners = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
     low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    error = _rounded(rounding.UNITS["div"], low, high, dtype)
+    theta = _theta("div", dtype)
+    error = theta * np.maximum(np.abs(low), np.abs(high))
     gains = (rounding.up(1 / least), rounding.up(a.magnitude / least**2))
-    found = lipschitz((a, b), shape, axis, dtype, (low, high), gains, error)
+    found = lipschitz((a, b), shape, axis, dtype, (low, high), gains, relative=theta)
     flush = 2 * rounding.tiny(dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, axis))
     lowest, size = -over(-least, axis), over(a.magnitude, axis)
@@ -248,7 +254,7 @@ def exact(
     **more: Any,
 ) -> Abstract:
     """An operation without rounding; subnormal numbers may be flushed."""
-    return lipschitz(inputs, shape, axis, dtype, interval, gains, 0.0, **more)
+    return lipschitz(inputs, shape, axis, dtype, interval, gains, **more)
 
 
 def absolute(x: Abstract, *, dtype: np.dtype) -> Abstract:

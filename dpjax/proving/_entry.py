@@ -74,7 +74,8 @@ def global_sensitivity(
 
     Formal guarantees:
         For all databases D and D' of n records that differ in one record, the computed values f(D)
-        and f(D') differ by at most the bound. Under add-or-remove-one, D' has n slots and the
+        and f(D') differ by at most the bound. A record of `PaddedRecords` is a slot: it may also be
+        emptied or filled. Under add-or-remove-one, D' has n slots and the
         records of D but one, in any slots: a program that may look at slots is refused. The clamp
         gives empty slots a public row: 0 where the bounds hold it. `privatize` clamps the database
         first, so nothing is assumed of the data: NaN, infinities and outliers become public
@@ -159,10 +160,13 @@ def own_bound(
     """
     if not isinstance(target, KnowsSensitivity):
         return math.inf
-    if norm not in target.norms or relation not in target.relations:
+    relations = {relation}
+    if isinstance(specs, PaddedRecords):  # A slot that changes may also be emptied or filled.
+        relations.add(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    if norm not in target.norms or not relations <= set(target.relations):
         return math.inf
     try:
-        return target._bound_on(norm, relation, specs)
+        return max(target._bound_on(norm, one, specs) for one in relations)
     except ValueError:  # It lacks a number that its factory was not given.
         return math.inf
 
@@ -242,8 +246,8 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     """What the clamp makes of any array: its record i moves, and no other one."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
-    if dtype in rounding.NARROW:
-        raise RefusalError(f"records of {dtype} have no proof: use float32 or float64")
+    if dtype not in rounding.USUAL:
+        raise RefusalError(_no_records_of(dtype))
     ones, apart = (1,) * len(shape), 0.0
     none = np.zeros(ones), 0.0, 0.0
     if isinstance(bound, Ball):
@@ -348,12 +352,17 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
     return Interval(low, high)
 
 
+def _no_records_of(dtype: np.dtype) -> str:
+    usual = "float32, float64, booleans, or integers of 8 to 64 bits"
+    return f"records of {dtype} have no proof: use {usual}"
+
+
 def _number(value: Any, dtype: np.dtype) -> float:
     """A public number as the dtype holds it."""
+    if dtype not in rounding.USUAL:
+        raise NoProofError(_no_records_of(dtype))
     if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":
         return float(value)
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
-        raise NoProofError(f"records of {dtype} have no proof: use float32 or float64")
     number = _checks.finite("bounds", float(value))
     if dtype.kind != "f":
         limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)

@@ -20,7 +20,7 @@ def _error(x: Abstract, count: int) -> float:
     Numbers are used twice, and may be rounded in two ways; so is their maximum.
     """
     width = float(x.high.max() - x.low.min())
-    units = 2 * rounding.ELEMENTARY + 40 * width + 64
+    units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
     found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype) + x.apart
     # e^x - 1 and -log(1 - x) are at most x / (1 - x).
     return found / (1 - found) if found <= _LARGEST_ERROR else math.inf
@@ -47,7 +47,7 @@ def softmax(x: Abstract, axis: int) -> Abstract | None:
         return None
     low, high = _probabilities(x, axis)
     flush = 8 * rounding.tiny(x.dtype) * (count + 1)
-    error = 2.05 * error + 16 * rounding.unit(x.dtype)
+    error = rounding.of_quotient(error, x.dtype)
 
     def moved(d: Difference) -> tuple[np.ndarray, float, float]:
         entry, both = _farthest_two(d.each, axis, count)
@@ -112,7 +112,7 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     size = np.maximum(np.abs(low), np.abs(high))
     width = float(x.high.max() - x.low.min())
     error = _error(x, count) + rounding.unit(x.dtype) * (
-        rounding.ELEMENTARY * (1 + math.log(count)) + 8 * (size + width)
+        rounding.elementary(x.dtype) * (1 + math.log(count)) + 8 * (size + width)
     )
     error = rounding.up(error + 2.0**-40 * (1 + size) + 64 * rounding.tiny(x.dtype) * (count + 1))
     if not np.isfinite(error).all():
@@ -160,7 +160,8 @@ def log_softmax(x: Abstract, axis: int) -> Abstract | None:
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)
-    slip = error + x.apart + u * (rounding.ELEMENTARY * (1 + math.log(count)) + 16 * (1 + size))
+    logs = rounding.elementary(x.dtype) * (1 + math.log(count))
+    slip = error + x.apart + u * (logs + 16 * (1 + size))
     slip = _up(slip + 2.0**-30 * u * size + 64 * rounding.tiny(x.dtype) * (count + 1))
 
     def moved(d: Difference) -> tuple[np.ndarray, float, float]:

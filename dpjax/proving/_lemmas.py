@@ -21,7 +21,6 @@ from dpjax.proving._pending_facts import Pending
 from dpjax.proving._value import Abstract, make
 
 Lemma = Callable[..., Abstract | None]
-_EXACT_PLACES = 2**23
 
 
 def known(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
@@ -166,12 +165,14 @@ def _median(x: Abstract) -> Abstract:
 
     It is the mean of two neighboring order statistics. Sorting moves no arrays further apart in l1,
     so both together move by at most as much as the record.
-    JAX computes their places in floats: beyond `_EXACT_PLACES` it may take another one, twice.
+    JAX computes their places in these floats, and halves: beyond those that are exact it may take
+    another one, twice.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
     error = 8 * rounding.unit(x.dtype) * sizes + 16 * rounding.tiny(x.dtype)
-    share = 1.0 if x.n % 2 or x.n > _EXACT_PLACES else 0.5
+    inexact = x.n > rounding.exact_integers(x.dtype) / 2
+    share = 1.0 if x.n % 2 or inexact else 0.5
     each = np.where(x.changed.each[0] > 0, x.changed.each[0] * share + 2 * error, 0.0)
     ends = rounding.widened(low, high, error)
     moved = rounding.up(each), math.inf, math.inf

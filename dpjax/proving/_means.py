@@ -106,7 +106,7 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
     if gamma > _LARGEST_ERROR:
         return None
     low, high = x.low.min(axis=0), x.high.max(axis=0)
-    error = 2.5 * gamma * np.maximum(np.abs(low), np.abs(high))
+    error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
     share = most / ((x.n - 1) * least + most)
     each = rounding.up(rounding.up(share * (high - low)) + 2 * error)

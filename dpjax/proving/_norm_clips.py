@@ -328,7 +328,8 @@ def _in_ball(
     """Rounding: the norm is off by theta, and by s where squares vanish as subnormal numbers."""
     count = math.prod(x.shape[k] for k in norm.summed)
     groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
-    theta = rounding.sum_units(count, x.dtype) + 8 * _MOST_STEPS * rounding.unit(x.dtype)
+    units = rounding.UNITS["div"] * _MOST_STEPS + rounding.elementary(x.dtype)  # One rsqrt.
+    theta = rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
     if theta > 2.0**-8:
         return None
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))

@@ -30,9 +30,10 @@ def power(x: Abstract, exponent: Abstract, *, dtype: np.dtype) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    units = 2 * rounding.ELEMENTARY + 16 * abs(y) * (logs + 1)
-    if units.max() * rounding.unit(dtype) > 2.0**-11 or not np.isfinite(high).all():
-        raise RefusalError("the power may overflow, or lose its digits: use float64")
-    error = units * rounding.unit(dtype) * high + 2.0**-40 * high
+    units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
+    if not np.isfinite(high).all():
+        raise RefusalError("the power may overflow: rescale")
+    # The exponential of an error, and what the host rounds.
+    theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     gain = rounding.up(gain) + 2.0**-500
-    return lipschitz((x,), x.shape, x.axis, dtype, (low, high), (gain,), error)
+    return lipschitz((x,), x.shape, x.axis, dtype, (low, high), (gain,), relative=theta)

@@ -15,12 +15,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-# In units of u = eps / 2. XLA documents no error bounds. Its CPU and GPU code computes elementary
-# functions within about 8 u; this leaves room.
-UNITS = {
-    "add": 2, "sub": 2, "mul": 2, "add_any": 2, "div": 8, "sqrt": 8, "rsqrt": 16, "square": 2,
-}  # fmt: skip
-ELEMENTARY = 128
+# In units of u = eps / 2. XLA documents no error bounds; this leaves room.
+UNITS = {"add": 2, "mul": 2, "div": 8, "sqrt": 8}
 # Beyond these magnitudes, a rewritten program could overflow where the written one does not.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
 _INFLATION = 1 + 2.0**-44
@@ -40,14 +36,21 @@ def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
     return np.where(positive, np.maximum(product, _FLOOR), 0.0)
 
 
-def widened(low: np.ndarray, high: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An interval that also holds what rounding makes of its values."""
-    slack = 2.0**-44
-    return low - np.abs(low) * slack - error, high + np.abs(high) * slack + error
+def widened(
+    low: np.ndarray, high: np.ndarray, below: np.ndarray, above: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """An interval that also holds what rounding makes of its values, by the errors at its ends."""
+    slack, above = 2.0**-44, below if above is None else above
+    return low - np.abs(low) * slack - below, high + np.abs(high) * slack + above
 
 
 # Floats of 16 bits. A compiler may keep more digits of them, in one use and not in another.
-NARROW = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
+NARROW = frozenset((np.dtype(np.float16), np.dtype(jnp.bfloat16)))
+_WIDE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+_INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+USUAL = _WIDE | frozenset(map(np.dtype, ("bool", *_INTEGERS)))
+# What rules know: NumPy's kind of a dtype says too little, for float8_e5m2 has that of float32.
+KNOWN = USUAL | NARROW
 
 # Operations that compute nothing in 16 bits.
 OF_16_BITS = frozenset(
@@ -59,8 +62,8 @@ OF_16_BITS = frozenset(
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether operations on it round. NumPy knows no kind of bfloat16."""
-    return dtype.kind == "f" or dtype in NARROW
+    """Whether operations on it round."""
+    return dtype in _WIDE or dtype in NARROW
 
 
 def unit(dtype: np.dtype) -> float:
@@ -68,9 +71,21 @@ def unit(dtype: np.dtype) -> float:
     return float(jnp.finfo(dtype).eps) / 2 if is_float(dtype) else 0.0
 
 
-def coarseness(dtype: np.dtype) -> float:
-    """How many times more units float64 gets: log1p on a CPU is off by 128 units near -.414."""
-    return 8.0 if dtype.itemsize == 8 else 1.0
+def elementary(dtype: np.dtype) -> float:
+    """How many units an elementary function may be off by.
+
+    XLA's code for CPUs and GPUs is within about 8 in float32. In float64, log1p on a CPU is off by
+    128 near -.414.
+    """
+    return 1024.0 if dtype.itemsize == 8 else 128.0
+
+
+def of_quotient(error: float, dtype: np.dtype) -> float:
+    """The relative error of a quotient of two numbers that are off by at most 1/3.
+
+    (1 + e) / (1 - e) is 1 + 2 e / (1 - e), of at most 2. So rounding adds twice its own error.
+    """
+    return 2 * error / (1 - error) + 2 * UNITS["div"] * unit(dtype)
 
 
 def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:

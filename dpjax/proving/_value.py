@@ -31,6 +31,7 @@ Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,13 +136,21 @@ def over(array: np.ndarray, axis: int | None) -> np.ndarray:
     return array if axis is None else array.max(axis=axis, keepdims=True)
 
 
+def check_dtype(dtype: Any) -> None:
+    """Refuses dtypes that no rule knows, also those that JAX will have one day."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise RefusalError("random bits have no rule: draw them outside of the target")
+    if dtype not in rounding.KNOWN:
+        raise RefusalError(
+            f"{dtype} has no rule: compute in float32, float64, or integers of 8 to 64 bits"
+        )
+
+
 def constant(value: object) -> Abstract:
     """One public array. It may hold NaN and infinities; few rules take them."""
-    if jnp.issubdtype(getattr(value, "dtype", float), jax.dtypes.prng_key):
-        raise RefusalError("random bits have no rule: draw them outside of the target")
+    check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
-    if array.dtype.kind not in "fiub" and array.dtype not in rounding.NARROW:
-        raise RefusalError(f"constants of dtype {array.dtype} have no rule")
+    check_dtype(array.dtype)
     numbers = array.astype(float)
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
         raise RefusalError("integers beyond 2^52 have no rule")
@@ -215,8 +224,7 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     if (low > high).any():
         raise RefusalError("the interval of the value is empty")
     largest = max(np.abs(low).max(), np.abs(high).max())
-    if dtype.kind not in "fiub" and dtype not in rounding.NARROW:
-        raise RefusalError(f"{dtype} has no rule: compute in float32, float64 or usual integers")
+    check_dtype(dtype)
     if dtype.kind == "b" and (np.ceil(low).min() < 0 or np.floor(high).max() > 1):
         raise RefusalError("sums and products of booleans have no rule: convert to a number")
     if rounding.is_float(dtype) and largest > rounding.largest(dtype):

@@ -7,9 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -33,7 +31,7 @@ from dpjax.proving import _windows as windows
 from dpjax.proving._pending_facts import Pending
 from dpjax.proving._refusal import OverflowRefusalError, RefusalError
 from dpjax.proving._slices import Program
-from dpjax.proving._value import Abstract, as_dense, constant
+from dpjax.proving._value import Abstract, as_dense, check_dtype, constant
 
 _REMEDIES = {
     "while": "sample it, or unroll a loop of a fixed number of steps in Python",
@@ -170,12 +168,11 @@ class Walk:
                 return self.run(jaxpr, consts, operands)
             finally:
                 self.depth -= 1
-        kind = aval(equation.outvars[0]).dtype
-        if jnp.issubdtype(kind, jax.dtypes.prng_key):
-            raise RefusalError("random bits have no rule: draw them outside of the target")
-        name, dtype = equation.primitive.name, np.dtype(kind)
-        if name not in rounding.OF_16_BITS and {dtype, *(x.dtype for x in operands)} & set(
-            rounding.NARROW
+        for variable in equation.outvars:
+            check_dtype(aval(variable).dtype)
+        name, dtype = equation.primitive.name, np.dtype(aval(equation.outvars[0]).dtype)
+        if name not in rounding.OF_16_BITS and rounding.NARROW.intersection(
+            (dtype, *(x.dtype for x in operands))
         ):
             raise RefusalError("floats of 16 bits have no rule here: compute in float32")
         if name == "scan":

@@ -202,7 +202,7 @@ def elementary_errors(points: int, dtype: np.dtype) -> dict[str, float]:
     for name, (_, exact_function, _, relative) in ELEMENTARY.items():
         truth = exact_function(places[name].astype(np.longdouble))
         floor = np.abs(truth) if relative else np.maximum(np.abs(truth), 1)
-        units = rounding.UNITS.get(name, rounding.ELEMENTARY) * rounding.coarseness(dtype)
+        units = rounding.UNITS.get(name) or rounding.elementary(dtype)
         error = np.abs(found[name] - truth) / (floor * rounding.unit(dtype))
         shares[name] = float(error.max() / units)
     return shares

@@ -10,8 +10,9 @@ from jax import lax
 
 import dpjax
 from all_pairs import VALUES, N, all_pairs, bounds_of
-from dpjax.proving import NoProofError
+from dpjax.proving import NoProofError, _choices
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._value import Abstract, Difference
 from random_programs import distance
 
 RECORDS = jax.ShapeDtypeStruct((N,), jnp.float32)
@@ -141,6 +142,55 @@ def test_what_depends_on_16_bits_has_no_lemma():
     assert (
         "lemma" not in dpjax.global_sensitivity(rows, RECORDS, bounds=(-1, 1), norm="l1").explain()
     )
+
+
+def ties(dtype):
+    """All numbers of a dtype, those halfway, where its rounding turns, and those beside them."""
+    bits = np.arange(2**16, dtype=np.uint16).view(np.dtype(dtype))
+    with np.errstate(invalid="ignore"):
+        numbers = np.unique(bits.astype(np.float32))
+    numbers = numbers[np.abs(numbers) < rounding.largest(np.dtype(dtype)) / 2]
+    halfway = (numbers[1:] + numbers[:-1]) / 2  # Exact in float32.
+    beside = [np.nextafter(halfway, np.float32(end)) for end in (-np.inf, np.inf)]
+    found = np.concatenate([numbers, halfway, *beside])
+    return found[np.abs(found) >= np.finfo(np.float32).tiny]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_range_holds_what_its_ends_are_rounded_to(dtype):
+    """Rounding is monotone, so the ends of an interval decide: here all ends that matter.
+
+    What else reaches the line is every rule with a relative error: `test_ranges.py` has those.
+    """
+    ends = ties(dtype)
+    assert len(ends) > 2**15
+    none = Difference(np.zeros(ends.shape), 0.0, 0.0)
+    for other in (ends, 0.75 * ends, 1.25 * ends):
+        low, high = np.minimum(ends, other).astype(float), np.maximum(ends, other).astype(float)
+        x = Abstract(
+            ends.shape, np.dtype(np.float32), low, high, None, none, none, apart=0.0
+        )  # fmt: skip
+        found = _choices.convert(x, np.dtype(dtype))
+        for number in (ends.astype(float), ends.astype(dtype).astype(float)):
+            assert (found.low <= number).all()
+            assert (number <= found.high).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_threshold_below_the_records_may_be_reached_by_rounding(dtype):
+    """A record at the lower end becomes less than it, and another record does not."""
+    ends = ties(dtype)
+    ends = ends[(ends > 1) & (ends < 1.5) & (ends.astype(dtype).astype(np.float32) < ends)]
+    for low in ends[:: max(1, len(ends) // 16)]:
+        level = np.nextafter(low.astype(dtype).astype(np.float32), np.float32(2))
+
+        def target(x, level=level):
+            return jnp.where(x.astype(dtype).astype(jnp.float32) < level, 1e3, 0.0).sum()
+
+        first = np.full(N, 1.9, np.float32)
+        second = np.array([low, *first[1:]], np.float32)
+        assert float(target(second)) - float(target(first)) == 1000
+        assert bounds_of(target, RECORDS, (float(low), 2))["l1"] >= 1000
 
 
 REFUSED = {

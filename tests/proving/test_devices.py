@@ -197,13 +197,6 @@ def test_factors_of_many_steps_are_no_product():
     assert found < 1
 
 
-@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int2])
-def test_integers_of_few_bits_are_refused(dtype):
-    records = jax.ShapeDtypeStruct((N,), dtype)
-    with pytest.raises(NoProofError, match="has no rule"):
-        bound(lambda x: (x + x).astype(jnp.int32), records, (0, 1))
-
-
 def test_a_product_of_booleans_is_refused():
     """It is 1, and a sum of three ones would be 3."""
 
