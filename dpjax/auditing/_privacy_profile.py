@@ -219,9 +219,12 @@ def privacy_profile(
         1 - confidence, and `delta` is the smaller one. Distances are raised by rounding, as
         `dpjax.sample_sensitivity` does, and by grids and tables of the noise. The guarantee covers
         all releases together: do not compose it with theirs. Where a sensitivity was sampled for
-        all positions, so is the profile, and it is averaged over positions. Otherwise the target
-        must ignore the order of records: if a random rotation moves it on a share g of databases,
-        gamma is larger by up to 2 g, and few probes see a g below that of the sensitivities.
+        all positions, so is the profile, and it is averaged over positions. Otherwise it holds of
+        pairs that differ in the last record. At a position drawn uniformly, gamma and delta are
+        larger by up to 2 g, where a random rotation moves the targets on a share g of databases by
+        more than half of what is added for rounding. At a fixed position they are larger by up to
+        4 g, where g is that share for a quarter of it. Few probes see a g below the gammas of the
+        sensitivities (docs/proofs/sampled-sensitivity.md).
 
     Source:
         docs/proofs/privacy-profile.md; Zhu, Dong and Wang (2022) for domination; Balle and Wang

@@ -6,10 +6,9 @@ shortcut for sums computes what the target computes. Here each fact is tested. I
 that breaks it, the estimate is raised by that much. Otherwise the target is refused.
 
 Order is probed by rotations, each drawn uniformly. That is enough to replace the last record only:
-a rotation takes any position to the last one, and the records of an oracle are exchangeable. It is
-enough for every position, too, because any rotation is one uniform rotation after another. If a
-random rotation moves the target with probability g, over databases and rotations, then each fixed
-rotation moves it with probability at most 2 g. docs/proofs/shorter.md has the proof.
+a rotation takes any position to the last one, and the records of an oracle are exchangeable. Both
+databases of a pair may move, so twice what rotations move them is added, and what counts is how
+often they move by more than half of it. docs/proofs/sampled-sensitivity.md has the proof.
 
 The databases are those of the first pairs of the sample. So a pair counts in the estimate and in
 the probes. Both statements hold: each is about independent draws, and a refusal returns nothing.
@@ -225,6 +224,20 @@ class Probes:
             self._merge(_Found(*found))
             self._elsewhere |= elsewhere
         return rounding_of_releases(self._found, is_sum=self._pair.sums is not None)
+
+    def refuse_rounding(self) -> None:
+        """Refuses a target whose estimate is 0, so that nothing is added for rounding.
+
+        Raises:
+            ValueError: if a probe moved its value at all.
+        """
+        moved = max(self._found.permuted, self._found.alone)
+        if moved > 0:
+            raise ValueError(
+                "the estimated sensitivity is 0, but the value of the target moves by up to"
+                f" {moved:.3g} when records are permuted or a database is evaluated alone: round it"
+                ' to a grid, or ask for positions="average" or positions="each"'
+            )
 
     def _in(self, chunk: int) -> int:
         """How many of the first pairs of a chunk count."""

@@ -112,7 +112,8 @@ def sample_sensitivity(
         checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
             when the run ends or is interrupted; the same call goes on from there. With several
             processes each adds a suffix of its own.
-        allow_zero: accepts an estimate of 0; the target is then released without noise.
+        allow_zero: accepts an estimate of 0, if no probe moved the value either; the target is then
+            released without noise.
         allow_cancellation: accepts an estimate below 8 times the resolution.
 
     Returns:
@@ -139,11 +140,14 @@ def sample_sensitivity(
         from the oracle lies further apart than the estimate with probability at most gamma; if
         `confidence` is None, with probability at most gamma over samples and pair together. For
         positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. For positions="last" it holds at a position drawn uniformly with gamma + 2 g,
-        if a random rotation moves the target on a share g of databases by more than what is added
-        for rounding. A g of gamma or more is refused, except 1 time in 148. It rests on records
-        that are exchangeable, and the test of that is a test: at gamma = .05 it finds for sure what
-        puts 30% of positions beyond the estimate, and not what puts 10% there.
+        1 - (1 - C)/n. For positions="last" it holds of the last record. Of a record at a position
+        drawn uniformly it holds with gamma + 2 g, where a random rotation moves the target on a
+        share g of databases by more than half of what is added for rounding; a g of gamma or more
+        is refused, except 1 time in 148. Of one at a fixed position it holds with gamma + 4 g,
+        where g is that share for a quarter of what is added (docs/proofs/sampled-sensitivity.md).
+        Both rest on records that are exchangeable, and the test of that is a test: at gamma = .05
+        it finds for sure what puts 30% of positions beyond the estimate, and not what puts 10%
+        there.
         In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
         typically the outliers, may be less protected than epsilon says. Assumes that the private
         database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
@@ -226,6 +230,8 @@ def sample_sensitivity(
             estimate, resolution, rounding, plan = _worst_of_all_positions(
                 plan, store, progress, watch, probes
             )
+    if estimate == 0:
+        probes.refuse_rounding()
     point = plan.point
     _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
     hidden = max(resolution, rounding), rounding_of_a_distance(plan, norm, estimate)

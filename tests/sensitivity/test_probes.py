@@ -172,17 +172,107 @@ def test_rotations_are_drawn_uniformly_and_move_every_record():
     assert np.median(rotations(10**6, 32)) > 10**5
 
 
-def test_what_fails_for_few_rotations_fails_for_each_on_few_databases():
-    """The docstring of the probes, for every function of up to five rotated databases.
+def test_what_moves_under_few_rotations_moves_under_each_on_few_databases():
+    """docs/proofs/shorter.md, for every function of up to five rotated databases.
 
     What it is for one orbit it is for all, since both shares are averages over orbits.
     """
     for n in (2, 3, 4, 5):
         for values in itertools.product(range(3), repeat=n):
-            fails = np.array(
-                [[values[i] != values[(i + r) % n] for r in range(1, n)] for i in range(n)]
+            # Row i, column r: how far rotation r moves the value, with the rotation by none.
+            moves = np.array(
+                [[abs(values[i] - values[(i + r) % n]) for r in range(n)] for i in range(n)]
             )
-            assert fails.mean(axis=0).max() <= 4 * fails.mean()
+            for t in (0, 0.5, 1):
+                assert (moves > 2 * t).mean(axis=0).max() <= 2 * (moves > t).mean()
+
+
+class Exactly:
+    """All pairs of two records: f as a matrix, and the probabilities of the letters of a record."""
+
+    def __init__(self, f, p):
+        self.f, self.p = np.asarray(f, float), np.asarray(p, float)
+        self.p = self.p / self.p.sum()
+
+    def share_at(self, position, threshold):
+        """The share of pairs that differ at a position and move by more than a threshold."""
+        f = self.f if position == 1 else self.f.T
+        weights = np.einsum("i,j,k->ijk", self.p, self.p, self.p)
+        return float(weights[np.abs(f[:, :, None] - f[:, None, :]) > threshold].sum())
+
+    def rotated(self, threshold):
+        """The share of databases that a uniform rotation moves by more than a threshold."""
+        moves = np.abs(self.f - self.f.T) > threshold
+        return float(np.outer(self.p, self.p)[moves].sum() / 2)
+
+
+FIXED = Exactly([[1, 1, 0], [1, 1, 1], [0, 0, 0]], [0.549, 0.251, 0.2])
+HALF = Exactly(
+    [[-33, 0, 1, 2], [-2, -3, -4, -3], [3, -6, -40, 3], [1, -1, 1, -1]],
+    [0.1772, 0.3378, 0.2821, 0.2029],
+)
+
+
+def test_a_record_at_another_position_is_left_uncovered_by_so_much_more():
+    """docs/proofs/sampled-sensitivity.md, on 3,000 random targets of two records.
+
+    Of what is added, a half counts at a uniform position, and a quarter at a fixed one.
+    """
+    rng = np.random.default_rng(3)
+    drawn = []
+    for _ in range(3000):
+        letters = rng.integers(2, 6)
+        f = rng.integers(-3, 4, (letters, letters))
+        f = f + f.T if rng.random() < 0.5 else f
+        f[rng.integers(letters), rng.integers(letters)] += rng.integers(-3, 4)
+        drawn.append(Exactly(f, rng.dirichlet(np.ones(letters))))
+    for case in (FIXED, HALF, *drawn):
+        for estimate, added in itertools.product((0, 1, 2), (0, 1, 2, 4)):
+            gamma = case.share_at(1, estimate)
+            first = case.share_at(0, estimate + added)
+            last = case.share_at(1, estimate + added)
+            uniform = gamma + 2 * case.rotated(added / 2)
+            assert (first + last) / 2 <= uniform + 1e-12
+            assert max(first, last) <= gamma + 4 * case.rotated(added / 4) + 1e-12
+
+
+def test_two_shares_are_too_few_at_a_fixed_position():
+    gamma, share = FIXED.share_at(1, 0), FIXED.rotated(0)
+    assert (round(gamma, 3), round(share, 4)) == (0.176, 0.0502)
+    assert FIXED.share_at(0, 0) > 0.331 > 0.277 > gamma + 2 * share
+
+
+def test_half_of_what_is_added_counts_and_not_all_of_it():
+    """Both databases of a pair may move."""
+    gamma, uniform = HALF.share_at(1, 2), (HALF.share_at(0, 4) + HALF.share_at(1, 4)) / 2
+    assert HALF.rotated(2) == 0
+    assert uniform > gamma + 0.08
+    assert uniform <= gamma + 2 * HALF.rotated(1)
+
+
+def test_twice_what_rotations_move_is_added(key, uniform):
+    """The first record counts by 2^-10 more, and a rotation puts another one into its place."""
+    off = 2.0**-10
+    plain = dpjax.sample_sensitivity(key, jnp.sum, uniform, **SETTINGS)
+    target = lambda d: jnp.sum(d) + off * d[0]  # noqa: E731
+    found = dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
+    assert 1.5 * off < found.value - plain.value < 2.01 * off
+
+
+@pytest.mark.parametrize("moves", ["order", "batch"])
+def test_an_estimate_of_zero_is_of_a_value_that_nothing_moves(key, uniform, moves):
+    """Nothing would be added to 0, so a release without noise would show the first record.
+
+    What else reaches an estimate of 0 is a value that is another one in a batch than alone.
+    """
+    in_order = lambda d: 1e7 + 4 * d[0]  # noqa: E731
+    in_batch = with_rule(lambda d: 1e7 + 0 * d[0], lambda d: 1e7 + 1 + 0 * d[0])
+    settings = SETTINGS | {"allow_zero": True}
+    with pytest.raises(ValueError, match=r"is 0, but the value of the target moves by up to"):
+        dpjax.sample_sensitivity(
+            key, {"order": in_order, "batch": in_batch}[moves], uniform, **settings
+        )
+    assert dpjax.sample_sensitivity(key, lambda d: 1e7 + 0 * d[0], uniform, **settings).value == 0
 
 
 def test_an_order_that_long_rotations_show_is_refused(key):
