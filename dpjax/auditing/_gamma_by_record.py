@@ -40,7 +40,9 @@ class RecordGammas:
 
     Attributes:
         records: a pytree of arrays with leading axis K.
-        uncovered: how many of the pairs of each record lie further apart than the sensitivity.
+        uncovered: how many of the pairs of each record may lie further apart than the sensitivity,
+            as their distances may have been rounded.
+        certain: how many of them do, however their distances were rounded.
         pairs: J, drawn for each record.
         drawn: whether the records were drawn from the oracle.
         confidence: of all limits together.
@@ -51,19 +53,20 @@ class RecordGammas:
 
     records: PyTree
     uncovered: np.ndarray
+    certain: np.ndarray
     pairs: int
     drawn: bool
     confidence: float
 
     @property
     def estimates(self) -> np.ndarray:
-        """The share of uncovered pairs of each record."""
+        """The share of pairs of each record that may be uncovered."""
         return self.uncovered / self.pairs
 
     @property
     def lower(self) -> np.ndarray:
         """Lower limits of gamma, for all records at once."""
-        return clopper_pearson_lower(self.uncovered, self.pairs, self._error_of_a_limit)
+        return clopper_pearson_lower(self.certain, self.pairs, self._error_of_a_limit)
 
     @property
     def upper(self) -> np.ndarray:
@@ -169,8 +172,10 @@ def gamma_by_record(
         confidence without these pairs. With probability at least `confidence` all of these hold.
         `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at
         (1 - C) / (2 K) each). Of all people, a share of at most `share_above(x)` has gamma(r) > x,
-        for all x at once. For drawn records each of both statements gets half of 1 - C. Distances
-        are raised by rounding, as `dpjax.sample_sensitivity` does.
+        for all x at once. For drawn records each of both statements gets half of 1 - C. A distance
+        G is known up to rounding. So `lower` counts pairs that lie further apart than Delta if
+        their distances are lowered by as much as `dpjax.sample_sensitivity` adds for rounding, and
+        `upper`, `estimates` and `share_above` those that do if it is raised by that.
         Let N be the number of uncovered pairs of a drawn person. If gamma(r) > x, N exceeds c with
         probability at least P(Bin(J, x) > c). So P(gamma(R) > x) is at most P(N > c) over that,
         for each c, and P(N > c) is at most its Clopper-Pearson limit at (1 - C) / (2 J) from K
@@ -227,8 +232,8 @@ def gamma_by_record(
     else:
         known = _checks.real_arrays("records", records)
         _check_records(known, oracle)
-    uncovered = _uncovered(key_pairs, target, oracle, sensitivity, known, plan, hidden)
-    return RecordGammas(known, uncovered, pairs, drawn, confidence)
+    counts = _further_apart(key_pairs, target, oracle, sensitivity, known, plan, hidden)
+    return RecordGammas(known, *counts, pairs, drawn, confidence)
 
 
 def _check_sensitivity(sensitivity: Sensitivity, n: int) -> None:
@@ -253,7 +258,7 @@ def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
         raise ValueError(f"records must be like those of the oracle, {one}, got {got}")
 
 
-def _uncovered(
+def _further_apart(
     key: Key,
     target: Target,
     oracle: IndependentRecords,
@@ -261,11 +266,11 @@ def _uncovered(
     known: PyTree,
     plan: Plan,
     hidden: float,
-) -> np.ndarray:
-    """For each record, how many pairs lie further apart than the sensitivity covers."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each record, how many pairs may lie further apart than the sensitivity, and do so."""
     value = float(sensitivity.value)
     hidden += rounding_of_a_distance(plan, sensitivity.norm, value)
-    limit = -outward(-(value - hidden), np.inf)  # Rounded down.
+    least, most = outward(value - hidden, -np.inf), outward(value + hidden, np.inf)
 
     @jax.jit
     def count(known: PyTree) -> jax.Array:
@@ -281,9 +286,11 @@ def _uncovered(
                 chunk_size=plan.layout.size,
             )
             wide = distances.astype(jnp.result_type(float))
-            return jnp.sum(~(wide <= limit), dtype=jnp.int32)
+            further = jnp.stack([~(wide <= least), wide > most])  # NaN may be any distance.
+            return jnp.sum(further, axis=1, dtype=jnp.int32)
 
         numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)
         return jax.lax.map(of_one, (numbers, known))
 
-    return np.asarray(count(known)).astype(np.int64)
+    may, do = np.asarray(count(known)).astype(np.int64).T
+    return may, do

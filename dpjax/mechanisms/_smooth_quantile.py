@@ -140,8 +140,8 @@ class SmoothQuantile(MadeByFactory, QuantileMechanism):
         """
         step = power_of_two(self._exponent, jnp.float32)
         quantile = noise_quantile(LAPLACE, confidence)
-        # The bounds are rounded to the grid too, and the scale by up to 2^-14.
-        scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-13)
+        # The bounds are rounded to the grid too, and the scale by up to 2^-15 and by floats.
+        scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-14)
         bound = as_number(scale * quantile + step)
         return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
 

@@ -30,9 +30,10 @@ def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int)
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
     """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
 
-    The drawn scale exceeds it by a factor of at most 1 + 2^-14, in float32. A scale of at most
-    2^-17 of the resolution makes c even, because c then has a shift. For even c, round(N / c) is
-    floor(N / c + 1/2): the same function of the real number N / c for every private c.
+    The drawn scale exceeds it by a factor of at most 1 + 2^-15, because c has at least 2^15 units,
+    and 1 +- 2^-21 for float32. A scale of at most 2^-17 of the resolution makes c even, because c
+    then has a shift. For even c, round(N / c) is floor(N / c + 1/2): the same function of the real
+    number N / c for every private c.
     """
     resolution = float(LAPLACE_LATTICE.resolution)
     short, shift = divisor(LAPLACE_LATTICE, 1 / scale, jnp)

@@ -212,15 +212,15 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     return k + 1
 
 
-# Method "exact", marginal. Exact rational arithmetic on gamma as it is written: in floats,
-# ceil((1 - gamma)(m + 1)) may land one too high or one too low.
+# Method "exact", marginal. Exact rational arithmetic on the float that gamma is: as it is written,
+# .3 is larger, and 7 of 10 would not do.
 
 
 def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
     if gamma is None:
         assert m is not None
         return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
-    least_m = max(1, math.ceil(1 / Fraction(repr(gamma)) - 1))
+    least_m = max(1, math.ceil(1 / Fraction(gamma) - 1))
     if m is None:
         m = _within_limit(least_m, gamma)
     if m < least_m:
@@ -229,14 +229,11 @@ def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
 
 
 def _marginal_k(m: int, gamma: float) -> int:
-    return max(1, math.ceil((1 - Fraction(repr(gamma))) * (m + 1)))
+    return max(1, math.ceil((1 - Fraction(gamma)) * (m + 1)))
 
 
 def _least_marginal_gamma(m: int) -> float:
-    gamma = 1 / (m + 1)
-    while _marginal_k(m, gamma) > m or Fraction(gamma) < Fraction(1, m + 1):
-        gamma = math.nextafter(gamma, 1.0)
-    return gamma
+    return round_up(Fraction(1, m + 1))
 
 
 # Method "anytime".

@@ -24,7 +24,7 @@ def gamma_of(r):
 
 
 def found(uncovered, pairs, drawn=False, confidence=0.99):
-    return RecordGammas(np.zeros(len(uncovered)), uncovered, pairs, drawn, confidence)
+    return RecordGammas(np.zeros(len(uncovered)), uncovered, uncovered, pairs, drawn, confidence)
 
 
 def by_record(key, target=MEAN, oracle=ORACLE, value=DELTA / N, **kwargs):
@@ -105,6 +105,28 @@ def test_a_distance_that_rounding_lowers_is_raised(key):
     )
     assert np.all(found.upper > 0.5)
     assert np.all(found.estimates > 0.2)
+
+
+def test_a_lower_limit_is_of_distances_as_they_are(key):
+    """Integers above 2^24 are rounded in float32, so all of these pairs may lie further apart.
+
+    None does: they differ by 2^24 + 2, and that is what is covered. What else reaches the limits is
+    rounding of the target's own sums, and what probes find in the order of the records.
+    """
+    far, halves = 2**24 + 2, 2.0**-13
+    oracle = oracles.independent(lambda key: jax.random.randint(key, (), 0, 2) * jnp.int32(far))
+    settings = {"records": jnp.array([0, far], jnp.int32), "pairs": 50, "n": 1}
+    by_integers = by_record(key, lambda x: x.sum(), oracle, float(far), **settings)
+    # A float near 1000 is rounded to 2^-14, and the distance is exactly what is covered.
+    coin = oracles.independent(lambda key: jax.random.bernoulli(key).astype(jnp.float32))
+    settings = {"records": jnp.array([0.0, 1.0]), "pairs": 50, "n": 1}
+    by_floats = by_record(key, lambda x: 1000 + halves * x.sum(), coin, halves, **settings)
+    for found in (by_integers, by_floats):
+        assert np.all(found.upper > 0.5)
+        assert np.all(found.lower == 0)
+    # Beyond what rounding may hide, a lower limit sees them.
+    further = by_record(key, lambda x: 1000 + 8 * halves * x.sum(), coin, halves, **settings)
+    assert np.all(further.lower > 0.1)
 
 
 def test_what_is_refused(key):

@@ -78,6 +78,25 @@ def test_certificates_are_what_mechanisms_rely_on():
     assert computed.delta <= _lattice.GAUSSIAN_BOUND.delta
 
 
+@pytest.mark.parametrize("q", [2, 10, 200])
+def test_a_rounded_gaussian_is_near_the_discrete_one(q):
+    """docs/proofs/exact-noise.md: by n^2 / (24 q^4) from above, and by 1 / (24 q^2) from below."""
+    with mpmath.workdps(60):
+        scale = mpmath.mpf(q) * mpmath.sqrt(2)
+        whole = sum(mpmath.exp(-((n / scale) ** 2)) for n in range(-60 * q, 60 * q + 1))
+        constants = 3 * mpmath.exp(-2 * mpmath.pi**2 * q**2)
+        ratios = []
+        for n in [0, 1, *range(q, 40 * q + 1, q)]:
+            low, high = (n - mpmath.mpf(1) / 2) / scale, (n + mpmath.mpf(1) / 2) / scale
+            mass = (mpmath.erfc(low) - mpmath.erfc(high)) / 2
+            ratio = mpmath.log(mass * whole / mpmath.exp(-((n / scale) ** 2)))
+            assert -mpmath.mpf(1) / (24 * q**2) - constants <= ratio
+            assert ratio <= mpmath.mpf(n) ** 2 / (24 * mpmath.mpf(q) ** 4) + constants
+            ratios.append(ratio)
+        assert ratios[0] == pytest.approx(-1 / (24 * q**2), rel=0.05)  # And not 0.
+        assert max(map(abs, ratios)) <= 40**2 / (24 * mpmath.mpf(q) ** 2)
+
+
 def test_a_wrong_weight_shows_in_the_certificate(monkeypatch):
     tables = _lattice.exponential_tables()
     broken = tables[1].limbs.copy()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from decimal import Decimal
 from fractions import Fraction
 
 import jax
@@ -218,8 +217,8 @@ def test_confidence_near_one_is_never_rounded_inward():
 
 @given(m=st.integers(1, 10**9), gamma=st.floats(1e-9, 0.999))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_marginal_k_is_the_ceiling_of_the_decimal_as_written(m, gamma):
-    k = math.ceil((1 - Fraction(Decimal(repr(gamma)))) * (m + 1))
+def test_marginal_k_is_the_ceiling_in_rational_arithmetic(m, gamma):
+    k = math.ceil((1 - Fraction(gamma)) * (m + 1))
     if k > m:
         with pytest.raises(ValueError, match="too small"):
             operating_point(m=m, gamma=gamma, confidence=None)
@@ -243,6 +242,42 @@ def test_round_trips(m, gamma, options):
     assert operating_point(gamma=from_m.gamma * (1 + 1e-9), **options).m <= m
     with pytest.raises(ValueError, match="too small"):
         operating_point(m=m, gamma=from_m.gamma * (1 - 1e-9), **options)
+
+
+GAMMAS = [j / 100 for j in range(1, 100)] + [1 / j for j in range(2, 30)] + [0.001, 1 / 3, 2 / 3]
+
+
+@pytest.mark.parametrize("options", [MARGINAL, {}, {"confidence": 0.5}, {"confidence": 0.9}, DKW])
+def test_every_statement_holds_in_rational_arithmetic(options):
+    """Gamma and the confidence are floats. .3 lies below three tenths, so 7 of 10 is too few.
+
+    What else reaches a rank is a confidence, which is one of a float, too.
+    """
+    for m in (1, 2, 3, 9, 10, 19, 30):
+        shares = {}
+        for gamma in GAMMAS:
+            try:
+                point = operating_point(m=m, gamma=gamma, **options)
+            except ValueError:
+                continue
+            if options == DKW:
+                with mpmath.workdps(60):
+                    rho = mpmath.mpf(point.rho)
+                    band = rho + mpmath.sqrt(mpmath.log(1 / rho) / (2 * m))
+                    assert mpmath.mpf(point.k) / m >= 1 - mpmath.mpf(gamma) + band
+            elif options == MARGINAL:
+                assert Fraction(point.k, m + 1) >= 1 - Fraction(gamma)
+                assert point.k == 1 or Fraction(point.k - 1, m + 1) < 1 - Fraction(gamma)
+            else:
+                sums = shares.setdefault(gamma, coverage_probability(m, gamma))
+                assert sums[point.k - 1] >= Fraction(point.confidence)
+                assert point.k == 1 or sums[point.k - 2] < Fraction(point.confidence)
+
+
+def test_the_float_of_three_tenths_needs_one_more_pair():
+    assert Fraction(0.3) < Fraction(3, 10)
+    assert operating_point(m=9, gamma=0.3, **MARGINAL).k == 8
+    assert operating_point(m=9, gamma=0.1, **MARGINAL).k == 9  # Above one tenth.
 
 
 # Coverage, simulated: what is promised of Phi(G_(k)) holds, and would not at a smaller k.
