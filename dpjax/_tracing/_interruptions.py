@@ -140,8 +140,8 @@ def stopping() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def ended_when_stopped(
-    start: Callable[[], subprocess.Popen[str]], end: Callable[[subprocess.Popen[str]], object]
-) -> Generator[subprocess.Popen[str], None, None]:
+    start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
+) -> Generator[subprocess.Popen[bytes], None, None]:
     """Starts a program that ends with the block, with a stop, or with this process."""
     with _LOCK:
         program = start()

@@ -20,7 +20,17 @@ from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Target
 from dpjax._tracing._host_code import HostCode
 from dpjax._tracing._interruptions import ended_when_stopped
+from dpjax.targets._bounded_output import NumbersRead, Process, converse
 from dpjax.targets._host import host_target, spec_of
+
+# A shell sets limits for the program that takes its place: on the size of a file, in units of 512
+# bytes, and so that Linux chooses this process where memory runs out.
+_LIMITED = (
+    "/bin/sh",
+    "-c",
+    '{ ulimit -f 524288; echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"',
+    "sh",
+)
 
 
 def command_line(
@@ -61,11 +71,14 @@ def command_line(
     Formal guarantees:
         Those of `host`. A program fails if it exits with a status other than 0, prints anything
         else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
-        failure like any other. Ctrl-C is not a failure, and kills the program. The database is
-        written to no file. `privatize` compares the arguments, the program and the files among the
+        failure like any other. Memory holds the numbers that are expected, whatever it prints: one
+        number more, or a word of more than 1024 bytes, is a failure at once. A file that it writes
+        holds 256 MiB at most, and where memory runs out, Linux ends the program and not its caller.
+        Ctrl-C is not a failure, and kills the program. The database is written to no file.
+        `privatize` compares the arguments, the program and the files among the
         arguments. We assume that nothing else changes that the program depends on, such as
         libraries and the environment; that workers on other machines have the same; and that the
-        program leaves nothing behind.
+        program leaves nothing behind: no many files, no process in a session of its own.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -100,35 +113,30 @@ class _Program:
     output: PyTree
 
     def __call__(self, database: Database) -> Value:
-        words = self._run(_csv(database)).replace(",", " ").split()
-        expected = sum(spec.size for spec in jax.tree.leaves(self.output))
-        if len(words) != expected:
-            raise ValueError(f"it printed {len(words)} words, not {expected} numbers")
-        return jax.tree.map(functools.partial(_next_numbers, iter(words)), self.output)
+        specs = jax.tree.leaves(self.output)
+        numbers = NumbersRead([_kind(spec) for spec in specs for _ in range(spec.size)])
+        self._run(_csv(database).encode(), numbers)
+        return jax.tree.map(functools.partial(_next_numbers, iter(numbers.all())), self.output)
 
-    def _run(self, table: str) -> str:
+    def _run(self, table: bytes, numbers: NumbersRead) -> None:
         pipe = subprocess.PIPE
         start = functools.partial(
             subprocess.Popen,
-            self.arguments,
+            (*_LIMITED, *self.arguments),
+            bufsize=0,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            text=True,
             start_new_session=True,
         )
         # We kill the group also after success: the program may have started others.
         with ended_when_stopped(start, _kill) as process:
-            try:
-                printed, complaint = process.communicate(table, timeout=self.timeout)
-            except subprocess.TimeoutExpired:
-                raise TimeoutError(f"it took longer than {self.timeout:g} s") from None
+            complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)
         if process.returncode != 0:
-            raise RuntimeError(f"it ended with status {process.returncode}: {complaint[-500:]}")
-        return printed
+            raise RuntimeError(f"it ended with status {process.returncode}: {complaint}")
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(process: Process) -> None:
     """Kills a program and all that it has started, which are in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -161,8 +169,12 @@ def _text(array: np.ndarray) -> np.ndarray:
     return numbers.reshape(len(numbers), -1).astype(str)
 
 
-def _next_numbers(words: Iterator[str], spec: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Reads one array of the output from the words that are left."""
+def _kind(spec: jax.ShapeDtypeStruct) -> type[int] | type[float]:
     exact = spec.dtype == bool or np.issubdtype(spec.dtype, np.integer)
-    numbers = list(map(int if exact else float, itertools.islice(words, spec.size)))
-    return np.array(numbers, bool if spec.dtype == bool else None).reshape(spec.shape)
+    return int if exact else float
+
+
+def _next_numbers(numbers: Iterator[int | float], spec: jax.ShapeDtypeStruct) -> np.ndarray:
+    """One array of the output, of the numbers that are left."""
+    own = list(itertools.islice(numbers, spec.size))
+    return np.array(own, bool if spec.dtype == bool else None).reshape(spec.shape)

@@ -4,6 +4,7 @@ import functools
 import os
 import select
 import sys
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import dpjax
 from dpjax import targets
 from dpjax._tracing._origins import Role, sampled
 from dpjax._tracing._programs import Program
+from dpjax.targets import _command_line
 
 N, D = 12, 2
 SPEC = jax.ShapeDtypeStruct((N, D), jnp.float32)
@@ -87,9 +89,13 @@ def test_numbers_fill_the_output_in_order():
 FAILURES = {
     "status": ("echo 1 2; echo broken >&2; exit 3", "it ended with status 3: broken"),
     "crash": ("kill -SEGV $$", "it ended with status -11"),
-    "too few numbers": ("echo 1", "it printed 1 words, not 2 numbers"),
-    "too many numbers": ("echo 1 2 3", "it printed 3 words, not 2 numbers"),
-    "nothing": ("true", "it printed 0 words"),
+    "too few numbers": ("echo 1", "it printed 1 of 2 numbers"),
+    "too many numbers": ("echo 1 2 3", "it printed more than 2 numbers"),
+    "too many at the end": ("printf '1 2 3'", "it printed more than 2 numbers"),
+    "nothing": ("true", "it printed 0 of 2 numbers"),
+    "a long word": ("echo 1; printf '%01025d' 2", "a word of more than 1024 bytes"),
+    "an early end of output": ("echo 1 2; exec >&- 2>&-; sleep 0.2; exit 3", "status 3"),
+    "a large file": ("truncate -s 257M $(mktemp -d)/x && echo 1 2", "status 153"),
     "no number": ("echo 1 two", "could not convert"),
     "no text": (r"printf '\377\377'", "UnicodeDecodeError"),
 }
@@ -103,6 +109,60 @@ def test_failures_are_errors_when_sampling_and_a_fixed_value_otherwise(what, cap
     assert (capfd.readouterr(), caplog.text) == (("", ""), "")
     with pytest.raises(RuntimeError, match=rf"failed on pair 3 \(the database\): .*{message}"):
         sampled_value(target)
+
+
+ENDLESS = {
+    "numbers": ("yes 1", "it printed more than 2 numbers"),
+    "numbers in one line": ("yes 1 | tr '\\n' ' '", "it printed more than 2 numbers"),
+    "numbers of many children": ("yes 1 & yes 2 & yes 3 & wait", "it printed more than 2 numbers"),
+    "a word": ("tr '\\0' 1 < /dev/zero", "a word of more than 1024 bytes"),
+    "bytes": ("cat /dev/zero", "a word of more than 1024 bytes"),
+    "white space": ("yes ''", "took longer"),
+    "complaints": ("echo 1 2; yes broken >&2", "took longer"),
+    "what is left behind": ("(yes '' &) ; echo 1 2", None),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_memory_does_not_depend_on_what_a_program_prints(what):
+    """How much it prints may depend on records, and a caller that is killed releases nothing.
+
+    It took all memory within a minute. What grows without end: numbers, one word, white space,
+    complaints, and what children print that outlive the program.
+    """
+    script, message = ENDLESS[what]
+    timeout = 1.0 if message == "took longer" else 60.0
+    program = _command_line._Program(("sh", "-c", script), timeout, VALUE)
+    tracemalloc.start()
+    try:
+        if message is None:
+            np.testing.assert_array_equal(program(RECORDS), [1, 2])
+        else:
+            with pytest.raises((ValueError, TimeoutError), match=message):
+                program(RECORDS)
+        assert tracemalloc.get_traced_memory()[1] < 2e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_numbers_may_be_far_apart_and_in_many_pieces():
+    """Pieces are cut anywhere, also in the middle of a number."""
+    script = "for i in 1 2 3 4 5 6; do printf '%s' 0.$i; sleep 0.05; printf '%s, ' 25; done"
+    target = command(["sh", "-c", script], output=np.zeros(6))
+    np.testing.assert_allclose(target(RECORDS), np.arange(1, 7) / 10 + 0.025)
+    spaces = command(["sh", "-c", "echo 1; head -c 300000 /dev/zero | tr '\\0' ' '; echo 2"])
+    np.testing.assert_array_equal(spaces(RECORDS), [1, 2])
+
+
+def test_who_holds_the_pipe_is_not_waited_for():
+    for child in ("sleep 600", "setsid sleep 30"):
+        found = shell(f"{child} & echo 1 2", timeout=15.0)(RECORDS)
+        np.testing.assert_array_equal(found, [1, 2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems choose in other ways")
+def test_where_memory_runs_out_the_program_is_ended():
+    np.testing.assert_array_equal(shell("cat /proc/self/oom_score_adj; echo 2")(RECORDS), [1000, 2])
 
 
 def test_a_program_that_does_not_exist_is_refused(tmp_path):
