@@ -18,7 +18,8 @@ class NeighboringRelation(enum.Enum):
 
     Attributes:
         REPLACE_ONE: both have n records and differ in one of them.
-        ADD_OR_REMOVE_ONE: one of them has one record more.
+        ADD_OR_REMOVE_ONE: one of them has one record more. Both lie in the same public number of
+            slots, of which one holds a record or is empty.
 
     Formal guarantees:
         Replacing a record is removing one and adding another, so a guarantee under

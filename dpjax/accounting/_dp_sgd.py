@@ -4,9 +4,11 @@ The noise multiplier z is sigma over the norm bound of one record's contribution
 moves the sum by up to twice that bound. Each accountant must be told so in its own way.
 """
 
+import bisect
+import functools
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import scipy
@@ -22,6 +24,11 @@ AccountingMethod = Literal["pld", "renyi"]
 # Orders of Renyi divergences: dense where the best order of most runs lies.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
+# The search for a noise multiplier begins with intervals of losses that are wider by this factor.
+_COARSE = 16.0
+_MOST_NOISE = 1e9
+# The part of delta that noise and batches may use up which leave their distributions.
+_LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
 
@@ -36,12 +43,12 @@ class Sampling(Protocol):
 
     @property
     def n(self) -> int:
-        """The number of records."""
+        """The number of slots for records, public; neighbors differ in what one slot holds."""
         ...
 
     @property
     def rate(self) -> float:
-        """The probability that a record is in a batch."""
+        """The probability that a record is in a batch, public."""
         ...
 
     @property
@@ -68,7 +75,9 @@ def dp_sgd(
         steps: the number of steps.
         delta: of the guarantee, in (0, 1).
         dims: how many numbers get noise in a step: the size of all parameters.
-        relation: which databases are neighbors. Batches of a fixed size need replace-one.
+        relation: which databases are neighbors. Batches of a fixed size need replace-one. Under
+            add-or-remove-one, both neighbors lie in the n slots of the sampling, and one of them
+            leaves one slot empty. n is public, and so are the rate and all else of the sampling.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
 
     Returns:
@@ -82,7 +91,8 @@ def dp_sgd(
 
     Formal guarantees:
         (epsilon, delta)-DP of the joint distribution of all steps, rounded up. Each step may be
-        chosen with knowledge of the earlier ones. The guarantee pays for the following:
+        chosen with knowledge of the earlier ones. docs/proofs/dp-sgd.md has the proof, and what it
+        assumes. The guarantee pays for the following:
 
         - the discretization of dp-accounting, which is pessimistic;
         - batches that exceed their capacity: (1 + e^epsilon) p for every step, if one does so with
@@ -107,28 +117,12 @@ def dp_sgd(
         >>> dpjax.accounting.dp_sgd(
         ...     sampling, noise_multiplier=1.5, steps=100, delta=1e-5, dims=10
         ... )
-        (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one
+        (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
-    relation = NeighboringRelation(relation)
-    _checks.choice("method", method, get_args(AccountingMethod))
+    run = _Run.of(sampling, steps, delta, dims, relation, method)
     z = _positive("noise_multiplier", noise_multiplier)
-    steps = _checks.integer("steps", steps, least=1, most=10**9)
-    dims = _checks.integer("dims", dims, least=1)
-    delta = _checks.fraction("delta", delta)
-    _checks.host_only("delta", delta, "a concrete number")
-    _check_sampling(sampling)
-    if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
-        raise ValueError(
-            f"relation must be replace-one for batches of a fixed size, got {relation}: use"
-            " poisson_sampling, or replace-one, under which n is public"
-        )
-    replaced = relation is NeighboringRelation.REPLACE_ONE
-    if method == "pld":
-        curve = epsilons_by_losses(sampling.kind, sampling.rate, z, steps, replaced=replaced)
-    else:
-        curve = _renyi(sampling, z, steps, replaced)
-    epsilon = _with_charges(curve, delta, sampling, steps * dims, steps)
-    return Guarantee(epsilon, delta, relation=relation)
+    notes = () if run.replaced else (f"in {sampling.n} public slots",)
+    return Guarantee(run.epsilon(z), run.delta, relation=run.relation, notes=notes)
 
 
 def dp_sgd_noise_multiplier(
@@ -153,12 +147,14 @@ def dp_sgd_noise_multiplier(
         method: as for `dp_sgd`.
 
     Returns:
-        A noise multiplier, at most .1% above the least one.
+        A noise multiplier, at most .1% above the least one, and at least .01.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range, or no noise reaches the guarantee.
+        ValueError: if a parameter is out of range, or no noise reaches the guarantee; or if batches
+            that exceed their capacity take more than a tenth of delta at this epsilon. The message
+            then names a capacity that is enough.
 
     Formal guarantees:
         With this noise multiplier `dp_sgd` has at most this epsilon. That is checked at the end.
@@ -175,111 +171,203 @@ def dp_sgd_noise_multiplier(
         >>> round(z, 2)
         1.45
     """
+    run = _Run.of(sampling, steps, delta, dims, relation, method)
     target = _positive("epsilon", epsilon)
-
-    def promised(z: float, method: AccountingMethod) -> float:
-        try:
-            guarantee = dp_sgd(
-                sampling,
-                noise_multiplier=z,
-                steps=steps,
-                delta=delta,
-                dims=dims,
-                relation=relation,
-                method=method,
-            )
-        except NoEpsilonError:
-            return math.inf
-        return float(guarantee.epsilon)
-
-    # Renyi accounting is fast and close. It narrows the search, and "pld" finishes it.
-    above = 1.0
-    while promised(above, "renyi") > target:
-        above = _more(above, 2, target)
-    while promised(above / 2, "renyi") <= target and above > 1e-2:
-        above /= 2
-    above = _least(lambda z: promised(z, "renyi"), target, above / 2, above)
-    if method == "renyi":
-        return above
-    below = above / 1.1
-    while promised(below, "pld") <= target:
-        below, above = below / 1.1, below
-    return _least(lambda z: promised(z, "pld"), target, below, above)
-
-
-def _least(promised: Callable[[float], float], target: float, below: float, above: float) -> float:
-    """The least z with promised(z) <= target, rounded up by at most .1%; `promised` falls."""
-    growth = 1.1
-    while promised(above) > target:
-        below, above, growth = above, _more(above, growth, target), growth**2
-    low, high = math.log(below), math.log(above)
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        if promised(math.exp(middle)) <= target:
-            high = middle
-        else:
-            low = middle
-    return math.exp(high) if promised(math.exp(high)) <= target else above
-
-
-def _more(z: float, factor: float, target: float) -> float:
-    if z > 1e9:
-        raise ValueError(
-            f"no noise multiplier up to 1e9 reaches epsilon={target:g}: delta may be too small, or"
-            " batches that exceed their capacity may use it up"
-        )
-    return factor * z
-
-
-def _with_charges(
-    epsilon_at: Callable[[float], float],
-    delta: float,
-    sampling: Sampling,
-    draws: int,
-    steps: int,
-) -> float:
-    """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
-
-    Outside of a mass m, densities of the two runs are within a factor e^loss. Then
-    (epsilon, delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run,
-    where delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. The charge grows with epsilon, so
-    the loop looks for a fixed point, from below.
-    """
-    assert GAUSSIAN.lattice is not None
-    certificate = GAUSSIAN.lattice.certificate
-    loss = draws * certificate.loss
-    tables = draws * certificate.delta
-    missed = tables + steps * _probability_of_a_bad_batch(sampling)
-    epsilon = 0.0
-    for _ in range(200):
-        if epsilon + loss > 700:
-            left = 0.0
-        else:
-            left = (delta - (1 + math.exp(epsilon + loss)) * missed) * math.exp(-loss)
-        if left <= 0:
-            cut_off = sampling.kind == "poisson" and missed > 2 * tables
-            cause, advice = (
-                (f"a batch exceeds its capacity of {sampling.capacity}", "a larger capacity")
-                if cut_off
-                else (
-                    "the noise or a batch leaves its distribution",
-                    "more noise or a larger delta",
-                )
-            )
-            raise NoEpsilonError(
-                f"delta={delta:g} is used up at epsilon={epsilon:.3g}: in {steps} steps {cause}"
-                f" with probability {missed:.2g}; use {advice}"
-            )
-        found = epsilon_at(left)
-        if found <= epsilon:
-            break
-        epsilon = found * _OUTWARD
-    else:
+    if 2 * run.loss < target:
+        run.check_within_reach(target)
+    # With so much noise only charges are left.
+    if run.epsilon(_MOST_NOISE) > target:
         raise NoEpsilonError(
-            f"at delta={delta:g} no epsilon covers how far noise and batches are from their"
-            " distributions: use more noise, a larger capacity or a larger delta"
+            f"no noise multiplier up to {_MOST_NOISE:g} reaches epsilon={target:g} in {steps} steps"
+            f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta"
         )
-    return (epsilon + 2 * loss) * _OUTWARD
+    if method == "renyi":
+        return _least(run.epsilon, target, 1.0)
+    # Wide intervals of losses are fast and close. They find where to look with narrow ones.
+    about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
+    return _least(run.epsilon, target, about)
+
+
+class _Run(NamedTuple):
+    """A run of DP-SGD, apart from its noise multiplier."""
+
+    sampling: Sampling
+    steps: int
+    delta: float
+    dims: int
+    relation: NeighboringRelation
+    method: AccountingMethod
+
+    @staticmethod
+    def of(
+        sampling: Sampling,
+        steps: int,
+        delta: float,
+        dims: int,
+        relation: NeighboringRelation,
+        method: AccountingMethod,
+    ) -> "_Run":
+        relation = NeighboringRelation(relation)
+        _checks.choice("method", method, get_args(AccountingMethod))
+        steps = _checks.integer("steps", steps, least=1, most=10**9)
+        dims = _checks.integer("dims", dims, least=1)
+        delta = _checks.fraction("delta", delta)
+        _checks.host_only("delta", delta, "a concrete number")
+        _check_sampling(sampling)
+        if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
+            raise ValueError(
+                f"relation must be replace-one for batches of a fixed size, got {relation}: use"
+                " poisson_sampling, or replace-one"
+            )
+        return _Run(sampling, steps, delta, dims, relation, method)
+
+    @property
+    def replaced(self) -> bool:
+        return self.relation is NeighboringRelation.REPLACE_ONE
+
+    @property
+    def loss(self) -> float:
+        """The factor, as a logarithm, by which the tables of the noise may be off."""
+        assert GAUSSIAN.lattice is not None
+        return self.steps * self.dims * GAUSSIAN.lattice.certificate.loss
+
+    @property
+    def missed_by_noise(self) -> float:
+        """The probability that the noise of some step leaves its distribution."""
+        assert GAUSSIAN.lattice is not None
+        return self.steps * self.dims * GAUSSIAN.lattice.certificate.delta
+
+    @property
+    def missed(self) -> float:
+        """The probability that the noise or the batch of some step leaves its distribution."""
+        return self.missed_by_noise + self.steps * _probability_of_a_bad_batch(self.sampling)
+
+    def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
+        """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
+
+        Outside of a mass m, densities of the two runs are within a factor e^loss. Then
+        (epsilon, delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run,
+        where delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. The charge grows with epsilon,
+        so the loop looks for a fixed point, from below.
+        """
+        sampling = self.sampling
+        if _delta_of_one_step(sampling, z, self.replaced, self._largest_epsilon()) > self.delta:
+            raise NoEpsilonError(self._used_up())
+        if self.method == "pld":
+            curve = epsilons_by_losses(
+                sampling.kind,
+                sampling.rate,
+                z,
+                self.steps,
+                replaced=self.replaced,
+                coarseness=coarseness,
+            )
+        else:
+            curve = _renyi(sampling, z, self.steps, self.replaced)
+        epsilon = 0.0
+        for _ in range(200):
+            left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
+            if left <= 0:
+                raise NoEpsilonError(self._used_up())
+            found = curve(left)
+            if found <= epsilon:
+                return (epsilon + 2 * self.loss) * _OUTWARD
+            epsilon = found * _OUTWARD
+        raise NoEpsilonError(self._used_up())
+
+    def check_within_reach(self, epsilon: float) -> None:
+        """Refuses an epsilon at which most of delta is for noise and batches that are off.
+
+        Below a tenth, the least noise hardly depends on it. Above, it may be noise that reaches a
+        smaller epsilon as well.
+        """
+        if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
+            raise NoEpsilonError(self._used_up(epsilon))
+
+    def _charged_at(self, epsilon: float) -> float:
+        """The part of delta for what leaves its distribution, where the run has this epsilon."""
+        above = epsilon + self.loss
+        return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
+
+    def _largest_epsilon(self) -> float:
+        """An epsilon at which nothing of delta is left for the ideal run."""
+        return max(0.0, math.log(self.delta) - math.log(self.missed))
+
+    def _used_up(self, epsilon: float | None = None) -> str:
+        at = self._largest_epsilon() if epsilon is None else epsilon
+        stated = f"delta={self.delta:g} is used up at epsilon={at:.3g}: in {self.steps} steps"
+        by_noise = (1 + math.exp(min(at, 700.0))) * self.missed_by_noise
+        cut_off = self.sampling.kind == "poisson" and self.missed > 2 * self.missed_by_noise
+        if cut_off and by_noise < _LARGEST_SHARE * self.delta:
+            enough = least_capacity(
+                self.sampling.n, self.sampling.rate, rare_enough(at, self.delta, self.steps)
+            )
+            advice = f"capacity={enough}" if epsilon else "more noise, or a larger capacity"
+            return (
+                f"{stated} a batch exceeds its capacity of {self.sampling.capacity} with"
+                f" probability {self.missed:.2g}; use {advice}"
+            )
+        advice = "a smaller epsilon" if epsilon else "more noise"
+        return (
+            f"{stated} the noise or a batch leaves its distribution with probability"
+            f" {self.missed:.2g}; use {advice} or a larger delta"
+        )
+
+
+def rare_enough(epsilon: float, delta: float, steps: int) -> float:
+    """A probability of a batch above its capacity that costs a thousandth of delta in all steps."""
+    if epsilon > 600:
+        return 0.0
+    return delta / 1000 / steps / (1 + math.exp(epsilon))
+
+
+def least_capacity(n: int, rate: float, rare: float) -> int:
+    """The least number of slots that a batch exceeds with a probability of at most `rare`."""
+    # By search: SciPy's own inverse fails where the rate is small.
+    exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
+    return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
+
+
+def _least(promised: Callable[[float], float], target: float, start: float) -> float:
+    """The least z with promised(z) <= target, at most .1% above it, or .01; `promised` falls.
+
+    By secants through the logarithms. A point is a little beyond the root, on the side whose end is
+    farther away, so both ends move.
+    """
+    z, least = math.log(start), math.log(1e-2)
+    below, above = (-math.inf, math.inf), (math.inf, 0.0)
+    while above[0] - below[0] > 1e-3 and above[0] > least:
+        try:
+            found = promised(math.exp(z))
+        except NoEpsilonError:
+            found = math.inf
+        enough = found <= target
+        if enough:
+            above = z, found
+        else:
+            below = z, found
+        if math.isinf(above[0]):
+            z += min(1.0, math.log(found / target) + 4e-4)
+        elif math.isinf(below[0]):
+            z -= min(1.0, math.log(target / found) + 4e-4) if found else 1.0
+            z = max(z, least)
+        elif below[1] == math.inf or above[1] == 0:
+            z = (below[0] + above[0]) / 2
+        else:
+            share = math.log(below[1] / target) / math.log(below[1] / above[1])
+            root = below[0] + share * (above[0] - below[0])
+            z = root + (-4e-4 if enough else 4e-4)
+            z = min(max(z, below[0] + 4e-4), above[0] - 4e-4)
+    return math.exp(above[0])
+
+
+def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
+    """The delta that one step alone needs at this epsilon, or less; no run has a smaller one."""
+    sigma = z / 2 if replaced and sampling.kind == "fixed" else z
+    inner = math.log1p(math.expm1(epsilon) / sampling.rate)
+    mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)
+    ratio = math.exp(min(0.0, float(mirrored)))
+    return sampling.rate * (float(scipy.special.ndtr(0.5 / sigma - inner * sigma)) - ratio)
 
 
 def _probability_of_a_bad_batch(sampling: Sampling) -> float:
@@ -287,10 +375,8 @@ def _probability_of_a_bad_batch(sampling: Sampling) -> float:
     if sampling.kind == "fixed":
         # A union bound over pairs of records with equal random words.
         return sampling.n**2 * 2.0**-129
-    if sampling.capacity >= sampling.n:
-        return 0.0
-    # The larger of two neighbors has n + 1 records.
-    return float(scipy.stats.binom.sf(sampling.capacity, sampling.n + 1, sampling.rate)) * _OUTWARD
+    # Both neighbors fit into n slots.
+    return float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
 
 
 @left_out_orders_hidden()

@@ -34,7 +34,13 @@ class NoEpsilonError(ValueError):
 
 
 def epsilons_by_losses(
-    kind: Literal["poisson", "fixed"], rate: float, z: float, steps: int, *, replaced: bool
+    kind: Literal["poisson", "fixed"],
+    rate: float,
+    z: float,
+    steps: int,
+    *,
+    replaced: bool,
+    coarseness: float = 1.0,
 ) -> Callable[[float], float]:
     """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
 
@@ -44,6 +50,8 @@ def epsilons_by_losses(
         z: the noise multiplier.
         steps: the number of mechanisms.
         replaced: whether neighbors replace a record, instead of adding or removing it.
+        coarseness: a factor for the width of the intervals. Wide ones are fast and bound epsilon,
+            too.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
     # The deviation of the noise, over the distance that a record moves the sum.
@@ -51,10 +59,10 @@ def epsilons_by_losses(
     if rate == 1:
         whole = sigma / math.sqrt(steps)
         composed = accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            whole, value_discretization_interval=_interval(whole, 1.0, 1)
+            whole, value_discretization_interval=_interval(whole, 1.0, 1) * coarseness
         )
     else:
-        interval = _interval(sigma, rate, steps)
+        interval = _interval(sigma, rate, steps) * coarseness
         if kind == "poisson":
             one = _poisson(accounting, rate, z, interval, replaced)
         else:

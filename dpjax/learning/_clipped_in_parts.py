@@ -24,6 +24,7 @@ def clipped_in_parts(
     sampling: BatchSampling,
     examples: Callable[[jax.Array], Database],
     parts: int,
+    present: jax.Array | None = None,
     clip_norm: PyTree | None = None,
 ) -> ClippedSum:
     """The clipped sum of a batch that is too large to be held at once.
@@ -39,6 +40,7 @@ def clipped_in_parts(
         examples: `examples(indices)` loads the records at these indices; a pytree of arrays with
             one row for each index, whatever the other indices are.
         parts: how many, from 1 to the number of slots; all have one size and share a program.
+        present: the slots that hold a record, as for `sampling`; None if all do.
         clip_norm: as for `clipped`.
 
     Returns:
@@ -83,7 +85,7 @@ def clipped_in_parts(
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
-    drawn = sampling(key)
+    drawn = sampling(key, present)
     mask = Batch.filled_slots(drawn, sampling.capacity, frozenset())
     indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 

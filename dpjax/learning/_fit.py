@@ -1,7 +1,6 @@
 """A whole private training in one call."""
 
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Callable
@@ -17,14 +16,21 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact._numerics import outward
 from dpjax._files._durable import Json
 from dpjax._running._progress import counting
+from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
-from dpjax.accounting._dp_sgd import dp_sgd_noise_multiplier
+from dpjax.accounting._dp_sgd import (
+    dp_sgd,
+    dp_sgd_noise_multiplier,
+    least_capacity,
+    rare_enough,
+)
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import ClippedGradients, clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, rounded_down
 from dpjax.learning._guarantee import guarantee
 from dpjax.learning._sampling import BatchSampling, poisson_sampling
-from dpjax.learning._training_file import TrainingFile
+from dpjax.learning._training_file import TrainingFile, words
+from dpjax.targets._optax_training import optax_promotion
 
 if TYPE_CHECKING:
     import optax
@@ -65,27 +71,33 @@ def fit(
     noise by `gaussian_noise`, and hands the average to the optimizer. An epoch is n / batch_size
     steps, rounded up. For other batches or noise, write the loop yourself.
 
+    n is public: it is the number of slots of the database, and the guarantee says so. All rows of
+    an array are slots with a record. Where the number of records is private, put them into a public
+    number of slots by `queries.padded_records`; empty slots join no batch.
+
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else.
         loss: `loss(parameters, example)`, of one example, as for `clipped_gradients`.
         parameters: to start from; made without the private records.
-        database: a pytree of arrays, or a table, with a common leading axis of n records.
+        database: a pytree of arrays, or a table, with a common leading axis of n records, or
+            `PaddedRecords` with n slots.
         optimizer: of optax, without noise, such as `optax.adam(1e-3)`.
         epochs: at least 1.
-        batch_size: the expected size of a batch, public.
+        batch_size: the expected size of a batch if no slot is empty, public.
         clip_norm: as for `clipped_gradients`.
         delta: of the guarantee, in (0, 1).
         epsilon: of the guarantee; gives the least noise multiplier for it.
         noise_multiplier: instead of epsilon.
-        relation: which databases are neighbors. n is public under both.
+        relation: which databases are neighbors, as for `accounting.dp_sgd`. n is public under both.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
             something. The guarantee covers these parameters, and no score on private records.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that keeps the last epoch. The same call goes on from there after an
-            interruption, with the keys and the payment of the first call. The file is removed at
-            the end. It holds keys, so keep it secret, use one for each training, and never put an
-            old copy back.
+            interruption, with the keys and the payment of the first call. Another argument that
+            changes the training is refused; the values of the records are not compared. The file is
+            removed at the end. It holds keys, so keep it secret, use one for each training, and
+            never put an old copy back.
         progress: shows a bar with rate and time left (needs tqdm).
 
     Returns:
@@ -101,7 +113,8 @@ def fit(
 
     Formal guarantees:
         Those of `guarantee` for all steps: of `poisson_sampling`, `clipped_gradients` and
-        `gaussian_noise`. Every step has keys of its own. The ledger pays what is promised.
+        `gaussian_noise`. Every step has keys of its own. The ledger pays what is promised. A batch
+        has as many slots as cost at most a thousandth of delta in all steps.
 
         A training that goes on takes the steps since the checkpoint again, with the same keys. No
         noise is shown twice: an epoch is on the disk before `evaluate` or the caller sees its
@@ -124,13 +137,9 @@ def fit(
         ...     noise_multiplier=2.0, delta=1e-5,
         ... )
         >>> release.guarantee
-        (epsilon=0.798468, delta=1e-05)-DP, under add-or-remove-one
+        (epsilon=0.798468, delta=1e-05)-DP, under add-or-remove-one, in 500 public slots
     """
     _checks.host_only("fit", key, "clipped_gradients and gaussian_noise in a loop of your own")
-    if isinstance(database, PaddedRecords):
-        raise TypeError(
-            "database must be arrays of records, got PaddedRecords: batches would hold empty slots"
-        )
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
@@ -139,14 +148,27 @@ def fit(
         _checks.function("evaluate", evaluate)
     if progress:
         _checks.extra("tqdm", "progress")
-    sampling = poisson_sampling(n, batch_size=batch_size)
+    everyone = poisson_sampling(n, batch_size=batch_size, capacity=n)
     in_an_epoch = math.ceil(n / batch_size)
-    steps = in_an_epoch * _checks.integer("epochs", epochs, least=1)
+    epochs = _checks.integer("epochs", epochs, least=1)
+    steps = in_an_epoch * epochs
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    wanted = functools.partial(dp_sgd_noise_multiplier, sampling, delta=delta, relation=relation)
-    least = functools.partial(wanted, steps=steps, dims=dims)
-    multiplier = _noise_multiplier(epsilon, noise_multiplier, least)
+    given = {"delta": delta, "relation": relation, "steps": steps, "dims": dims}
+    if epsilon is None and noise_multiplier is not None:
+        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+        reached = dp_sgd(everyone, noise_multiplier=multiplier, **given).epsilon
+        sampling = _with_few_slots(everyone, float(reached), delta, steps)
+    elif epsilon is not None and noise_multiplier is None:
+        sampling = _with_few_slots(everyone, _checks.positive("epsilon", epsilon), delta, steps)
+        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=epsilon, **given)
+    else:
+        raise ValueError(
+            "one of epsilon and noise_multiplier must be given, got"
+            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
+        )
+    # A state rounds it down, and so its guarantee would exceed the one asked for.
+    multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     step = _training_step(sampling, clipped, noise.update, optimizer)
@@ -154,23 +176,30 @@ def fit(
     # What is wrong with the call is refused before anything is paid.
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
     unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
-    inner = jax.tree.map(_array, optimizer.init(parameters))
+    with optax_promotion():
+        inner = jax.tree.map(_array, optimizer.init(parameters))
     now = _Training(parameters, inner, unkeyed, key)
     jax.eval_shape(step, now, records)
     last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
     promised = guarantee(last, sampling, delta=delta, relation=relation)
-    run: Json = {
-        "loss": None if checkpoint is None else _fingerprint(loss, parameters, records),
-        "database": _shapes(records),
-        "state": _shapes(now),
-        "sampling": sampling.rate,
-        "clip_norm": jax.tree.leaves(clipped.clip_norm),
-        "noise_multiplier": multiplier,
-        "steps": steps,
-        "delta": delta,
-        "relation": str(relation),
-        "ledger": None if ledger is None else str(ledger.path),
-    }
+    run: Json = {}
+    if checkpoint is not None:
+        run = {
+            "loss": _of_loss(loss, parameters, records),
+            "parameters": digest(jax.tree.leaves(parameters)),
+            "optimizer": _of_optimizer(optimizer, parameters, inner),
+            "database": _shapes(records),
+            "state": _shapes(now),
+            "sampling": [sampling.n, sampling.rate, sampling.capacity],
+            "batch_size": float(batch_size),
+            "clip_norm": _texts(clipped.clip_norm),
+            "microbatch_size": clipped.microbatch_size,
+            "noise_multiplier": multiplier,
+            "epochs": epochs,
+            "delta": delta,
+            "relation": str(relation),
+            "ledger": None if ledger is None else str(ledger.path),
+        }
     with TrainingFile(checkpoint, run) as file:
         found = file.read(now)
         if found is None:
@@ -196,21 +225,12 @@ def fit(
     return Release(now.parameters, promised)
 
 
-def _noise_multiplier(
-    epsilon: float | None, noise_multiplier: float | None, least: Callable[..., float]
-) -> float:
-    """The given noise multiplier, or the least one for epsilon; rounded up."""
-    if epsilon is None and noise_multiplier is not None:
-        multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-    elif epsilon is not None and noise_multiplier is None:
-        multiplier = least(epsilon=epsilon)
-    else:
-        raise ValueError(
-            "one of epsilon and noise_multiplier must be given, got"
-            f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
-        )
-    # A state rounds it down, and so its guarantee would exceed the one asked for.
-    return outward(multiplier, math.inf)
+def _with_few_slots(
+    sampling: BatchSampling, epsilon: float, delta: float, steps: int
+) -> BatchSampling:
+    """The same sampling with as few slots as hardly cost anything at this epsilon."""
+    rare = rare_enough(epsilon, delta, steps)
+    return dataclasses.replace(sampling, capacity=least_capacity(sampling.n, sampling.rate, rare))
 
 
 def _training_step(
@@ -223,22 +243,42 @@ def _training_step(
 
     @jax.jit
     def step(now: _Training, records: Database) -> _Training:
-        batch = sampling(jax.random.fold_in(now.batches, now.noise.step))
+        key, present = jax.random.fold_in(now.batches, now.noise.step), None
+        if isinstance(records, PaddedRecords):
+            records, present = records.records, records.present.astype(bool)
+        batch = sampling(key, present)
         examples = jax.tree.map(lambda column: column[batch.indices], records)
         total = clipped(now.parameters, examples, batch)
         gradient, after = with_noise(total, now.noise)
-        updates, inner = optimizer.update(gradient, now.optimizer, now.parameters)
-        return _Training(optax.apply_updates(now.parameters, updates), inner, after, now.batches)
+        with optax_promotion():
+            updates, inner = optimizer.update(gradient, now.optimizer, now.parameters)
+            parameters = optax.apply_updates(now.parameters, updates)
+        return _Training(parameters, inner, after, now.batches)
 
     return step
 
 
-def _fingerprint(
+def _of_loss(
     loss: Callable[[PyTree, PyTree], PyTree], parameters: PyTree, records: Database
 ) -> str:
-    """Of the loss of one example, as `privatize` has one of a target."""
+    """The fingerprint of the loss of one example, as `privatize` has one of a target."""
+    if isinstance(records, PaddedRecords):
+        records = records.records
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
     return Program.trace("loss", loss, parameters, example).fingerprint
+
+
+def _of_optimizer(
+    optimizer: "optax.GradientTransformation", parameters: PyTree, state: PyTree
+) -> str:
+    """The fingerprint of an optimizer: of its program, and of the numbers in its first state."""
+
+    def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> PyTree:
+        with optax_promotion():
+            return jax.tree.map(words, optimizer.update(gradient, state, parameters))
+
+    program = Program.trace("optimizer", update, parameters, state, parameters)
+    return digest(program.fingerprint, [words(leaf) for leaf in jax.tree.leaves(state)])
 
 
 def _array(leaf: PyTree) -> jax.Array:
@@ -246,5 +286,11 @@ def _array(leaf: PyTree) -> jax.Array:
     return jnp.asarray(leaf, jnp.result_type(leaf))
 
 
-def _shapes(tree: PyTree) -> list[tuple[str, list[int]]]:
-    return [(str(leaf.dtype), list(leaf.shape)) for leaf in jax.tree.leaves(tree)]
+def _shapes(tree: PyTree) -> list[str]:
+    return _texts(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree))
+
+
+def _texts(tree: PyTree) -> list[str]:
+    """The leaves of a tree, and its structure, as texts."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [*map(str, leaves), str(structure)]

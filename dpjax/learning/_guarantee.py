@@ -31,7 +31,7 @@ def guarantee(
         state: of `gaussian_noise` or `adaptive_noise`, after the last step.
         sampling: drew the batches.
         delta: of the guarantee, in (0, 1).
-        relation: which databases are neighbors.
+        relation: which databases are neighbors, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
 
     Returns:
@@ -65,7 +65,7 @@ def guarantee(
         >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
         >>> sampling = learning.poisson_sampling(1000, batch_size=10)
         >>> learning.guarantee(state, sampling, delta=1e-5)
-        (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one
+        (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
     given: object = state
     noise = given.noise if isinstance(given, AdaptiveNoiseState) else given

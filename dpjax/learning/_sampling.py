@@ -1,6 +1,5 @@
 """Which records make a batch: pure functions of a key, with empty slots instead of sizes."""
 
-import bisect
 import dataclasses
 import functools
 from typing import Literal
@@ -8,7 +7,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax import lax
 
 from dpjax._core import _checks
@@ -16,6 +14,7 @@ from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key
 from dpjax._tracing import _shards
 from dpjax._tracing._fingerprints import digest
+from dpjax.accounting._dp_sgd import least_capacity
 from dpjax.random._facade import check_key, is_seeded
 
 # The probability that a batch is cut off, if the caller names no capacity.
@@ -90,9 +89,9 @@ class BatchSampling:
 
     Attributes:
         kind: "poisson", each record by itself, or "fixed", a uniform subset.
-        n: number of records.
-        rate: the probability that a record is in a batch.
-        capacity: the number of slots of a batch.
+        n: number of slots for records, public.
+        rate: the probability that a record is in a batch, public.
+        capacity: the number of slots of a batch, public.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -105,29 +104,47 @@ class BatchSampling:
 
     @property
     def batch_size(self) -> float:
-        """The expected size of a batch, public: what a sum is divided by."""
+        """The expected size of a batch if no slot is empty, public: what a sum is divided by."""
         return self.n * self.rate
 
-    def __call__(self, key: Key) -> Batch:
+    def __call__(self, key: Key, present: jax.Array | None = None) -> Batch:
         """Draws a batch; jit-able, and one program for all batches.
 
         Args:
             key: a key from `dpjax.random.secure_key`, another one for each step. The guarantee does
                 not hold against somebody who knows it, and so knows whose records were used.
+            present: booleans of shape (n,), the slots that hold a record, such as `present` of a
+                `PaddedRecords`; None if all do. The others join no batch.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
 
         Raises:
             TypeError: if the key is not a typed key.
-            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw.
+            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw; or if
+                `present` is not such an array, or is given for batches of a fixed size.
         """
         check_key(key)
+        if present is not None:
+            present = self._checked(present)
         # Under one key all shards would choose the same places, which the accounting rules out.
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
-        return _poisson(key, self) if self.kind == "poisson" else _fixed(key, self)
+        return _poisson(key, self, present) if self.kind == "poisson" else _fixed(key, self)
+
+    def _checked(self, present: jax.Array) -> jax.Array:
+        if self.kind == "fixed":
+            raise ValueError(
+                "present must be None for batches of a fixed size, which have no empty slots: use"
+                f" poisson_sampling, got {_checks.described(present)}"
+            )
+        if jnp.shape(present) != (self.n,) or jnp.result_type(present) != np.dtype(bool):
+            raise ValueError(
+                f"present must be booleans of shape ({self.n},), one for each slot, got"
+                f" {_checks.described(present)}"
+            )
+        return jnp.asarray(present)
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
@@ -142,13 +159,18 @@ def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
     """Batches that each record joins by itself, with probability batch_size / n.
 
+    n is public. Where the number of records is not, n is a public number of slots that is enough
+    for them, and `sampling(key, present)` is told which of them hold a record: put the records into
+    `queries.padded_records`. An n that was counted from private records would make the rate of
+    every record depend on the others, and then nothing is promised under add-or-remove-one.
+
     A batch has a fixed number of slots, so that all of them share a program. Records beyond it are
     left out ("truncated Poisson"), which the accounting charges for.
 
     Args:
-        n: number of records.
-        batch_size: the expected size of a batch, above 0, at most n.
-        capacity: slots; if None, a batch exceeds them with probability below 1e-15.
+        n: number of slots for records, public. If all hold a record, the number of records.
+        batch_size: the expected size of a batch if no slot is empty, above 0, at most n; public.
+        capacity: slots of a batch; if None, it exceeds them with probability below 1e-15.
 
     Returns:
         A `BatchSampling`.
@@ -181,9 +203,7 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
     rate = words / _WORD
     if capacity is None:
-        # By search: SciPy's own inverse fails where the rate is small.
-        exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
-        capacity = min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= _RARE) + 1)
+        capacity = least_capacity(n, rate, _RARE)
     capacity = _checks.integer("capacity", capacity, least=1, most=n)
     return BatchSampling("poisson", n, rate, capacity)
 
@@ -192,8 +212,8 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
     """Batches that are uniform subsets of a fixed size, without replacement.
 
     Args:
-        n: number of records.
-        batch_size: of every batch, from 1 to n.
+        n: number of records, public.
+        batch_size: of every batch, from 1 to n; public.
 
     Returns:
         A `BatchSampling`.
@@ -223,12 +243,14 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(key: Key, sampling: BatchSampling) -> Batch:
+def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Batch:
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
     else:
         words = jax.random.bits(key, (sampling.n,), jnp.uint32)
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
+    if present is not None:
+        joins &= present
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     return _batch(key, sampling, indices.astype(jnp.int32), mask)

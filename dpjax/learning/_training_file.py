@@ -58,7 +58,7 @@ class TrainingFile:
     def write(self, epoch: int, state: PyTree) -> None:
         """Replaces the epoch that is there. It is on the disk when this returns."""
         if self._path is not None:
-            arrays = [np.asarray(_words(leaf)) for leaf in jax.tree.leaves(state)]
+            arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
             header = {"run": self._run, "epoch": epoch}
             write_chunks(self._path, _KIND, header, arrays, secret=True)
 
@@ -72,7 +72,8 @@ def _is_key(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _words(leaf: jax.Array) -> jax.Array:
+def words(leaf: jax.Array) -> jax.Array:
+    """An array of numbers: the words of a key, or the array itself."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 

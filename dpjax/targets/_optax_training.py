@@ -173,7 +173,7 @@ def _training(
                 return loss(at, records)
 
             value, gradient = jax.value_and_grad(value_of)(current)
-            with _optax_promotion():
+            with optax_promotion():
                 updates, memory = update(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
@@ -182,7 +182,7 @@ def _training(
                 return (current, memory, current), None
             return (current, memory, _mean_with(mean, current, step - steps + averaged)), None
 
-        with _optax_promotion():
+        with optax_promotion():
             begin = (start, optimizer.init(start), start)
         return jax.lax.scan(advance, begin, jnp.arange(steps))[0][2]
 
@@ -199,7 +199,7 @@ def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
 
 
 @contextlib.contextmanager
-def _optax_promotion() -> Generator[None]:
+def optax_promotion() -> Generator[None]:
     """JAX's default promotion of dtypes and ranks, which the code of optax needs."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

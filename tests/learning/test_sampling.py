@@ -117,6 +117,34 @@ def test_a_batch_needs_its_mask(keys):
     assert jnp.linalg.norm(sums[1].value - sums[0].value) <= sums[0].norm_bound
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+@pytest.mark.parametrize("capacity", [None, 40])
+def test_an_empty_slot_joins_no_batch(rate, capacity, keys):
+    """And takes the place of nobody: a batch has the present ones that it would have anyway.
+
+    What else reaches it: full batches, whose words nobody draws; batches that are cut off; parts.
+    """
+    n = 100
+    sampling = learning.poisson_sampling(n, batch_size=n * rate, capacity=capacity)
+    present = np.arange(n) % 3 > 0
+    everyone = learning.poisson_sampling(n, batch_size=n * rate, capacity=n)
+    indices, mask = drawn(everyone(keys(4)))
+    wanted = [i for i in indices[mask].tolist() if present[i]][: sampling.capacity]
+    indices, mask = drawn(jax.jit(sampling)(keys(4), jnp.asarray(present)))
+    assert indices[mask].tolist() == wanted
+    clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w, x), clip_norm=1.0)
+    total = learning.clipped_in_parts(
+        keys(4),
+        clipped,
+        jnp.zeros(n),
+        sampling=sampling,
+        examples=lambda indices: jnp.eye(n)[indices],
+        parts=3,
+        present=present,
+    )
+    np.testing.assert_allclose(total.value, np.eye(n)[wanted].sum(0), atol=1e-3)
+
+
 def test_everyone_joins_at_rate_one(keys):
     sampling = learning.poisson_sampling(50, batch_size=50)
     indices, mask = drawn(sampling(keys(0)))
@@ -145,5 +173,10 @@ def test_samplings_are_checked(keys):
             learning.poisson_sampling(10, **arguments)
     with pytest.raises(ValueError, match="batch_size must be"):
         learning.fixed_size_sampling(10, batch_size=11)
+    for present in (jnp.ones(9, bool), jnp.ones(10), jnp.ones((10, 1), bool), True):
+        with pytest.raises(ValueError, match=r"present must be booleans of shape \(10,\)"):
+            learning.poisson_sampling(10, batch_size=5)(keys(0), present)
+    with pytest.raises(ValueError, match="present must be None for batches of a fixed size"):
+        learning.fixed_size_sampling(10, batch_size=5)(keys(0), jnp.ones(10, bool))
     with pytest.raises(TypeError, match="chacha20"):
         learning.poisson_sampling(10, batch_size=5)(jax.random.key(0))
