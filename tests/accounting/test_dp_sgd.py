@@ -170,6 +170,10 @@ def test_a_noise_multiplier_is_found_where_less_noise_promises_nothing():
     assert 0.99 < epsilon(batches, z, **arguments) <= 1.0
 
 
+def not_reached(*_, **__):
+    raise AssertionError("what is refused at once is not computed first")
+
+
 RUN = {"delta": 1e-5, "steps": 100, "dims": 208, "method": "renyi"}
 
 
@@ -193,7 +197,7 @@ def test_an_epsilon_that_no_noise_gives_is_refused_before_anything_is_searched(
     What else reaches it: batches above their capacity, tables of the noise, deltas below what
     convolutions lose, and runs that are too long for any noise. Each is told what helps.
     """
-    monkeypatch.setattr(_dp_sgd, "_least", None)
+    monkeypatch.setattr(_dp_sgd, "_least", not_reached)
     with pytest.raises(ValueError, match=f"use capacity{message}|{message}"):
         accounting.dp_sgd_noise_multiplier(batches, **{**RUN, **change})
 
@@ -222,7 +226,7 @@ def test_the_capacity_that_is_advised_is_enough(asked):
 
 def test_so_little_noise_is_refused_before_anything_is_convolved(monkeypatch):
     """One step alone needs a larger delta. It took 108 seconds and 1.9 GiB."""
-    monkeypatch.setattr(_dp_sgd, "epsilons_by_losses", None)
+    monkeypatch.setattr(_dp_sgd, "epsilons_by_losses", not_reached)
     for batches, relation in (
         (learning.poisson_sampling(2000, batch_size=100), ADD),
         (sampling(0.1), REPLACE),

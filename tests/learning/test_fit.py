@@ -2,12 +2,14 @@
 
 import functools
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.stats import binom
 
 import dpjax
 from dpjax import learning
@@ -186,6 +188,9 @@ def test_any_epsilon_is_met_by_the_least_noise(asked, key, monkeypatch):
         found.append(noise_multiplier)
         return learning.gaussian_noise(key, noise_multiplier=noise_multiplier, **more)
 
+    everyone = learning.poisson_sampling(N, batch_size=16, capacity=N)
+    few = _fit._with_few_slots(everyone, asked, DELTA, 4).capacity
+    assert 4 * (1 + math.exp(asked)) * binom.sf(few, N, everyone.rate) < DELTA / 999
     monkeypatch.setattr(_fit, "gaussian_noise", kept)
     for name in ("dp_sgd", "dp_sgd_noise_multiplier", "guarantee"):  # "pld" takes a minute.
         faster = functools.partial(getattr(_fit, name), method="renyi")
@@ -193,7 +198,6 @@ def test_any_epsilon_is_met_by_the_least_noise(asked, key, monkeypatch):
     settings = {"batch_size": 16, "epochs": 1}
     release = fit(key, noise_multiplier=None, epsilon=asked, **settings)
     assert 0.99 * asked < float(release.guarantee.epsilon) <= asked
-    everyone = learning.poisson_sampling(N, batch_size=16, capacity=N)
     less = {"noise_multiplier": 0.99 * found[0], "steps": 4, "delta": DELTA, "dims": N}
     assert float(_fit.dp_sgd(everyone, **less).epsilon) > asked
     again = fit(key, noise_multiplier=found[0], **settings).guarantee
