@@ -100,8 +100,8 @@ class PrivacyFilter(_Adaptive):
         All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
         samplings hold. Earlier releases may choose the order, the mechanisms and the moment to
         stop. If the sum of rho admits the last release, the loss is that of a zCDP filter. If the
-        sum of epsilons admits it, the loss is below epsilon. Refusals depend on the guarantees
-        alone.
+        sum of epsilons admits it, the loss is at most epsilon (docs/proofs/adaptive.md). Refusals
+        depend on the guarantees alone.
 
         *Sampled* sensitivities must be fixed in advance: their targets, sizes, norms and oracles,
         and the choice of those that are released. `filter.guarantee` adds the gammas of admitted
@@ -189,12 +189,9 @@ class PrivacyOdometer(_Adaptive):
     Formal guarantees:
         On a pair of databases on which the samplings hold, with probability at least 1 - delta the
         privacy loss is below `reading.epsilon` at all moments at once. So a reading is a guarantee
-        even at a moment that the releases choose. For every order a > 1,
-        exp((a - 1) (loss - a sum rho)) is a supermartingale, and Ville's inequality bounds it over
-        all time. The odometer splits delta among 129 orders, and reads the best bound. If no
-        release has a delta, it may read the sum of epsilons. The part of delta for the deltas of
-        releases is set aside at the start. If it grew with the releases, they could choose it, and
-        it would be no bound.
+        even at a moment that the releases choose (docs/proofs/adaptive.md). The odometer splits
+        delta among 129 orders, and reads the best bound. If no release has a delta, it may read the
+        sum of epsilons. The part of delta for the deltas of releases is set aside at the start.
 
         *Sampled* sensitivities as in `PrivacyFilter`.
     """

@@ -128,16 +128,10 @@ class Share(Account):
         guarantee. A part that was never used costs nothing. If a process is killed, what it had
         left of a share is lost.
 
-        Proof. Take neighbors D and D'. Given the releases before it, each release is a random
-        function of one draw from N(0, 1) under D, and from N(mu, 1) under D': this holds for
-        Gaussian noise, and for an epsilon-DP release if Phi(mu / 2) = 1 / (1 + e^-epsilon), because
-        its trade-off curve lies above that of N(mu, 1), which is convex and passes through (0, 1)
-        and through or below the corner of the other. Earlier releases may choose mu. Let W be a
-        Brownian motion, with drift 1 under D'. Its increment over a time of mu^2, divided by mu,
-        has these two distributions. The sum of the times is at most B^2. So all releases are a
-        random function of W up to B^2, whose final value is sufficient and separates D from D' as
-        N(0, 1) and N(B, 1). B is the largest mu that is (epsilon, delta)-DP, less what the tables
-        of the noise need. gamma is as for the ledger.
+        All releases of such a part are together a random function of one draw of Gaussian noise of
+        the largest mu that is (epsilon, delta)-DP, less what the tables of the noise need. They may
+        stand between other releases of the ledger. docs/proofs/adaptive.md has the proof. gamma is
+        as for the ledger.
     """
 
     def __init__(self, ledger: Account, pool: Pool, parts: int) -> None:

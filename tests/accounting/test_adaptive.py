@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import math
 import os
 import pickle
@@ -13,7 +14,13 @@ import scipy
 
 import dpjax
 from dpjax import BudgetExceededError, Guarantee, NeighboringRelation, SampledEvent
-from dpjax.accounting import PrivacyFilter, PrivacyOdometer, compose_at, zcdp_to_epsilon
+from dpjax.accounting import (
+    PrivacyFilter,
+    PrivacyOdometer,
+    _adaptive,
+    compose_at,
+    zcdp_to_epsilon,
+)
 
 GAUSSIAN = dpjax.gaussian(1.0, 0.1, 1e-6)
 RHO = GAUSSIAN.zcdp[0]
@@ -83,6 +90,44 @@ def test_a_few_large_releases_are_added():
     one = PrivacyFilter(epsilon=1.0, delta=1e-6)
     fill(one, Guarantee(0.01))
     assert fill(one, Guarantee(0.01)) == 0
+
+
+def test_the_worst_analyst_stays_within_both_rules(monkeypatch):
+    """docs/proofs/adaptive.md: each release is a coin, and chosen by all coins before it.
+
+    Dynamic programming finds the largest (epsilon, delta) violation of any strategy. It is between
+    a tenth of delta and delta, so a budget of ten times as much would fail.
+    """
+    unit, epsilon, delta = 0.1, 1.0, 0.02
+    sizes = (1, 2, 5)  # Epsilons of releases, in units.
+    releases = [Guarantee(unit * size) for size in sizes]
+    # A filter looks for its largest rho for long, and here there are many alike.
+    monkeypatch.setattr(_adaptive, "largest_rho", functools.cache(_adaptive.largest_rho))
+
+    @functools.cache
+    def admitted(counts):
+        budget = PrivacyFilter(epsilon=epsilon, delta=delta)
+        for release, count in zip(releases, counts, strict=True):
+            for _ in range(count):
+                try:
+                    budget.admit(release)
+                except BudgetExceededError:
+                    return False
+        return True
+
+    @functools.cache
+    def worst(loss, counts):
+        """The largest mean of (1 - e^(epsilon - L))_+, from a loss of so many units on."""
+        found = max(0.0, -math.expm1(epsilon - unit * loss))
+        for k, size in enumerate(sizes):
+            after = tuple(count + (j == k) for j, count in enumerate(counts))
+            if admitted(after):
+                up = 1 / (1 + math.exp(-unit * size))
+                mean = up * worst(loss + size, after) + (1 - up) * worst(loss - size, after)
+                found = max(found, mean)
+        return found
+
+    assert delta / 10 < worst(0, (0, 0, 0)) <= delta
 
 
 def test_deltas_of_releases_need_a_reserve():
