@@ -52,7 +52,7 @@ UNKNOWN = Accuracy("")
 
 
 class KnowsAccuracy(abc.ABC):
-    """A target that says more of its releases than the mechanism knows, such as their unit."""
+    """A target that says more of its releases than the mechanism knows."""
 
     @abc.abstractmethod
     def _accuracy_of(
@@ -63,7 +63,7 @@ class KnowsAccuracy(abc.ABC):
         Args:
             noise: what the mechanism knows.
             relation: which databases are neighbors, which says what is public.
-            value: that was released.
+            value: that was drawn.
             database: only its public facts may be used: the number of records under replace-one.
         """
 
@@ -127,8 +127,7 @@ def interval(
 
 
 def estimate(value: Value, accuracy: Accuracy) -> PyTree:
-    """The numbers that intervals are about, in the units of the records."""
+    """The numbers that intervals are about."""
     if accuracy.kind == "quantiles":
         return accuracy.measured["numbers"]
-    unit = accuracy.facts.get("unit", 1) if accuracy.kind == "noise" else 1
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) * unit, value)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), value)

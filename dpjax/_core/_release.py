@@ -50,8 +50,7 @@ class Release:
                 that has a confidence of its own, both must hold.
 
         Returns:
-            The low ends and the high ends, in float64 and of the structure of the value. Those of a
-            query are in the units of the records, as `query.estimate` has them.
+            The low ends and the high ends, in float64 and of the structure of the value.
 
         Raises:
             TypeError: if the release is traced, or the confidence not a number.

@@ -15,7 +15,7 @@ from dpjax._core._guarantee import Guarantee, NeighboringRelation, SampledEvent,
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
 
-FORMAT = 1
+FORMAT = 2  # Values of sums were integers in format 1.
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PRINTED = 0.95

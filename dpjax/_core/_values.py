@@ -136,6 +136,8 @@ class Sensitivity:
             exists.
         known_by: what sort of query or target made it, by its method `sensitivity`; None for
             others. A release then asks for a target that knows its own.
+        inside: whether it bounds what `dpjax.privatize` rounds inside, and not the floats that the
+            target returns.
 
     Formal guarantees:
         With probability at least `confidence` over the samples, a random pair of neighboring
@@ -164,6 +166,7 @@ class Sensitivity:
     bounds: RecordBounds | None = static(default=None)
     proof: Proof | None = static(default=None)
     known_by: str | None = static(default=None)
+    inside: bool = static(default=False)
 
     def explain(self) -> str:
         """The proof as a tree: how far every step of the program moves its value.
@@ -256,6 +259,23 @@ def norm_name(norm: Norm) -> str:
     return norm if isinstance(norm, str) else getattr(norm, "__name__", repr(norm))
 
 
+@dataclasses.dataclass(frozen=True)
+class Inside:
+    """How a release of a target is made inside.
+
+    Attributes:
+        target: what is computed of the database.
+        mechanism: what draws the release of its value.
+        published: takes what was drawn to the value of the release, by public facts.
+        read: takes the value of a release to what was drawn, for `mechanism.log_prob`.
+    """
+
+    target: Any
+    mechanism: Any
+    published: Callable[[Value], Value] = lambda drawn: drawn
+    read: Callable[[Value], Value] = lambda value: value
+
+
 class KnowsSensitivity(abc.ABC):
     """A target whose own docstring proves a bound on how far one record moves it.
 
@@ -273,6 +293,15 @@ class KnowsSensitivity(abc.ABC):
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
         """The bound, rounded up; 0 where no record moves the value."""
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether the bound holds for what is inside of a release, but not for the value itself."""
+        return False
+
+    def _inside(self, mechanism: Mechanism) -> Inside:
+        """How the mechanism releases it."""
+        return Inside(self, mechanism)
 
     def _bound_on(self, norm: Any, relation: NeighboringRelation, records: Database) -> float:
         """The bound for databases of these shapes and dtypes."""

@@ -11,6 +11,7 @@ from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import Mechanism, Oracle, Release, Target
 from dpjax.attacks._many_runs import many_runs, released_value
 from dpjax.random._facade import check_sampling_key, sampling_key
+from dpjax.release._known_sensitivity import inside_of
 from dpjax.sensitivity._neighbors import neighboring_pair
 
 MembershipScore = Callable[[Value, Database, Database], jax.Array]
@@ -132,9 +133,12 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
     if not callable(getattr(mechanism, "log_prob", None)):
         raise TypeError(f"mechanism must have a log_prob, got {_checks.shown(mechanism)}")
 
+    inside = inside_of(target, mechanism)
+
     def score(value: Value, database: Database, neighbor: Database) -> jax.Array:
-        of_the_database = mechanism.log_prob(value, target(database))
-        return of_the_database - mechanism.log_prob(value, target(neighbor))
+        drawn = inside.read(value)
+        of_the_database = inside.mechanism.log_prob(drawn, inside.target(database))
+        return of_the_database - inside.mechanism.log_prob(drawn, inside.target(neighbor))
 
     return score
 

@@ -34,7 +34,7 @@ from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import Joint, sampled_stretches
 from dpjax.auditing._sampled_losses import log_of_chances, losses_of, with_releases
 from dpjax.random._facade import sampling_key
-from dpjax.release._known_sensitivity import covering, needed
+from dpjax.release._known_sensitivity import covering, inside_of, needed
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
@@ -309,14 +309,15 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
         privatize(target, mechanism)
         sensitivity = mechanism.sensitivity
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
-        targets.append(as_released(target, sensitivity))
+        inside = inside_of(target, mechanism)
+        targets.append(as_released(inside.target, sensitivity))
         if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
             raise TypeError("the mechanism is traced, but privacy_profile runs on the host")
         if sensitivity.n not in (None, n):
             raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
-        losses.append(_loss_of(mechanism, jax.eval_shape(target, drawn)))
+        losses.append(_loss_of(inside.mechanism, jax.eval_shape(inside.target, drawn)))
     sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
     return Joint(
         tuple(targets),

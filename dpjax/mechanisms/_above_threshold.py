@@ -3,8 +3,10 @@
 docs/proofs/sparse-vector.md has the proofs.
 """
 
+import dataclasses
 import functools
 import math
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +97,11 @@ class AboveThreshold(LatticeMechanism):
     @property
     def _lattice(self) -> Lattice | None:
         return LAPLACE.lattice
+
+    def _in_units_of(self, unit: float, larger: float) -> Self:
+        return dataclasses.replace(
+            super()._in_units_of(unit, larger), threshold=self.threshold / unit
+        )
 
     def _check_structure(self, value: Value) -> None:
         check_one_array(value, "queries' answers, shape (K,)")

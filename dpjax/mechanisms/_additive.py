@@ -45,6 +45,7 @@ class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
     norm: Norm = static()
     noise: Noise = static()
     dims: int | None = static(default=None)
+    _scales = ("scale",)
 
     @property
     def _norm_of_noise(self) -> Norm:

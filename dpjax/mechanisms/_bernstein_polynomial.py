@@ -173,6 +173,7 @@ class _KnownOnLattice(_OnLattice, KnowsSensitivity):
 
     norms = ("linf",)
     relations = (NeighboringRelation.REPLACE_ONE,)
+    reads = "floats"
 
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
         assert isinstance(self.target, KnowsSensitivity)

@@ -14,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pair_loss import PairLoss
-from dpjax._core._pytree import TreeSpec
+from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
@@ -53,6 +53,7 @@ class SensitivityMechanism(abc.ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
+    _scales: ClassVar[tuple[str, ...]] = ()  # Fields that grow with the sensitivity.
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:
@@ -265,8 +266,22 @@ class SensitivityMechanism(abc.ABC):
             if left is not None:
                 left.result()
 
+    def _in_units_of(self, unit: float, larger: float) -> Self:
+        """The mechanism for values that are divided by a power of two, with so much more noise."""
+        sensitivity = dataclasses.replace(
+            self.sensitivity, value=self.sensitivity.value * (larger / unit), inside=False
+        )
+        scales = {name: getattr(self, name) * (larger / unit) for name in self._scales}
+        return changed(self, sensitivity=sensitivity, **scales)
+
     def _check_unclamped(self) -> None:
-        """Refuses values that nothing clamped, if the sensitivity was proved for clamped ones."""
+        """Refuses values that `privatize` alone makes, if the sensitivity is for those."""
+        if self.sensitivity.inside:
+            raise ValueError(
+                "the sensitivity is for exact integers, which privatize computes inside, and floats"
+                f" of this {self.sensitivity.known_by} are rounded: release by"
+                " dpjax.privatize(query, mechanism)"
+            )
         if self.sensitivity.bounds is not None:
             raise ValueError(
                 "the sensitivity was proved for a target of clamped records, and this value may"

@@ -64,17 +64,16 @@ def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> lis
 def _around_noise(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The value plus and minus the noise and the rounding, in units of the records."""
+    """The value plus and minus the noise and the rounding."""
     del measured
     leaves, structure = jax.tree.flatten(value)
     together = facts["coordinates"] if simultaneous else 1
-    unit, rounding = facts.get("unit", 1.0), facts.get("rounding", 0.0)
     low, high = [], []
     for leaf, bound in zip(leaves, noise_bounds(facts, confidence, together), strict=True):
         center = as_floats(leaf)
-        reach = bound + rounding + rounding_to(leaf.dtype) * np.abs(center)
-        low.append(np.maximum((center - reach) * unit, facts.get("lower", -np.inf)))
-        high.append(np.minimum((center + reach) * unit, facts.get("upper", np.inf)))
+        reach = bound + rounding_to(leaf.dtype) * np.abs(center)
+        low.append(np.maximum(center - reach, facts.get("lower", -np.inf)))
+        high.append(np.minimum(center + reach, facts.get("upper", np.inf)))
     return structure.unflatten(low), structure.unflatten(high)
 
 

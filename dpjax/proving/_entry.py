@@ -104,6 +104,11 @@ def global_sensitivity(
     size = jax.tree.leaves(specs)[0].shape[0]
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)
+    if isinstance(target, KnowsSensitivity) and target._is_rounded:
+        raise NoProofError(
+            f"what a {type(target).__name__} proves is of integers, which privatize computes"
+            " inside: calibrate to its own sensitivity, as by target.sensitivity()"
+        )
     program = _traced(target, specs, public)
     bound = own_bound(target, norm, specs, relation)
     steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
@@ -158,7 +163,7 @@ def own_bound(
 
     It holds on all databases, so also on clamped ones.
     """
-    if not isinstance(target, KnowsSensitivity):
+    if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
     relations = {relation}
     if isinstance(specs, PaddedRecords):  # A slot that changes may also be emptied or filled.

@@ -10,6 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._numbers import check_numbers
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
+from dpjax.queries._integer_query import IntegerQuery
 from dpjax.queries._integer_sums import coarse, coarsening, ends_in_units, sum_of_integers, to_units
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
@@ -23,8 +24,9 @@ _LARGEST_CAPACITY = 2**31 - 1
 def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = None) -> Query:
     """The sum of records, each clamped to public bounds.
 
-    Records are rounded to a grid of 2^-30 of the larger bound, added up exactly, and the total is
-    rounded to `query.unit`, about capacity / 2^30 of the larger bound.
+    Inside, records are rounded to a grid of 2^-30 of the larger bound and added up exactly. The
+    total is rounded to about capacity / 2^30 of the larger bound, or 2^-14 of it, and gets integer
+    noise there.
 
     Args:
         lower: a finite number, public. NaN counts as lower.
@@ -34,8 +36,7 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         dims: d, if records are vectors; None if they are numbers.
 
     Returns:
-        A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to integers.
-        `query.estimate` turns these into sums.
+        A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to sums, as floats.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -45,10 +46,11 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     Formal guarantees:
         In every coordinate one record moves the sum by at most upper - lower under replace-one, and
         by max(|lower|, |upper|) under add-or-remove-one. For d coordinates it is d times this in
-        the norm l1, and sqrt(d) times this in l2. All are attained. The total of more than
-        `capacity` records may be clamped: it is private all the same, but it is wrong. With
+        the norm l1, and sqrt(d) times this in l2. All are attained. What the rounding of totals
+        adds, less than one step of their grid, makes the noise larger by as much. The total of more
+        than `capacity` records may be clamped: it is private all the same, but it is wrong. With
         probability 1 - beta all coordinates are within b ln(d / beta) of the truth, for Laplace
-        noise of scale b, and one unit for rounding: `error`.
+        noise of scale b, and two steps of the grid for rounding: `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Casacuberta, Shoemate, Vadhan and Wagaman (2022),
@@ -58,9 +60,10 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         >>> import jax.numpy as jnp
         >>> from dpjax import queries
         >>> hours = queries.sum_query(lower=0, upper=24, capacity=1000)
-        >>> value = hours(jnp.array([7.5, 8.25, 99.0]))
-        >>> float(hours.estimate(value))
+        >>> float(hours(jnp.array([7.5, 8.25, 99.0])))
         39.75
+        >>> hours.sensitivity().value
+        24.0
     """
     low, high = check_interval(lower, upper)
     capacity = _checks.integer("capacity", capacity, least=1, most=_LARGEST_CAPACITY)
@@ -82,12 +85,22 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         # Rounded, totals that differ by this are at most so many units apart.
         return norm_up([Fraction(math.ceil(Fraction(farthest, 2**bits)))] * (dims or 1), norm)
 
+    def moves(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        replaced = relation is NeighboringRelation.REPLACE_ONE
+        lower, upper = Fraction(low), Fraction(high)
+        farthest = upper - lower if replaced else max(abs(lower), abs(upper))
+        return norm_up([farthest] * (dims or 1), norm)
+
     return Query(
-        total=total,
-        shape=shape,
-        reach=reach,
-        unit=math.ldexp(1.0, exponent + bits),
-        rounding=1.0,
+        IntegerQuery(
+            total=total,
+            shape=shape,
+            reach=reach,
+            moves=moves,
+            unit=math.ldexp(1.0, exponent + bits),
+            rounding=1.0,
+            largest=capacity * max(abs(low), abs(high)),
+        )
     )
 
 

@@ -1,22 +1,22 @@
 """Queries for every group at once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import columns
 from dpjax._core._types import Database, Value
-from dpjax._core._values import NeighboringRelation
+from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
 from dpjax.queries._groups import Column, Groups, groups
+from dpjax.queries._integer_query import IntegerQuery, Reach
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import Query
@@ -26,17 +26,12 @@ from dpjax.targets._known_sensitivity import KnownSensitivity
 _BY_GROUP: Any = linf_by_group  # A norm beside those of vectors.
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GroupedQuery(Query):
-    """A query for every group at once; made by `by`.
+    """A query for every group at once, also with a sensitivity in `linf_by_group`; made by `by`.
 
     Attributes:
-        total: as for a `Query`; records of other keys are in no group.
         shape: the number of groups, then the shape of the query's value.
-        reach: as for a `Query`, also in the norm `linf_by_group`.
-        unit: of the query.
-        rounding: of the query.
-        one_way: of the query.
         keys: of the groups, in order.
 
     Formal guarantees:
@@ -47,8 +42,12 @@ class GroupedQuery(Query):
 
     norms = (*Query.norms, _BY_GROUP)
 
+
+class GroupedIntegers(IntegerQuery):
+    """The integers of a query for every group at once."""
+
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
-        """The values of all groups, whose keys are compared before they become floats."""
+        """The integers of all groups, whose keys are compared before they become floats."""
         return self.total(records, present)
 
 
@@ -95,16 +94,8 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
         del relation, database  # The sizes of groups are private.
         return accuracy_of_quantiles(self.scores, noise, value, None)
 
-    def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
-        """The numbers of the grid that were released.
-
-        Args:
-            indices: the value of a release by `select_each`.
-
-        Returns:
-            float64, of shape (groups, quantiles); NaN where a traced parameter was bad.
-        """
-        return self.scores.numbers(indices)
+    def _inside(self, mechanism: Mechanism) -> Inside:
+        return dataclasses.replace(self.scores._inside(mechanism), target=self)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
         """A bound on how many ranks the released numbers are worse than the best, in all groups.
@@ -194,7 +185,7 @@ def by(
         >>> diamonds = {"cut": np.array(["Fair", "Ideal", "Ideal"]), "price": np.array([4, 2, 3])}
         >>> total = queries.sum_query(lower=0, upper=10, capacity=100)
         >>> prices = queries.by(total, column="cut", keys=["Ideal", "Good", "Fair"])
-        >>> prices.estimate(prices(diamonds)).tolist()
+        >>> prices(diamonds).tolist()
         [5.0, 0.0, 4.0]
     """
     which = groups(column, keys, of)
@@ -206,20 +197,26 @@ def by(
             f" got {_checks.shown(query)}; release anything else for one group after the other,"
             " inside `with ledger.parallel()`"
         )
+    return GroupedQuery(integers_by_group(query._integers, which), which.keys)
+
+
+def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
+    """The integers of a query in every group at once."""
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         inside, members = which.split(records, present)
         return jax.vmap(lambda here: query.of_present(inside, here))(members)
 
-    return GroupedQuery(
-        total=total,
-        shape=(len(which.keys), *query.shape),
-        reach=lambda norm, relation: _reach_by_group(query.reach, norm, relation),
-        unit=query.unit,
-        rounding=query.rounding,
-        one_way=query.one_way,
-        keys=which.keys,
-    )
+    def by_group(reach: Reach) -> Reach:
+        return lambda norm, relation: _reach_by_group(reach, norm, relation)
+
+    of_groups = {
+        "total": total,
+        "shape": (len(which.keys), *query.shape),
+        "reach": by_group(query.reach),
+        "moves": query.moves and by_group(query.moves),
+    }
+    return GroupedIntegers(**vars(query) | of_groups)
 
 
 def parts(
@@ -279,7 +276,7 @@ def parts(
 
 
 def _reach_by_group(
-    reach: Callable[[VectorNorm, NeighboringRelation], float],
+    reach: Reach,
     norm: VectorNorm,
     relation: NeighboringRelation,
 ) -> float:

@@ -16,6 +16,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below
 from dpjax._tracing._lanes import check_lanes, is_exact
+from dpjax.queries._integer_query import IntegerQuery, Reach
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import comparable, increasing, without_subnormals
@@ -78,7 +79,7 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         replaced = relation is NeighboringRelation.REPLACE_ONE
         return norm_up([Fraction(not (replaced and predicate is None))], norm)
 
-    return Query(total=total, shape=(), reach=reach, one_way=True)
+    return Query(IntegerQuery(total=total, shape=(), reach=reach, one_way=True))
 
 
 def _count_true(answers: PyTree, present: jax.Array) -> jax.Array:
@@ -164,7 +165,7 @@ def histogram_query(
         codes = codes_of(records)
         return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
 
-    return Query(total=total, shape=(k,), reach=reach_of_tables([k]), one_way=True)
+    return Query(IntegerQuery(total=total, shape=(k,), reach=reach_of_tables([k]), one_way=True))
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
@@ -205,7 +206,8 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     cells = math.prod(sizes.values())
     shape = tuple(sizes.values())
-    return Query(total=total, shape=shape, reach=reach_of_tables([cells]), one_way=True)
+    reach = reach_of_tables([cells])
+    return Query(IntegerQuery(total=total, shape=shape, reach=reach, one_way=True))
 
 
 def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
@@ -246,7 +248,7 @@ def count_codes(codes: jax.Array, present: jax.Array, k: int) -> jax.Array:
     return jnp.zeros(k, jnp.int32).at[jnp.where(inside, codes, k)].add(1, mode="drop")
 
 
-def reach_of_tables(cells: Sequence[int]) -> Callable[[VectorNorm, NeighboringRelation], float]:
+def reach_of_tables(cells: Sequence[int]) -> Reach:
     """How far a record moves several tables of counts: in each table it is in one cell, or in none.
 
     If it is replaced, it may leave a cell of each table, and enter another if there are two.

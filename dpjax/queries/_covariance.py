@@ -18,8 +18,8 @@ from dpjax.accounting._composition import post_process
 from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
 from dpjax.queries._groups import By, each_group
+from dpjax.queries._integer_query import IntegerQuery
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
-from dpjax.queries._query import Query
 from dpjax.queries._second_moments import (
     Moments,
     edge_of_ball,
@@ -327,7 +327,7 @@ def released_moments(
     bits = radius_bits_for(slots_of(database, terms.relation))
 
     def statistic(
-        query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
+        query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
         return finish(moments_of(query, value, n, scale))
 

@@ -19,11 +19,11 @@ from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.queries import _k_means_intervals as _k_means_intervals
 from dpjax.queries._covariance import public_ball
+from dpjax.queries._integer_query import compiled
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
-from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of

@@ -16,9 +16,9 @@ from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
 from dpjax.queries._groups import By, inside_groups
+from dpjax.queries._integer_query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
-from dpjax.queries._query import Query, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
     averages,
@@ -129,7 +129,7 @@ def private_linear_regression(
     }
 
     def line(
-        query: Query, value: jax.Array, n: jax.Array | None, scale: Scalar
+        query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
         return _line(value, n, scale * query.unit, query.unit, numbers)
 
@@ -202,7 +202,7 @@ STATISTICS["linear regression"] = Statistic(
 
 def _line_query(
     parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
-) -> Query:
+) -> IntegerQuery:
     """The upper triangle of the sum of z z^T without its last entry, for z = (1/2, x, y)."""
 
     def columns(records: Database, present: jax.Array, bits: int) -> jax.Array:

@@ -13,9 +13,9 @@ from dpjax._exact._limbs import Limbs
 from dpjax.queries import _moment_intervals as _moment_intervals
 from dpjax.queries._bounded_sums import FINE_BITS, fine_exponent
 from dpjax.queries._groups import By
+from dpjax.queries._integer_query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._integer_sums import coarse, coarsening, multiple, sum_of_integers, to_units
 from dpjax.queries._private_release import Terms, released, shape_of_record
-from dpjax.queries._query import Query, compiled, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._interval import check_interval, clamp, middle_and_half
 
@@ -91,8 +91,8 @@ def private_mean(
     middle, half = middle_and_half(low, high)
     shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
 
-    def average(query: Query, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
-        totals = rounded_estimate(query, value)
+    def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
+        totals = in_units_of(query.unit, value)
         return _average(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
 
     return released(
@@ -118,7 +118,7 @@ def _average(
 
 
 @functools.lru_cache(maxsize=64, typed=True)
-def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
+def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
     """The number of records times half of the interval, and sums of distances from its middle.
 
     Scaled by half of the interval, the count moves as far as a sum when a record is added.
@@ -140,7 +140,7 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Query:
             return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
-    return Query(
+    return IntegerQuery(
         total=total,
         shape=(1 + dims,),
         reach=reach,

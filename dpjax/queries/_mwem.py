@@ -150,7 +150,7 @@ class Mwem(SensitivityMechanism):
     @property
     def _entry(self) -> float:
         """The largest magnitude of an entry of a query."""
-        return self.workload.reach("linf", NeighboringRelation.ADD_OR_REMOVE_ONE)
+        return self.workload._integers.reach("linf", NeighboringRelation.ADD_OR_REMOVE_ONE)
 
     def clamped(self, value: Value) -> jax.Array:
         """The answers that the mechanism uses: converted to int32, saturating.

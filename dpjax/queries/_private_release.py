@@ -18,10 +18,10 @@ from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
-from dpjax.queries._by import by as by_group
+from dpjax.queries._by import integers_by_group
 from dpjax.queries._groups import By, each_group, groups_of, inside_groups
+from dpjax.queries._integer_query import IntegerQuery
 from dpjax.queries._padded_records import number_of_records, records_and_slots
-from dpjax.queries._query import Query
 from dpjax.release._privatize import privatize
 
 
@@ -60,7 +60,11 @@ class Terms(NamedTuple):
 
 
 def _private(
-    query: Query, what: str, epsilon: float, delta: float | None, relation: NeighboringRelation
+    query: IntegerQuery,
+    what: str,
+    epsilon: float,
+    delta: float | None,
+    relation: NeighboringRelation,
 ) -> tuple[AdditiveMechanism, Callable[..., Release]]:
     """The mechanism for a query, and its private version."""
     if delta is None:
@@ -77,8 +81,8 @@ _kept_private = functools.lru_cache(maxsize=64, typed=True)(_private)
 def released(
     key: Key,
     database: Database,
-    make_query: Callable[[int], Query],
-    finish: Callable[[Query, jax.Array, jax.Array | None, Scalar], Value],
+    make_query: Callable[[int], IntegerQuery],
+    finish: Callable[[IntegerQuery, jax.Array, jax.Array | None, Scalar], Value],
     *,
     terms: Terms,
     what: str,
@@ -94,7 +98,7 @@ def released(
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = asked = make_query(slots_of(database, relation))
     for one in reversed(groups_of(by)):
-        asked = by_group(asked, column=one.column, keys=one.keys)
+        asked = integers_by_group(asked, one)
     known = isinstance(terms.epsilon, (int, float)) and isinstance(terms.delta, float | None)
     private = _kept_private if known and not _checks.is_staging() else _private
     mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)

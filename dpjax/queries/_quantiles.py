@@ -14,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._numbers import Numbers, as_arrays, check_numbers, comparing, in_64_bits
 from dpjax._core._types import Database, Value
-from dpjax._core._values import NeighboringRelation
+from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import count_below, round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries import _quantile_intervals as _quantile_intervals
@@ -99,17 +99,21 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
             n = jnp.sum(present_records(database)[1], dtype=jnp.int32)
         return accuracy_of_quantiles(self, noise, value, n)
 
-    def numbers(self, indices: jax.Array | np.ndarray) -> np.ndarray:
-        """The numbers of the grid that were released.
+    def _inside(self, mechanism: Mechanism) -> Inside:
+        if not isinstance(mechanism, SeveralSelections):
+            return Inside(self, mechanism)
+        return Inside(self, mechanism, self._numbers, self._indices)
 
-        Args:
-            indices: the value of a release by `select_each`.
+    def _numbers(self, indices: jax.Array) -> jax.Array:
+        """The numbers of the grid at some indices; NaN where a traced parameter was bad."""
+        grid = jnp.asarray(self.grid, jnp.result_type(float))
+        return jnp.where(indices < 0, jnp.nan, grid[indices])
 
-        Returns:
-            float64, of the same shape; NaN where a traced parameter was bad.
-        """
-        indices = np.asarray(indices)
-        return np.where(indices < 0, np.nan, self.grid[indices])
+    def _indices(self, numbers: jax.Array) -> jax.Array:
+        """The indices of released numbers; of several that became one float, the first."""
+        grid = jnp.asarray(self.grid, jnp.result_type(float))
+        found = jnp.searchsorted(grid, numbers).astype(jnp.int32)
+        return jnp.where(grid.at[found].get(mode="clip") == numbers, found, -1)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
         """A bound on how many ranks the released numbers are worse than the best of the grid.
@@ -145,13 +149,12 @@ def quantile_scores(
         u(r) = -max(0, #{x < r} - p n, #{x > r} - (1 - p) n),
 
     times a common denominator b of the probabilities: an integer, computed without rounding.
-    Records equal to r count on neither side. NaN counts as -inf. `select_each` releases the indices
-    of numbers, for several quantiles at once; two quantiles make a range:
+    Records equal to r count on neither side. NaN counts as -inf. By `select_each`, a release is the
+    numbers themselves, for several quantiles at once; two quantiles make a range:
 
         scores = quantile_scores((0.05, 0.95), grid=range(121))
         mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=2)
-        release = dpjax.privatize(scores, mechanism)(key, ages)
-        scores.numbers(release.value)
+        low, high = dpjax.privatize(scores, mechanism)(key, ages).value
 
     Args:
         probabilities: p, one or several, each in (0, 1). A float stands for the decimal number that
@@ -161,7 +164,9 @@ def quantile_scores(
 
     Returns:
         A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with
-        `sensitivity`, `numbers(indices)` and `error(mechanism, confidence=)`.
+        `sensitivity` and `error(mechanism, confidence=)`. `dpjax.privatize(scores, mechanism)`
+        releases numbers of the grid, shape (quantiles,), as floats. A mechanism that is called with
+        scores itself gives indices.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -239,9 +244,10 @@ def accuracy_of_quantiles(
     if selections.kind != "selections":
         return selections
     if _checks.is_traced(value):
-        found = jnp.where(value < 0, jnp.nan, jnp.asarray(scores.grid)[value])
-    else:
-        found = scores.numbers(value)
+        found = scores._numbers(value)
+    else:  # float64, where JAX has none.
+        indices = np.asarray(value)
+        found = np.where(indices < 0, np.nan, scores.grid[indices])
     facts = {"numerators": scores.numerators, "denominator": scores.denominator}
     ends = {"lower": float(scores.grid[0]), "upper": float(scores.grid[-1])}
     public = {**selections.facts, **facts, **ends}

@@ -16,8 +16,8 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
+from dpjax.queries._integer_query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
-from dpjax.queries._query import Query, compiled, rounded_estimate
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
@@ -41,7 +41,7 @@ class Moments(NamedTuple):
 
 def second_moments_query(
     vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int
-) -> Query:
+) -> IntegerQuery:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
     It holds the number of records, their sum, and the sums of the products of their coordinates,
@@ -75,7 +75,7 @@ def products_query(
     moved: Callable[[VectorNorm, NeighboringRelation], Fraction],
     *,
     capacity: int,
-) -> Query:
+) -> IntegerQuery:
     """Some entries of the sum of z z^T over the records.
 
     Args:
@@ -99,7 +99,7 @@ def products_query(
         far = moved(norm, relation)
         return coarse_reach(far, dims=count, bits=bits - 2 * radius_bits, norm=norm)
 
-    return Query(
+    return IntegerQuery(
         total=total,
         shape=(count,),
         reach=reach,
@@ -156,10 +156,15 @@ def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
 
 
 def moments_of(
-    query: Query, triangle: jax.Array, n: jax.Array | None, scale: Scalar, *, weight: float = 1.0
+    query: IntegerQuery,
+    triangle: jax.Array,
+    n: jax.Array | None,
+    scale: Scalar,
+    *,
+    weight: float = 1.0,
 ) -> Moments:
     """Averages, from a noisy triangle, the scale of its noise, and n if it is public."""
-    return averages(rounded_estimate(query, triangle), n, scale * query.unit, weight=weight)
+    return averages(in_units_of(query.unit, triangle), n, scale * query.unit, weight=weight)
 
 
 @compiled

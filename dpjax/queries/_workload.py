@@ -23,6 +23,7 @@ from dpjax.queries._counts import (
     reach_of_tables,
     sizes_of_attributes,
 )
+from dpjax.queries._integer_query import IntegerQuery, Reach
 from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
@@ -34,25 +35,20 @@ _MOST_COMPARED = 2**31
 _MOST_AT_ONCE = 2**20
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Workload(Query):
     """Linear queries of the table of counts h of a database: the vector A h, where A is public.
 
     As a `Query` it answers all of them at once.
 
     Attributes:
-        total: as for a `Query`.
         shape: the shape of the answers, (queries,).
-        reach: as for a `Query`.
-        unit: 1.
-        rounding: 0.
-        one_way: as for a `Query`.
         cells: the shape of the table h.
         answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
         table: takes a database to the table of counts.
 
     Formal guarantees:
-        The guarantees of a `Query`. `reach` is the largest norm of a column of A, or of the
+        The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
         difference of two columns, so it is attained. In the norm linf it bounds a single answer.
     """
 
@@ -103,10 +99,10 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
             database, if it does not have shape (n,).
 
     Formal guarantees:
-        The guarantees of `Workload`. Under add-or-remove-one `reach` is the largest norm of a
-        column. Under replace-one it is the largest norm of a column or of the difference of two
+        The guarantees of `Workload`. Under add-or-remove-one the sensitivity is the largest norm of
+        a column. Under replace-one it is the largest norm of a column or of the difference of two
         columns. Both are attained. In the norms l1 and l2, comparing all columns takes
-        cells^2 * queries operations. If these are more than 2^31, `reach` is twice the largest norm
+        cells^2 * queries operations. If these are more than 2^31, it is twice the largest norm
         of a column instead, by the triangle inequality.
 
     Source:
@@ -127,7 +123,7 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     table = histogram_query(cells)
 
     def total(records: Database, present: jax.Array) -> jax.Array:
-        counts = _limbs.from_integers(table.total(records, present))
+        counts = _limbs.from_integers(table._integers.total(records, present))
         column = _limbs.Limbs(counts.high[:, None], counts.low[:, None])
         products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), column)
         answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
@@ -136,15 +132,13 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     def answers(table: jax.Array) -> jax.Array:
         return jnp.asarray(entries, table.dtype) @ table
 
-    return Workload(
+    integers = IntegerQuery(
         total=total,
         shape=(queries,),
         reach=_reach_of_columns(entries),
         one_way=bool(np.all(entries >= 0)),
-        cells=(cells,),
-        answers=answers,
-        table=table,
     )
+    return Workload(integers, (cells,), answers, table)
 
 
 def marginal_workload(
@@ -170,7 +164,7 @@ def marginal_workload(
             repeated attributes; on a database, if a column is missing.
 
     Formal guarantees:
-        Every record is in one cell of each of the k marginals. Under add-or-remove-one `reach` is k
+        Every record is in one cell of each of the k marginals. Under add-or-remove-one it is k
         in the norm l1, sqrt(k) in l2, and 1 in linf. Under replace-one it is 2 k, sqrt(2 k) and 1,
         because the two records may differ in every attribute. All are attained.
 
@@ -213,15 +207,10 @@ def marginal_workload(
         # Only a GPU starts a kernel for each sum.
         return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
-    return Workload(
-        total=total,
-        shape=(sum(cells),),
-        reach=reach_of_tables(cells),
-        one_way=True,
-        cells=tuple(sizes.values()),
-        answers=answers,
-        table=contingency_query(sizes),
+    integers = IntegerQuery(
+        total=total, shape=(sum(cells),), reach=reach_of_tables(cells), one_way=True
     )
+    return Workload(integers, tuple(sizes.values()), answers, contingency_query(sizes))
 
 
 def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -276,7 +265,7 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def _reach_of_columns(entries: np.ndarray) -> Callable[[VectorNorm, NeighboringRelation], float]:
+def _reach_of_columns(entries: np.ndarray) -> Reach:
     @functools.cache
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # A record out of range counts nowhere, like a column of zeros.

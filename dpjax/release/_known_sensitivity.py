@@ -4,6 +4,7 @@ A mechanism promises its epsilon for values within its own sensitivity. Noise fo
 moves the target would be released under a false guarantee.
 """
 
+import dataclasses
 import inspect
 from typing import TypeVar
 
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec
-from dpjax._core._values import KnowsSensitivity, Mechanism, Sensitivity, Target, norm_name
+from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity, Target, norm_name
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
@@ -80,6 +81,18 @@ def covering(mechanism: M, needed: float) -> M:
             f" {float(np.min(value))!r}: make the mechanism with target.sensitivity(...)"
         )
     return mechanism
+
+
+def inside_of(target: Target, mechanism: Mechanism) -> Inside:
+    """How a mechanism releases a target: what is computed, drawn and published."""
+    known = knowing(target)
+    if known is None:
+        return Inside(target, mechanism)
+    if mechanism.sensitivity.inside:
+        sensitivity = dataclasses.replace(mechanism.sensitivity, inside=False)
+        mechanism = changed(mechanism, sensitivity=sensitivity)
+    found = known._inside(mechanism)
+    return dataclasses.replace(found, target=target) if found.target is known else found
 
 
 def knowing(target: object) -> KnowsSensitivity | None:

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import UNKNOWN, KnowsAccuracy
+from dpjax._core._accuracy import UNKNOWN, Accuracy, KnowsAccuracy
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
+    Inside,
     Mechanism,
     Release,
     Sensitivity,
@@ -24,7 +25,7 @@ from dpjax._tracing._programs import Program, apart, evaluate_alone
 from dpjax.random._facade import check_key
 from dpjax.release._ahead import compile_ahead, known_ahead
 from dpjax.release._database import released_records
-from dpjax.release._known_sensitivity import check_maker, covering, needed
+from dpjax.release._known_sensitivity import check_maker, covering, inside_of, knowing, needed
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 
@@ -103,16 +104,21 @@ def privatize(
     sensitivity = mechanism.sensitivity
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    accepting = _accepting_values(mechanism)
     check_maker(target, sensitivity)
-    need = functools.cache(lambda records: needed(target, sensitivity, records))
+    accepting = _accepting_values(mechanism)
+
+    def inside_for(records: TreeSpec) -> Inside:
+        return inside_of(target, covering(accepting, needed(target, sensitivity, records)))
+
+    if not any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
+        inside_for = functools.cache(inside_for)
 
     @functools.cache  # Tracing a draw takes longer than drawing.
     def request_for(
         name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
     ) -> Request | None:
         any_key = jax.ShapeDtypeStruct((), key)
-        draw = covering(accepting, need(records)).unpaid_draw
+        draw = inside_for(records).mechanism.unpaid_draw
         return request_of(name, draw, any_key, value, fingerprint, records, mechanism)
 
     compiled = set[tuple[np.dtype, Program, TreeSpec]]()
@@ -120,15 +126,16 @@ def privatize(
     def private(key: Key, database: Database, *, name: str | None = None) -> Release:
         check_key(key)
         records = released_records(target, database, sensitivity)
-        traced = program or Program.trace("target", target, TreeSpec.of(records).tree())
+        spec = TreeSpec.of(records)
+        inside = inside_for(spec)
+        drawn = inside.mechanism
+        traced = program or Program.trace("target", inside.target, spec.tree())
         if sensitivity.bounds is not None:
             _check_platform(records, convolves=traced.convolves)
         # What was traced just now is unchanged, but for code on the host.
         if program is not None or (traced.is_concrete and traced.calls_host):
             traced.check_unchanged("target")
 
-        spec = TreeSpec.of(records)
-        drawn = covering(accepting, need(spec))
         ahead = known_ahead(drawn, traced, key, records)
 
         def compile_once() -> None:
@@ -157,9 +164,12 @@ def privatize(
             name=name,
             request=request,
             ledger=ledger,
-            drawing=Drawing.of(mechanism, traced.outputs),
+            drawing=Drawing.of(drawn, traced.outputs),
         )
-        return _described(release, mechanism, target, traced.outputs, database)
+        accuracy = _accuracy(release, drawn, knowing(target) or target, traced.outputs, database)
+        return dataclasses.replace(
+            release, value=inside.published(release.value), accuracy=accuracy
+        )
 
     return private
 
@@ -169,17 +179,17 @@ def as_released(target: Target, sensitivity: Sensitivity) -> Target:
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
 
 
-def _described(
-    release: Release, mechanism: Mechanism, target: Target, outputs: TreeSpec, database: Database
-) -> Release:
-    """The release with how far it may be off, if mechanism and target know it."""
+def _accuracy(
+    release: Release, mechanism: Mechanism, target: object, outputs: TreeSpec, database: Database
+) -> Accuracy:
+    """How far a release may be off, if mechanism and target know it."""
     knows = getattr(mechanism, "accuracy", None)  # A mechanism of another library may not.
     accuracy = UNKNOWN if knows is None else knows(outputs)
     if isinstance(target, KnowsAccuracy):
         accuracy = target._accuracy_of(
             accuracy, mechanism.sensitivity.relation, release.value, database
         )
-    return dataclasses.replace(release, accuracy=accuracy)
+    return accuracy
 
 
 def _accepting_values(mechanism: Mechanism) -> Mechanism:

@@ -1,7 +1,7 @@
 """Releases of drawn databases, which show how much of a release will be noise."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +15,7 @@ from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.random._facade import check_key
-from dpjax.release._known_sensitivity import covering, needed
+from dpjax.release._known_sensitivity import covering, inside_of, needed
 from dpjax.release._privatize import privatize
 from dpjax.sweeps._axes import REPEAT
 from dpjax.sweeps._sweep import sweep
@@ -57,7 +57,7 @@ def rehearse(
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over `mechanism`, `draw`, and the dimensions
-        of the target's arrays. A query's numbers are in the units of the records.
+        of the target's arrays.
 
         - `noise_over_spread`, for each mechanism: the root mean square of the noise, over that of
           the spread, of all numbers of the value together. Infinite where the answer never
@@ -110,21 +110,26 @@ def rehearse(
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
+    inside = {name: inside_of(target, mechanism) for name, mechanism in named.items()}
 
     def release_all(key: Key) -> dict[str, PyTree]:
         key_database, key_noise = jax.random.split(key)
-        value = answer = target(oracle(key_database, n))
+        database = oracle(key_database, n)
+        value = answer = target(database)
         released: list[Value] = []
-        for i, (name, mechanism) in enumerate(named.items()):
-            drawn = mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), value)
-            if isinstance(mechanism, SelectionMechanism):
+        for i, (name, one) in enumerate(inside.items()):
+            exact = one.target(database)
+            drawn = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
+            if isinstance(one.mechanism, SelectionMechanism):
                 answer, drawn = _best_and_selected(value, drawn)
+            else:
+                drawn = one.published(drawn)
             _check_alike(name, answer, drawn, released)
             released.append(drawn)
         return {"value": answer, "released": released}
 
     found = sweep(key, release_all, repeats=draws).rename({REPEAT: _DRAW})
-    return _summary(found, named, getattr(target, "estimate", np.asarray))
+    return _summary(found, named)
 
 
 def _named(mechanisms: Any) -> dict[str, Any]:
@@ -186,16 +191,14 @@ def _check_alike(name: str, value: Value, released: Value, others: list[Value]) 
             raise TypeError(f"mechanism {name!r} must select as many options as the others do")
 
 
-def _summary(
-    found: "Dataset", named: Mapping[str, Mechanism], estimate: Callable[[np.ndarray], np.ndarray]
-) -> "Dataset":
+def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
     """Compares the errors of each mechanism with the spread, and says what that means."""
     xarray = _checks.extra("xarray", "sweep")
     variables: dict[str, tuple[tuple[Hashable, ...], np.ndarray]] = {}
     for name in [str(name) for name in found if str(name).startswith("value")]:
         suffix, dims = name.removeprefix("value"), found[name].dims
-        rows = [estimate(found[f"released_{i}{suffix}"].values) for i in range(len(named))]
-        variables[name] = dims, estimate(found[name].values)
+        rows = [found[f"released_{i}{suffix}"].values for i in range(len(named))]
+        variables[name] = dims, found[name].values
         variables[f"released{suffix}"] = (_MECHANISM, *dims), np.stack(rows)
     value = _numbers(variables, "value", 1)
     finite = np.asarray(np.isfinite(value).all(axis=1))

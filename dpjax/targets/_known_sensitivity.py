@@ -74,7 +74,7 @@ class KnownSensitivity(KnowsSensitivity):
         if bound == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
         made = analytic_sensitivity(bound, norm=norm, n=n, relation=relation)
-        return dataclasses.replace(made, known_by=type(self).__name__)
+        return dataclasses.replace(made, known_by=type(self).__name__, inside=self._is_rounded)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

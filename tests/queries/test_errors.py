@@ -20,10 +20,13 @@ def errors_of_query(make, records, truth, mechanism_of):
     """The largest error of each release, in the units of the records, and `error`."""
     query = make()
     mechanism = mechanism_of(query)
-    value = query(records)
-    release = jax.jit(jax.vmap(lambda key: mechanism(key, value).value))
-    estimates = query.estimate(release(keys()))
-    off = np.abs(estimates - np.asarray(truth, float)).reshape(DRAWS, -1).max(axis=1)
+    private = dpjax.privatize(query, mechanism)
+    released = jax.jit(jax.vmap(lambda key: private(key, records).value))(keys())
+    off = (
+        np.abs(np.asarray(released, float) - np.asarray(truth, float))
+        .reshape(DRAWS, -1)
+        .max(axis=1)
+    )
     return off, lambda confidence: query.error(mechanism, confidence=confidence)
 
 

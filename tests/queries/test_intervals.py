@@ -148,7 +148,7 @@ def test_intervals_hold_at_once(case):
 
 
 def test_without_noise_to_speak_of_only_rounding_is_left():
-    """A record at the edge of the ball is moved into it, by more than `Query.rounding` says."""
+    """A record at the edge of the ball is moved into it, by more than `rounding` says."""
     edge = jnp.arange(N) % 2
     for relation in dpjax.NeighboringRelation:
         terms = {"lower": 0, "upper": 1, "epsilon": 1e6, "relation": relation}
@@ -184,7 +184,7 @@ def test_the_flanks_of_a_quantile_are_further_away_than_ranks_may_be_wrong():
     """At n = 100, five percent of the records are within the error, and 20% are not."""
     mechanism = queries.select_each(SCORES.sensitivity(), 5.0, count=5)
     release = privatized(SCORES, mechanism, AGES[:100])(KEYS[0])
-    numbers = SCORES.numbers(release.value)
+    numbers = np.asarray(release.value)
     low, high = release.interval(confidence=CONFIDENCE)
     assert low.tolist() == [0, *numbers[[0, 0, 0]], numbers[3]]
     assert high.tolist() == [numbers[1], *numbers[[4, 4, 4]], 120]
@@ -213,7 +213,7 @@ def test_quantiles_by_group_need_a_lower_bound_on_the_size_of_each():
     release = dpjax.privatize(scores, mechanism)(KEYS[0], table)
     with pytest.raises(ValueError, match="pass at_least="):
         release.interval()
-    numbers = scores.numbers(release.value)
+    numbers = np.asarray(release.value)
     low, high = release.interval(CONFIDENCE, at_least=[1400, 90])
     assert np.all(low <= numbers)
     assert np.all(numbers <= high)

@@ -132,8 +132,36 @@ def test_released_quantiles_are_within_the_stated_ranks():
         # Power: a wrong scale by a factor of 3 would show.
         assert bound / 30 < off.mean() < bound / 3
         assert np.mean(off <= bound) >= 0.5
-    np.testing.assert_array_equal(scores.numbers(drawn), drawn)
-    np.testing.assert_array_equal(scores.numbers([7, -1]), [7, np.nan])  # No index: no number.
+    np.testing.assert_array_equal(scores._numbers(drawn), drawn)
+    # No index: no number.
+    np.testing.assert_array_equal(scores._numbers(jnp.array([7, -1])), [7, np.nan])
+    np.testing.assert_array_equal(scores._indices(scores._numbers(drawn)), drawn)
+
+
+@pytest.mark.parametrize("grid", [range(0, 300, 3), np.linspace(-0.7, 299.3, 101)], ids=str)
+def test_a_release_is_numbers_of_the_grid_and_not_their_places(grid):
+    """Through all that releases: `jit`, `vmap`, a ledger, a sampled sensitivity, JSON.
+
+    A mechanism that is called with scores alone does not know the grid, and gives places.
+    """
+    records = np.arange(300.0, dtype="float32")
+    scores = quantile_scores((0.25, 0.5, 0.75), grid=grid)
+    mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=3)
+    private, key = dpjax.privatize(scores, mechanism), dpjax.random.seeded_key(4)
+    places = np.asarray(mechanism(key, scores(records)).value)
+    expected = np.asarray(list(grid))[places].astype("float32").tolist()
+    release = private(key, records)
+    assert release.value.tolist() == expected
+    assert jax.jit(private)(key, records).value.tolist() == expected
+    assert jax.vmap(lambda key: private(key, records).value)(key[None]).tolist() == [expected]
+    low, high = release.interval(confidence=0.9)
+    assert np.all((low <= np.float64(release.value) + 1e-4) & (release.value <= high + 1e-4))
+    again = dpjax.Release.from_dict(release.to_dict())
+    assert repr(again) == repr(release)
+    ratio = dpjax.attacks.likelihood_ratio(scores, mechanism)
+    stated = mechanism.log_prob(places, scores(records))
+    other = mechanism.log_prob(places, scores(records[::-1] * 0.9))
+    assert float(ratio(release.value, records, records[::-1] * 0.9)) == float(stated - other)
 
 
 def test_quantiles_are_drawn_independently():
@@ -183,6 +211,6 @@ def test_a_large_grid_in_one_call():
     mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=3)
     release = dpjax.privatize(scores, mechanism)(dpjax.random.seeded_key(7), records)
     bound = scores.error(mechanism, confidence=1 - 1e-6)
-    for number, p in zip(scores.numbers(release.value), (0.1, 0.5, 0.99), strict=True):
+    for number, p in zip(release.value.tolist(), (0.1, 0.5, 0.99), strict=True):
         # Neighbors on the grid are at most 200 records apart.
         assert -by_definition(records.tolist(), p, number) <= bound + 200

@@ -52,7 +52,7 @@ def test_a_predicate_says_the_same_in_every_slot(capacity):
     def counts(records, limits):
         pairs = zip(SCORES, limits, strict=True)
         asked = [queries.counting_query(lambda r, s=s, x=x: s(r) > x) for s, x in pairs]
-        return [query.total(records, there) for query in asked]
+        return [query._integers.total(records, there) for query in asked]
 
     for record in np.random.default_rng(1).normal(size=(30, 8)).astype("float32"):
         records = jnp.asarray(np.tile(record, (capacity, 1)))
@@ -207,7 +207,9 @@ def total(request, monkeypatch):
         return jnp.stack([below, above])
 
     def edges(records, present):
-        return queries.histogram_query(np.linspace(-3, 3, 50)).total(records[:, 0], present)
+        return queries.histogram_query(np.linspace(-3, 3, 50))._integers.total(
+            records[:, 0], present
+        )
 
     def variance():
         vectors = vectors_of(
@@ -224,7 +226,7 @@ def total(request, monkeypatch):
         return query.total
 
     return {
-        "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8).total,
+        "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8)._integers.total,
         "mean": lambda: _means._centered_sums(-0.3, 1.7, 5003, 8).total,
         "variance": variance,
         "ball": lambda: moments(ball, 8),
