@@ -123,8 +123,7 @@ def releases_in_dpjax() -> None:
     def select(probabilities: Any, count: int) -> jax.Array:
         scores = queries.quantile_scores(probabilities, grid=np.linspace(-1, 1, 201))
         mechanism = queries.select_each(scores.sensitivity(), epsilon=EPSILON, count=count)
-        chosen = dpjax.privatize(scores, mechanism)(next(keys), y)
-        return scores.numbers(chosen.value)
+        return dpjax.privatize(scores, mechanism)(next(keys), y).value
 
     tables = {name: table[name] for name in ("sex", "region")}
     regression = {"x": x, "y": y}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
@@ -52,7 +53,8 @@ def rehearse(
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
             A dict names them. In a list, each has the name of its noise. Or selections: then the
             answers are the best scores, and the releases are the scores of the selected options.
-            So noise is the score that a selection loses.
+            So noise is the score that a selection loses. Beside selections, additive noise stands
+            for the options whose noisy scores are the largest.
         draws: number of databases. 200 tell the ratio to about 10%, for light tails.
 
     Returns:
@@ -72,8 +74,8 @@ def rehearse(
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
-        TypeError: if the key, the target or the oracle is none, a mechanism neither adds noise to
-            the value nor selects by it, or one adds noise and another selects.
+        TypeError: if the key, the target or the oracle is none, or a mechanism neither adds noise
+            to the value nor selects by it.
         ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
             two have one name; if draws or n are out of range.
 
@@ -111,21 +113,26 @@ def rehearse(
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
     inside = {name: inside_of(target, mechanism) for name, mechanism in named.items()}
+    selecting = [name for name, one in named.items() if isinstance(one, SelectionMechanism)]
 
     def release_all(key: Key) -> dict[str, PyTree]:
         key_database, key_noise = jax.random.split(key)
         database = oracle(key_database, n)
         value = answer = target(database)
         released: list[Value] = []
+        drawn: dict[str, Value] = {}
         for i, (name, one) in enumerate(inside.items()):
             exact = one.target(database)
-            drawn = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
-            if isinstance(one.mechanism, SelectionMechanism):
-                answer, drawn = _best_and_selected(value, drawn)
-            else:
-                drawn = one.published(drawn)
-            _check_alike(name, answer, drawn, released)
-            released.append(drawn)
+            drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
+            if name not in selecting:
+                drawn[name] = one.published(drawn[name])
+        for name, found in drawn.items():
+            if selecting:
+                like = drawn[next(iter(selecting))]
+                chosen = found if name in selecting else _largest(found, like)
+                answer, found = _best_and_selected(value, chosen)
+            _check_alike(name, answer, found, released)
+            released.append(found)
         return {"value": answer, "released": released}
 
     found = sweep(key, release_all, repeats=draws).rename({REPEAT: _DRAW})
@@ -147,10 +154,6 @@ def _named(mechanisms: Any) -> dict[str, Any]:
                 f" {type(mechanism).__name__}; study other mechanisms with dpjax.sweep and"
                 " mechanism.unpaid_draw"
             )
-        if isinstance(mechanism, kinds[0]) != isinstance(pairs[0][1], kinds[0]):
-            raise TypeError(
-                "mechanisms must all add noise, or all select: rehearse both kinds apart"
-            )
         if not isinstance(name, str):
             raise TypeError(f"mechanisms must have texts for names, got {_checks.shown(name)}")
     if not pairs:
@@ -170,6 +173,14 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     if of is not None and of != n:
         raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
+
+
+def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
+    """The options with the largest noisy scores, as many as others select."""
+    if not jax.tree_util.all_leaves([noisy]) or noisy.ndim - selected.ndim not in (0, 1):
+        raise TypeError("target must return one array of scores, where mechanisms select by them")
+    count = selected.shape[-1] if noisy.ndim == selected.ndim else 1
+    return lax.top_k(noisy, count)[1].reshape(selected.shape)
 
 
 def _best_and_selected(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -206,7 +217,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
-    selects = isinstance(next(iter(named.values())), SelectionMechanism)
+    selects = any(isinstance(one, SelectionMechanism) for one in named.values())
     what = "the score that noise costs" if selects else "noise"
     verdicts = [
         f"{name}: {_verdict(what, ratio, ratios, finite)}"

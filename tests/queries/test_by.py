@@ -52,13 +52,19 @@ def databases(slots):
     return chosen, queries.PaddedRecords(numbers[chosen], chosen < len(DOMAIN))
 
 
+def integers_of(name):
+    """The integers of a small query, by group."""
+    query = SMALL[name]
+    return integers_by_group(getattr(query, "_integers", query), groups_of_keys(0, KEYS))
+
+
 @pytest.fixture(scope="module")
 def values():
-    """The values of small queries by group on all databases of two slots."""
+    """The integers of small queries by group on all databases of two slots."""
     _, every = databases(2)
     found = {}
-    for name, query in SMALL.items():
-        grouped = queries.by(query, column=0, keys=KEYS)
+    for name in SMALL:
+        grouped = integers_of(name)
         found[name] = np.asarray(jax.vmap(grouped)(every)).reshape(len(every.present), -1)
     return found
 
@@ -80,11 +86,11 @@ def neighbors(relation):
 @pytest.mark.parametrize("name", SMALL)
 def test_no_record_moves_the_groups_further(values, name, relation):
     """It may leave one group and enter another, change within one, or be in none."""
-    grouped = queries.by(SMALL[name], column=0, keys=KEYS)
+    grouped = integers_of(name)
     first, second = np.array(list(neighbors(relation))).T
     moved = values[name][first].astype(float) - values[name][second]
     for i, (norm, order) in enumerate(ORDS.items()):
-        stated = grouped.sensitivity(norm, relation=relation).value
+        stated = grouped.reach(norm, relation)
         found = np.linalg.norm(moved, order, axis=1).max()
         assert found <= stated
         if name in REPLACED:
@@ -95,7 +101,7 @@ def test_no_record_moves_the_groups_further(values, name, relation):
         else:
             assert found > 0.6 * stated  # Records of this domain need not attain it.
     blocks = np.abs(moved.reshape(len(moved), len(KEYS), -1)).max(axis=2).sum(axis=1).max()
-    assert blocks <= grouped.sensitivity(queries.linf_by_group, relation=relation).value
+    assert blocks <= grouped.reach(queries.linf_by_group, relation)
 
 
 def test_reach_is_that_of_the_query_or_of_two_groups():

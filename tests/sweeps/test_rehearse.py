@@ -109,7 +109,7 @@ def summary(noise=0.0, **values):
         {name: ("draw", row) for name, row in {**rows, **named("value", values)}.items()},
         attrs=dict.fromkeys(("versions", "backend", "key"), ""),
     )
-    return _rehearse._summary(found, {"laplace": dpjax.laplace(1.0, 1.0)}, np.asarray)
+    return _rehearse._summary(found, {"laplace": dpjax.laplace(1.0, 1.0)})
 
 
 def named(start, values):
@@ -217,5 +217,79 @@ def test_several_selections_are_compared_with_as_many_of_the_best(key):
     one = dpjax.exponential(counts.sensitivity("linf"), 1.0)
     with pytest.raises(TypeError, match="must select as many options"):
         rehearse(key, counts, letters, {"two": two, "one": one})
-    with pytest.raises(TypeError, match="rehearse both kinds apart"):
-        rehearse(key, counts, letters, {"one": one, "noise": dpjax.laplace(2.0, 1.0)})
+    with pytest.raises(TypeError, match="must return one array of scores"):
+        dpjax.rehearse(
+            key,
+            lambda x: {"a": jnp.mean(x)},
+            uniform,
+            n=N,
+            mechanisms={"noise": dpjax.laplace(2.0, 1.0), "one": dpjax.exponential(1.0, 1.0)},
+        )
+
+
+def test_a_sorted_histogram_beats_many_selections_where_options_are_disjoint(key):
+    """And not where a record moves many scores: then selections do.
+
+    What else selects beside noise: one option, a sum of each group, and several rows of scores.
+    """
+    most, k = 40, 10
+
+    def oracle(key, n):
+        return jnp.minimum(jax.random.geometric(key, 0.1, (n,)) - 1, most - 1)
+
+    def lost(target, oracle, **noises):
+        found = rehearse(key, target, oracle, noises, n=2000, draws=60)
+        assert found.value.shape == (60, k)
+        ratios = dict(zip(found.mechanism.values, found.noise_over_spread.values, strict=True))
+        return [ratios[name] for name in noises]
+
+    counts = queries.histogram_query(most)
+    picked, noisy = lost(
+        counts,
+        oracle,
+        picked=queries.top_k(counts.sensitivity("linf"), 1.0, k=k),
+        sorted=dpjax.laplace(counts.sensitivity("l1"), 1.0),
+    )
+    assert noisy < picked / 2
+    # The rows of the table are that all options count at once.
+    marginals = queries.linear_workload(
+        np.vstack([np.arange(most) >= j for j in range(most)]).astype(int)
+    )
+    picked, noisy = lost(
+        marginals,
+        oracle,
+        picked=queries.top_k(marginals.sensitivity("linf"), 1.0, k=k),
+        sorted=dpjax.laplace(marginals.sensitivity("l1"), 1.0),
+    )
+    assert picked < noisy
+
+
+def test_one_option_and_rows_of_options_are_selected_by_noise_too(key):
+    counts = queries.histogram_query(3)
+    noise = dpjax.laplace(counts.sensitivity("l1"), 1e5)
+    one = dpjax.exponential(counts.sensitivity("linf"), 1e5)
+    found = rehearse(key, counts, letters, {"noise": noise, "one": one}, draws=30)
+    np.testing.assert_array_equal(found.released[0], found.value)
+    scores = queries.quantile_scores((0.25, 0.75), grid=(0.0, 0.25, 0.75))
+    both = {
+        "each": queries.select_each(scores.sensitivity(), 1e5, count=2),
+        "noise": dpjax.laplace(1.0, 1e5),
+    }
+
+    def untold(database):  # Nothing is known of it in the norm l1.
+        return scores(database)
+
+    found = rehearse(key, scores, uniform, {"each": both["each"]}, draws=30)
+    both["each"] = queries.select_each(4.0, 1e5, count=2)
+    again = rehearse(key, untold, uniform, both, draws=30)
+    assert again.released.shape == (2, 30, 2)
+    np.testing.assert_array_equal(again.released[0], again.released[1])
+    assert found.value.shape == again.value.shape
+
+
+def test_a_sum_is_rehearsed_in_the_units_of_the_records(key):
+    total = queries.sum_query(lower=0, upper=1, capacity=N)
+    found = rehearse(key, total, uniform, {"noise": dpjax.laplace(total.sensitivity(), 10.0)})
+    assert float(abs(found.value.mean() - N / 2)) < 1
+    noise = np.abs(found.released[0] - found.value)
+    assert 0.08 < float(noise.mean()) < 0.12
