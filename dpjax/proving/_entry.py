@@ -104,11 +104,7 @@ def global_sensitivity(
     size = jax.tree.leaves(specs)[0].shape[0]
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)
-    if isinstance(target, KnowsSensitivity) and target._is_rounded:
-        raise NoProofError(
-            f"what a {type(target).__name__} proves is of integers, which privatize computes"
-            " inside: calibrate to its own sensitivity, as by target.sensitivity()"
-        )
+    _refuse_rounded(target)
     program = _traced(target, specs, public)
     bound = own_bound(target, norm, specs, relation)
     steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
@@ -174,6 +170,15 @@ def own_bound(
         return max(target._bound_on(norm, one, specs) for one in relations)
     except ValueError:  # It lacks a number that its factory was not given.
         return math.inf
+
+
+def _refuse_rounded(target: object) -> None:
+    """Refuses a query of sums: its own proof is one of integers, and its floats are rounded."""
+    if isinstance(target, KnowsSensitivity) and target._is_rounded:
+        raise NoProofError(
+            f"what a {type(target).__name__} proves is of integers, which privatize computes"
+            " inside: calibrate to its own sensitivity, as by target.sensitivity()"
+        )
 
 
 def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
