@@ -31,8 +31,7 @@ class GroupedQuery(Query):
     """A query for every group at once, also with a sensitivity in `linf_by_group`; made by `by`.
 
     Attributes:
-        shape: the number of groups, then the shape of the query's value.
-        keys: of the groups, in order.
+        keys: of the groups, in order; the first axis of the value.
 
     Formal guarantees:
         The guarantees of `by`.

@@ -39,10 +39,9 @@ _MOST_AT_ONCE = 2**20
 class Workload(Query):
     """Linear queries of the table of counts h of a database: the vector A h, where A is public.
 
-    As a `Query` it answers all of them at once.
+    As a `Query` it answers all of them at once: its shape is (queries,).
 
     Attributes:
-        shape: the shape of the answers, (queries,).
         cells: the shape of the table h.
         answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
         table: takes a database to the table of counts.
