@@ -16,10 +16,11 @@ import numpy as np
 import scipy
 
 from dpjax._core._values import Scalar
-from dpjax.learning._perturbed_minimizer import SolverPlan, solver_error, solver_plan
+from dpjax.learning._perturbed_minimizer import solver_error, solver_plan
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice
 from dpjax.targets._bounds import unit
+from dpjax.targets._strong_convexity import WalkPlan
 
 # A bound on the distance between the gradients of two records in the unit ball: each is shorter
 # than 1.
@@ -52,7 +53,7 @@ class PerturbationPlan(NamedTuple):
     output_scale: Scalar
     error: Scalar
     pull: Scalar
-    solver: SolverPlan
+    solver: WalkPlan
 
 
 def perturbation_plan(

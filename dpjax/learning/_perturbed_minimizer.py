@@ -2,14 +2,11 @@
 
 Thirty Newton steps, each as long as the objective falls along it, reduce the gradient to its
 rounding error. (Damped steps do not: noise may pull weights hundreds of units along features that
-few records have.) Nobody has proven that in floats, and no private gradient may decide about a
-release. So the result is moved into a ball that holds the minimizer. Then at most K steps along the
-gradient follow, while it is longer than 4 e; usually none. docs/proofs/objective-perturbation.md
-bounds the error for any result of the Newton steps.
+few records have.) The walk of `targets/_strong_convexity.py` follows.
+docs/proofs/objective-perturbation.md bounds the error for any result of the Newton steps.
 """
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,53 +16,36 @@ from jax import lax
 from dpjax._core._values import Scalar
 from dpjax._exact._fixed_point import average
 from dpjax.targets._spd_solve import solve
-from dpjax.targets._strong_convexity import into_ball
+from dpjax.targets._strong_convexity import WalkPlan, walk_error, walk_plan, walk_to_minimizer
 
 _NEWTON_STEPS = 30
 # The search for a Newton step's length halves an interval so many times, in logarithms.
 _HALVINGS = 8
-_GRADIENTS_IN_ERRORS = 4
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = 0.2785
 
 
-class SolverPlan(NamedTuple):
-    """Bounds that hold for any records.
-
-    Attributes:
-        radius: of a ball that holds the minimizer.
-        enough: the length of a gradient that needs no more steps.
-        most_steps: K.
-    """
-
-    radius: Scalar
-    enough: Scalar
-    most_steps: Scalar
-
-
-def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> SolverPlan:
+def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
     """The plan for linear terms that are no longer than `pull`."""
     root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
     radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    rate = math.log1p(regularization / _CURVATURE)
-    most = math.ceil(math.log(max(2 * radius * regularization / error, 2)) / rate)
-    return SolverPlan(radius, _GRADIENTS_IN_ERRORS * error, float(most))
+    return walk_plan(regularization, curvature=_CURVATURE, radius=radius, gradient_error=error)
 
 
 def solver_error(
-    regularization: float, plan: SolverPlan, *, pull: float, d: int, eps: float
+    regularization: float, plan: WalkPlan, *, pull: float, d: int, eps: float
 ) -> float:
     """A bound on the distance between the result and the minimizer of the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
     # The length, the quotient, the product; and of a step along the gradient, its product and sum.
     rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
-    certified = (1 + _GRADIENTS_IN_ERRORS) * gradient
-    walked = 2 * gradient + (regularization + _CURVATURE) * rounding
-    return max(certified, walked) / regularization + rounding
+    return walk_error(
+        regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
+    )
 
 
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
@@ -80,7 +60,7 @@ def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
 
 
 def perturbed_minimizer(
-    rows: jax.Array, pull: jax.Array, regularization: Scalar, plan: SolverPlan
+    rows: jax.Array, pull: jax.Array, regularization: Scalar, plan: WalkPlan
 ) -> jax.Array:
     """The weights w that minimize mean(log(1 + exp(-rows w))) + lambda ||w||^2 / 2 + pull'w.
 
@@ -130,19 +110,11 @@ def perturbed_minimizer(
         step = solve(hessian, gradient)
         return w - length_of(step, w) * step
 
-    def unsolved(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        _, gradient, steps = state
-        return (jnp.sqrt(jnp.sum(gradient**2)) > plan.enough) & (steps < plan.most_steps)
-
-    def walk(
-        state: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        w, gradient, steps = state
-        nearer = into_ball(w - gradient / (regularization + _CURVATURE), plan.radius)
-        return nearer, wrong_and_gradient(nearer)[1], steps + 1
-
     with jax.default_matmul_precision("highest"):
         found = lax.fori_loop(0, _NEWTON_STEPS, newton_step, jnp.zeros(d, rows.dtype))
-        found = into_ball(found, plan.radius)
-        start = found, wrong_and_gradient(found)[1], jnp.zeros((), rows.dtype)
-        return lax.while_loop(unsolved, walk, start)[0]
+        return walk_to_minimizer(
+            lambda w: wrong_and_gradient(w)[1],
+            found,
+            step_size=1 / (regularization + _CURVATURE),
+            plan=plan,
+        )

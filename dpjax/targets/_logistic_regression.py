@@ -16,14 +16,19 @@ from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._spd_solve import solve
-from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball
+from dpjax.targets._strong_convexity import (
+    check_carried,
+    check_strength,
+    walk_error,
+    walk_plan,
+    walk_to_minimizer,
+)
 from dpjax.targets._unit_ball import into_unit_ball
 
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop may stop at a computed gradient of this length, in bounds on the gradient's rounding.
-# Newton's steps get below it: rounding w, the step and the gradient leaves three.
-_GRADIENTS_IN_ERRORS = 4
+# The largest curvature of the logistic loss along a unit vector.
+_CURVATURE = Fraction(1, 4)
 # The loop goes on to a gradient shorter by this factor, while steps still help. Most problems get
 # there, and the sampler then sees a smaller error. Beyond it nothing is gained.
 _FAR_BELOW = 1024
@@ -45,8 +50,9 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
     on until the gradient is down to rounding error, which certifies that w is near the minimizer.
     Then it goes on further, until the gradient is far below that, or a step no longer halves it. It
-    ends after 5 lambda^(-3/4) + 100 steps in any case; twelve are usual. docs/proofs/learners.md
-    has the proofs of this and of the bound.
+    ends after 5 lambda^(-3/4) + 100 steps in any case; twelve are usual. Whatever it has found, at
+    most K steps along the gradient follow, while it is longer; usually none. They take any point
+    to the minimizer. docs/proofs/learners.md has the proofs of this and of the bound.
 
     Args:
         regularization: lambda, above 0.
@@ -66,11 +72,12 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         rounding included. For the exact minimizer E is 0.
 
         W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So a
-        record's share of the gradient is at most s(W) / n. E = 5 e / lambda bounds the error of a
-        solution: e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and the
-        target stops at a computed gradient of length 4 e or less. E stays below 1% of the bound
-        while n is well below 1 / (500 e). Gradients are added up in fixed point, but products of
-        matrices are not, so the order of the records shows in rounding.
+        record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
+        any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where
+        e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and
+        u = eps (W (d / 2 + 8) + 16) that of a step. E stays below 1% of the bound while n is well
+        below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are not,
+        so the order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -96,7 +103,12 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         check_carried(strength, d, x.dtype)
         # Records times their labels.
         rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
-        enough = _GRADIENTS_IN_ERRORS * float(_gradient_error(Fraction(strength), d, x.dtype))
+        plan = walk_plan(
+            strength,
+            curvature=float(_CURVATURE),
+            radius=round_up(_longest(Fraction(strength))),
+            gradient_error=float(_gradient_error(Fraction(strength), d, x.dtype)),
+        )
 
         def point(w: jax.Array, steps: jax.Array, before: jax.Array) -> _Point:
             wrong = jax.nn.sigmoid(-(rows @ w))
@@ -104,8 +116,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
             return _Point(w, wrong, gradient, jnp.sqrt(jnp.sum(gradient**2)), before, steps)
 
         def unsolved(at: _Point) -> jax.Array:
-            improving = (at.length < at.before / 2) & (at.length > enough / _FAR_BELOW)
-            return (at.steps < most_steps) & ((at.length > enough) | improving)
+            improving = (at.length < at.before / 2) & (at.length > plan.enough / _FAR_BELOW)
+            return (at.steps < most_steps) & ((at.length > plan.enough) | improving)
 
         def newton_step(at: _Point) -> _Point:
             curvature = at.wrong * (1 - at.wrong) / n
@@ -116,15 +128,25 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
         with jax.default_matmul_precision("highest"):
             start = point(jnp.zeros(d, x.dtype), jnp.zeros((), x.dtype), jnp.asarray(2, x.dtype))
-            w = lax.while_loop(unsolved, newton_step, start).w
-        return into_ball(w, float(_longest(Fraction(strength))))
+            found = lax.while_loop(unsolved, newton_step, start)
+            return walk_to_minimizer(
+                lambda w: point(w, found.steps, found.before).gradient,
+                found.w,
+                step_size=1 / (strength + float(_CURVATURE)),
+                plan=plan,
+            )
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # l2.
         d, exactly = known_dims(dims), Fraction(strength)
         check_carried(strength, d, dtype)
         longest = _longest(exactly)
-        error = (1 + _GRADIENTS_IN_ERRORS) * _gradient_error(exactly, d, dtype) / exactly
+        error = walk_error(
+            exactly,
+            curvature=_CURVATURE,
+            gradient_error=_gradient_error(exactly, d, dtype),
+            rounding=unit(dtype) * (longest * (Fraction(d, 2) + 8) + 16),
+        )
         exact = 2 * _strongest_pull(longest) / (_checks.integer("n", n, least=1) * exactly)
         return round_up(min(2 * longest * (1 + (d + 8) * unit(dtype)), exact + 2 * error))
 

@@ -20,11 +20,19 @@ from dpjax.targets._known_sensitivity import (
     known_dims,
 )
 from dpjax.targets._spd_solve import inverse_factor
-from dpjax.targets._strong_convexity import check_carried, check_strength, into_ball
+from dpjax.targets._strong_convexity import (
+    check_carried,
+    check_strength,
+    walk_error,
+    walk_plan,
+    walk_to_minimizer,
+)
 from dpjax.targets._unit_ball import into_unit_ball
 
 # Each refinement lowers the residual by a factor of 16 or more, down to its rounding.
 _REFINEMENTS = 6
+# The largest curvature of the loss along a unit vector.
+_CURVATURE = Fraction(1)
 
 
 def ridge_regression(*, regularization: float, dims: int | None = None) -> BoundedSum:
@@ -52,13 +60,13 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         The l2 sensitivity under replace-one is at most min(2 W, 2 (1 + W) / (n lambda) + 2 E),
         rounding included. For the exact minimizer E is 0.
 
-        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E = 8 (d + 8)
-        eps (1 + (1 + lambda) W) / lambda bounds the error of a solution, which is at most the
-        gradient over lambda. docs/proofs/learners.md has the proof. Rounding moves second moments
-        by at most (d + 8) eps / 2, in the spectral norm, and a residual by 1 + (1 + lambda) W times
-        as much. Refinement ends within four times this. Second moments are added up in fixed point,
-        exactly, so the order of the records does not matter. The solution is moved into a ball that
-        contains the exact one.
+        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E bounds the
+        error of a solution, for any result of its refinement: max(5 e, 2 e + (lambda + 1) u) /
+        lambda + u. e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments and
+        of a residual, and u = eps (W (d / 2 + 8) + 16) that of a step. Steps along the gradient,
+        which take any point to the minimizer, follow where it is longer than 4 e: usually none.
+        docs/proofs/learners.md has the proof. Second moments are added up in fixed point, exactly,
+        so the order of the records does not matter.
 
     Source:
         Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),
@@ -76,7 +84,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         0.16
     """
     strength, dims = check_strength(regularization), dims_or_none(dims)
-    longest = float(_longest(Fraction(strength)))
+    longest = _longest(Fraction(strength))
 
     def statistic(record: PyTree) -> dict[str, jax.Array]:
         x = into_unit_ball(record["x"])
@@ -89,24 +97,52 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         check_carried(strength, len(product), product.dtype)
         whitening = inverse_factor(second + strength * jnp.eye(len(second), dtype=second.dtype))
 
-        def refined(w: jax.Array, _: None) -> tuple[jax.Array, None]:
-            residual = product - second @ w - strength * w
-            return w + (whitening @ residual) @ whitening, None
+        def residual(w: jax.Array) -> jax.Array:
+            return product - second @ w - strength * w
 
+        def refined(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return w + (whitening @ residual(w)) @ whitening, None
+
+        error = _gradient_error(Fraction(strength), len(product), product.dtype)
+        plan = walk_plan(
+            strength,
+            curvature=float(_CURVATURE),
+            radius=round_up(longest),
+            gradient_error=float(error),
+        )
         with jax.default_matmul_precision("highest"):
             start = (whitening @ product) @ whitening
-            return into_ball(lax.scan(refined, start, length=_REFINEMENTS)[0], longest)
+            return walk_to_minimizer(
+                lambda w: -residual(w),
+                lax.scan(refined, start, length=_REFINEMENTS)[0],
+                step_size=1 / (strength + 1),
+                plan=plan,
+            )
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # l2.
         d, exactly = known_dims(dims), Fraction(strength)
         check_carried(strength, d, dtype)
         eps, most = unit(dtype), _longest(exactly)
-        error = 8 * (d + 8) * eps * (1 + (1 + exactly) * most) / exactly
+        error = walk_error(
+            exactly,
+            curvature=_CURVATURE,
+            gradient_error=_gradient_error(exactly, d, dtype),
+            rounding=eps * (most * (Fraction(d, 2) + 8) + 16),
+        )
         exact = 2 * (1 + most) / (_checks.integer("n", n, least=1) * exactly)
         return round_up(min(2 * most * (1 + (d + 8) * eps), exact + 2 * error))
 
     return bounded_average(statistic, finish, largest=1.0, bound=bound, norms=("l2",))
+
+
+def _gradient_error(strength: Fraction, d: int, dtype: np.dtype) -> Fraction:
+    """A bound on the rounding of a gradient, that of second moments included.
+
+    In eps / 2: a product with moments is off by d + 1 times the length of w, lambda w by 1, and two
+    differences by 2. Moments, rounded to a grid and as they are divided, are off by d / 2 + 5.
+    """
+    return unit(dtype) * (d + 8) * (1 + (1 + strength) * _longest(strength))
 
 
 def _longest(strength: Fraction) -> Fraction:

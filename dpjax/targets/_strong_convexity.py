@@ -1,14 +1,22 @@
-"""Checks for minimizers of an average loss plus a ridge.
+"""Minimizers of an average loss plus a ridge, to an error that is known in advance.
 
 An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||w - w*|| is at most
 ||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
+
+Fast solvers get there, but nobody has proven that in floats, and no private gradient may decide
+about a release. So a walk follows, of at most K steps along the gradient, and usually of none. It
+takes any point to the minimizer. docs/proofs/learners.md has the proof.
 """
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._values import Scalar
@@ -18,6 +26,10 @@ from dpjax.targets._interval import check_known
 # Lambda must be large against the rounding of a Hessian and its factorization. And weights of about
 # 1 / lambda must be far above the least float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
+# The walk ends at a computed gradient of this length, in bounds on the gradient's rounding. Solvers
+# get below it: rounding w, the step and the gradient leaves three.
+GRADIENTS_IN_ERRORS = 4
+Number = TypeVar("Number", float, Fraction)
 
 
 def check_strength(regularization: float) -> float:
@@ -41,3 +53,81 @@ def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
+
+
+class WalkPlan(NamedTuple):
+    """Bounds that hold for any records.
+
+    Attributes:
+        radius: of a ball that holds the minimizer.
+        enough: the length of a gradient that needs no more steps.
+        most_steps: K.
+    """
+
+    radius: Scalar
+    enough: Scalar
+    most_steps: Scalar
+
+
+def walk_plan(
+    strength: float, *, curvature: float, radius: float, gradient_error: float
+) -> WalkPlan:
+    """The plan of a walk.
+
+    Args:
+        strength: lambda.
+        curvature: of the loss without the ridge, along a unit vector, at most.
+        radius: of a ball that holds the minimizer.
+        gradient_error: e, a bound on the rounding of a gradient in the ball.
+    """
+    rate = math.log1p(strength / curvature)
+    most = math.ceil(math.log(max(2 * radius * strength / gradient_error, 2)) / rate)
+    return WalkPlan(radius, GRADIENTS_IN_ERRORS * gradient_error, float(most))
+
+
+def walk_error(
+    strength: Number, *, curvature: Number, gradient_error: Number, rounding: Number
+) -> Number:
+    """A bound on the distance between the end of a walk and the minimizer.
+
+    Args:
+        strength: lambda.
+        curvature: as for `walk_plan`.
+        gradient_error: e, as for `walk_plan`.
+        rounding: u, of a step: its quotient, sum, and the way into the ball.
+    """
+    certified = (1 + GRADIENTS_IN_ERRORS) * gradient_error
+    walked = 2 * gradient_error + (strength + curvature) * rounding
+    return max(certified, walked) / strength + rounding
+
+
+def walk_to_minimizer(
+    gradient_of: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+    *,
+    step_size: Scalar,
+    plan: WalkPlan,
+) -> jax.Array:
+    """From any point to one that is as near to the minimizer as `walk_error` says.
+
+    Args:
+        gradient_of: the gradient of the objective, in floats.
+        start: shape (d,), any numbers.
+        step_size: 1 / (lambda + curvature).
+        plan: made for this objective.
+    """
+
+    def unsolved(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        _, gradient, steps = state
+        return (jnp.sqrt(jnp.sum(gradient**2)) > plan.enough) & (steps < plan.most_steps)
+
+    def walk(
+        state: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        w, gradient, steps = state
+        nearer = into_ball(w - step_size * gradient, plan.radius)
+        return nearer, gradient_of(nearer), steps + 1
+
+    inside = into_ball(start, plan.radius)
+    state = inside, gradient_of(inside), jnp.zeros((), start.dtype)
+    return lax.while_loop(unsolved, walk, state)[0]
