@@ -1,5 +1,6 @@
 """Guarantees, and how their numbers are checked and printed: always outward."""
 
+import dataclasses
 import decimal
 import enum
 import math
@@ -91,6 +92,9 @@ class Guarantee:
         relation: which databases are neighbors.
         notes: other facts that a reader must know, such as "no noise".
         group_size: in how many records neighboring databases differ.
+        replacing: under add-or-remove-one, what the same release promises under replace-one, if
+            that is known: epsilon and delta there, and those here that they belong to. None where
+            only (2 epsilon, (1 + e^epsilon) delta) is known.
 
     Raises:
         TypeError: if a number is not a real number, or another attribute is of another type.
@@ -116,6 +120,7 @@ class Guarantee:
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
     notes: tuple[str, ...] = static(default=())
     group_size: int = static(default=1)
+    replacing: tuple[float, float, float, float] | None = static(default=None)
 
     def __post_init__(self) -> None:
         _check_number("epsilon", self.epsilon, math.inf)
@@ -128,6 +133,8 @@ class Guarantee:
             raise TypeError(
                 f"relation must be a NeighboringRelation, got {_checks.shown(self.relation)}"
             )
+        for number in self.replacing or ():
+            _check_number("replacing", number, math.inf)
         if not all(isinstance(event, SampledEvent) for event in self.events):
             raise TypeError(f"events must be SampledEvents, got {_checks.shown(self.events)}")
 
@@ -159,9 +166,9 @@ def _same(one: object, other: object) -> bool:
     return compared is not None and compared == _compared(other)
 
 
-def _compared(value: object) -> tuple[object, ...] | None:
+def _compared(value: Any) -> tuple[object, ...] | None:
     """The fields of a value, with its numbers as floats; None if a field is no single number."""
-    fields = list(vars(value).values())
+    fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
     for i, field in enumerate(fields):
         if isinstance(field, (np.ndarray, np.generic, jax.Array)):
             if _checks.is_traced(field) or field.ndim > 0 or not _is_here(field):
@@ -205,6 +212,7 @@ def concrete(guarantee: object) -> Guarantee:
         guarantee.relation,
         guarantee.notes,
         guarantee.group_size,
+        guarantee.replacing,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import Guarantee, Release
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
 # A program that was compiled while no ledger was open would release without telling one. While one
 # is open, JAX traces such a program again in every thread, and the release in it refuses to be
@@ -130,7 +130,15 @@ class OpenLedger(abc.ABC):
 
 
 class Account(OpenLedger):
-    """A ledger that also remembers releases."""
+    """A ledger of a budget, which also remembers releases.
+
+    Attributes:
+        relation: which databases are neighbors; what is made inside of `with` inherits it.
+    """
+
+    @property
+    @abc.abstractmethod
+    def relation(self) -> NeighboringRelation: ...
 
     @abc.abstractmethod
     def released(self, request: Request) -> Release | None:
@@ -153,6 +161,19 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     elsewhere = [block.ledger for block in _PROCESS.blocks]
     own += [ledger for ledger in elsewhere if isinstance(ledger, Account) not in has_one]
     return list(dict.fromkeys(own))
+
+
+def relation_or_inherited(
+    relation: NeighboringRelation | None,
+    otherwise: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    *,
+    payer: OpenLedger | None = None,
+) -> NeighboringRelation:
+    """A given relation, else that of the budget that pays here, else another one."""
+    if relation is not None:
+        return NeighboringRelation(relation)
+    stated = {ledger.relation for ledger in told(payer) if isinstance(ledger, Account)}
+    return stated.pop() if len(stated) == 1 else otherwise
 
 
 def fingerprint_of_key(key: Key) -> str:

@@ -80,8 +80,10 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
         )
         for event in known.events
     ]
-    relation = {"relation": known.relation.value}
-    return {**vars(known), **numbers, "events": events, **relation}
+    parts = {**vars(known), **numbers, "events": events, "relation": known.relation.value}
+    if known.replacing is None:
+        del parts["replacing"]
+    return parts
 
 
 _NUMBERS = ("epsilon", "delta", "gamma", "confidence")
@@ -99,10 +101,18 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
         NeighboringRelation(stored["relation"]),
         tuple(map(str, stored["notes"])),
         stored["group_size"],
+        _replacing(stored.get("replacing")),
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
         raise ValueError("guarantee promises a smaller gamma than one of its samplings")
     return concrete(guarantee)
+
+
+def _replacing(stored: Any) -> tuple[float, float, float, float] | None:
+    if stored is None:
+        return None
+    first, second, third, fourth = map(float, stored)
+    return first, second, third, fourth
 
 
 def tree_to_json(tree: PyTree) -> Any:

@@ -14,7 +14,7 @@ from dpjax._files._durable import Json
 from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
-FORMAT = 1
+FORMATS = 1, 2  # Those of the first format do not say which databases are neighbors.
 
 
 class Entry(NamedTuple):
@@ -34,12 +34,15 @@ class Chain:
         spent: sums over the entries, in units.
         entries: in order; the first holds the budget.
         releases: the number of the entry that holds a release, by the name of its request.
+        relation: which databases are neighbors, as the first entry says, or else the first debit.
     """
 
-    def __init__(self, path: Path, budget: tuple[int, int]) -> None:
-        """A chain without entries."""
+    def __init__(self, path: Path, budget: tuple[int, int], relation: str | None = None) -> None:
+        """A chain without entries; the relation is the one that the file must have, if any."""
         self.path = path
         self.budget = budget
+        self.relation: str | None = None
+        self._asked = relation
         self.spent = (0, 0)
         self.entries: list[Entry] = []
         self.releases: dict[str, int] = {}
@@ -100,11 +103,12 @@ class Chain:
         body = entry.body
         if entry.number == 0:
             budget = (int(body["epsilon"]), int(body["delta"]))
-            if body["format"] != FORMAT or budget != self.budget:
+            if body["format"] not in FORMATS or budget != self.budget:
                 raise ValueError(
                     f"budget must be the one that {self.path.name} was made with, which never"
                     f" changes: {decimals(budget)}, got {decimals(self.budget)}"
                 )
+            self._be_under(body.get("relation"))
         elif "release" in body:
             self.releases.setdefault(body["release"], entry.number)
         else:
@@ -112,7 +116,17 @@ class Chain:
             self.spent = (epsilon + int(body["epsilon"]), delta + int(body["delta"]))
             self._keys.update(filter(None, [body["key"]]))
             self._neighbors = body["neighbors"]
+            if self.relation is None:
+                self._be_under(body["neighbors"].partition(",")[0])
         self.entries.append(entry)
+
+    def _be_under(self, relation: str | None) -> None:
+        if relation is not None and self._asked not in (None, relation):
+            raise ValueError(
+                f"relation must be the one that {self.path.name} was made with, which never"
+                f" changes: {relation}, got {self._asked}"
+            )
+        self.relation = relation
 
 
 def decimals(amount: tuple[int, ...]) -> str:

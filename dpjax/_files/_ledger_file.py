@@ -22,7 +22,7 @@ from pathlib import Path
 from dpjax._files._durable import Json, sync_folder
 from dpjax._files._forks import close_before_forks
 from dpjax._files._high_water_mark import HighWaterMark, Mark
-from dpjax._files._ledger_chain import FORMAT, Chain, sha256
+from dpjax._files._ledger_chain import FORMATS, Chain, sha256
 from dpjax._files._ledger_errors import LedgerError
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
@@ -39,13 +39,22 @@ class LedgerFile:
         chain: the entries that this process has verified, with their sums.
     """
 
-    def __init__(self, path: str | Path, budget: tuple[int, int], *, patience: float = 60.0):
+    def __init__(
+        self,
+        path: str | Path,
+        budget: tuple[int, int],
+        *,
+        relation: str | None = None,
+        made_under: str | None = None,
+        patience: float = 60.0,
+    ) -> None:
         """Opens a ledger, or makes one where neither the file nor its mark exists.
 
-        The budget is in units, and `patience` is the time to wait for other processes, in seconds.
+        The budget is in units. A file under another relation is refused, and a new one is under
+        `made_under`. `patience` is the time to wait for other processes, in seconds.
         """
         self.path = Path(path).resolve()
-        self._budget = budget
+        self._budget, self._relation, self._made_under = budget, relation, made_under
         self._mark = HighWaterMark(self.path.with_name(self.path.name + ".mark"))
         self._patience = patience
         self._start()
@@ -56,7 +65,7 @@ class LedgerFile:
     def _start(self) -> None:
         self._process, self._lock = os.getpid(), threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self.chain = Chain(self.path, self._budget)
+        self.chain = Chain(self.path, self._budget, self._relation)
 
     # Public methods.
 
@@ -261,7 +270,9 @@ class LedgerFile:
                     " payload BLOB, hash TEXT NOT NULL)"
                 )
                 epsilon, delta = map(str, self._budget)
-                body = {"format": FORMAT, "epsilon": epsilon, "delta": delta}
+                body: Json = {"format": FORMATS[-1], "epsilon": epsilon, "delta": delta}
+                if self._made_under is not None:
+                    body["relation"] = self._made_under
                 self._append(connection, {**body, "identity": secrets.token_hex(16)})
                 (digest,) = connection.execute("SELECT hash FROM entries").fetchone()
                 self._mark.write(Mark(0, digest))

@@ -8,12 +8,14 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from dpjax._core import _checks
-from dpjax._core._values import Guarantee, Mechanism
+from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import compose
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 from dpjax.accounting._ideal_noise import SHARE, charged
+from dpjax.accounting._relations import release_under
 
 # An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
@@ -30,7 +32,10 @@ class _Adaptive:
 
     __slots__ = ("__dict__", "_paying")
 
-    def __init__(self, delta: float, reserved: float, dims: int) -> None:
+    def __init__(
+        self, delta: float, reserved: float, dims: int, relation: NeighboringRelation | None
+    ) -> None:
+        self.relation = relation_or_inherited(relation)
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
         self._slack = self.delta * (1 - SHARE) - self._reserved
@@ -56,6 +61,7 @@ class _Adaptive:
 
     def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
         """The sums with one more release, which is not added yet."""
+        release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {one}")
@@ -80,7 +86,7 @@ class _Adaptive:
         self._drawn = self._drawn_with(release)
 
     def _promise(self, epsilon: float, delta: float) -> Guarantee:
-        together = self._together or Guarantee(0.0)
+        together = self._together or Guarantee(0.0, relation=self.relation)
         return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
 
@@ -95,6 +101,8 @@ class PrivacyFilter(_Adaptive):
     Attributes:
         epsilon: of the budget.
         delta: of the budget.
+        relation: which databases are neighbors. Answers must not choose it, so it is fixed at the
+            start.
 
     Formal guarantees:
         All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
@@ -112,7 +120,13 @@ class PrivacyFilter(_Adaptive):
     """
 
     def __init__(
-        self, *, epsilon: float, delta: float, reserved: float = 0.0, dims: int = 2**20
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        reserved: float = 0.0,
+        dims: int = 2**20,
+        relation: NeighboringRelation | None = None,
     ) -> None:
         """Makes a filter.
 
@@ -122,12 +136,14 @@ class PrivacyFilter(_Adaptive):
             reserved: the part of delta that is kept for releases whose zCDP has a delta. Gaussian
                 and pure mechanisms need none.
             dims: the largest number of coordinates in a release.
+            relation: which databases are neighbors; None for that of an open ledger, else
+                replace-one, which also takes releases under add-or-remove-one, at twice the shift.
 
         Raises:
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(delta, reserved, dims)
+        super().__init__(delta, reserved, dims, relation)
         self.epsilon = _checks.positive("epsilon", epsilon)
         self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
@@ -140,7 +156,8 @@ class PrivacyFilter(_Adaptive):
         Raises:
             BudgetExceededError: if too little is left; then nothing is spent.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if its neighboring relation or group size differs from earlier releases.
+            ValueError: if its group size differs from earlier releases, or it is under replace-one
+                and this is not.
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
@@ -185,6 +202,7 @@ class PrivacyOdometer(_Adaptive):
 
     Attributes:
         delta: of every reading.
+        relation: which databases are neighbors, fixed at the start.
 
     Formal guarantees:
         On a pair of databases on which the samplings hold, with probability at least 1 - delta the
@@ -196,19 +214,28 @@ class PrivacyOdometer(_Adaptive):
         *Sampled* sensitivities as in `PrivacyFilter`.
     """
 
-    def __init__(self, *, delta: float, reserved: float = 0.0, dims: int = 2**20) -> None:
+    def __init__(
+        self,
+        *,
+        delta: float,
+        reserved: float = 0.0,
+        dims: int = 2**20,
+        relation: NeighboringRelation | None = None,
+    ) -> None:
         """Makes an odometer.
 
         Args:
             delta: of every reading, strictly between 0 and 1.
             reserved: the part of delta that is kept for the deltas of releases, as in a filter.
             dims: the largest number of coordinates in a release.
+            relation: which databases are neighbors; None for that of an open ledger, else
+                replace-one, which also takes releases under add-or-remove-one, at twice the shift.
 
         Raises:
             TypeError: if a parameter is not a number.
             ValueError: if a parameter is out of range.
         """
-        super().__init__(delta, reserved, dims)
+        super().__init__(delta, reserved, dims, relation)
 
     def add(self, release: Mechanism | Guarantee) -> Guarantee:
         """Adds the cost of a release, before it is made.
@@ -223,7 +250,8 @@ class PrivacyOdometer(_Adaptive):
             BudgetExceededError: if the release guarantees nothing, or its delta exceeds the
                 reserved delta that is left; do not make the release then.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if its neighboring relation or group size differs from earlier releases.
+            ValueError: if its group size differs from earlier releases, or it is under replace-one
+                and this is not.
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
@@ -242,7 +270,7 @@ class PrivacyOdometer(_Adaptive):
         """The guarantee of all releases so far."""
         self._refuse_forks()
         if self._together is None:
-            return Guarantee(0.0)
+            return Guarantee(0.0, relation=self.relation)
         rho = round_up(self._rho)
         ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
         epsilon, needed = charged(ideal, self.delta, self._drawn)

@@ -13,6 +13,7 @@ from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_
 from dpjax.accounting._distributions import pld_epsilon, renyi_epsilon
 from dpjax.accounting._ideal_noise import SHARE, charged
 from dpjax.accounting._optimal import MOST_RELEASES, optimal_epsilon
+from dpjax.accounting._relations import common_relation, release_under
 
 CompositionMethod = Literal["drv", "kov", "optimal", "zcdp", "renyi", "pld"]
 _OUTWARD = 1 + 1e-12
@@ -45,6 +46,9 @@ def compose_at(
       epsilon^2 / 8 for the exponential mechanism by its bounded range, and else epsilon^2 / 2;
     - "renyi" and "pld": Renyi divergences, and distributions of the privacy loss, by dp-accounting.
 
+    Mixed neighboring relations as in `compose`; the methods that use noise take it at twice the
+    shift.
+
     The result is never worse than that of `compose`, where delta covers the sum of deltas.
 
     Args:
@@ -60,8 +64,8 @@ def compose_at(
     Raises:
         ModuleNotFoundError: if dp-accounting is not installed, for "renyi" and "pld".
         TypeError: if a release is neither a mechanism nor a concrete guarantee.
-        ValueError: if no release is given, if their neighboring relations or group sizes differ, or
-            if no finite epsilon is known at this delta.
+        ValueError: if no release is given, if their group sizes differ, or if no finite epsilon is
+            known at this delta.
 
     Formal guarantees:
         (epsilon, delta, sum gamma)-random DP for the joint release, under the restriction above.
@@ -82,6 +86,8 @@ def compose_at(
     _checks.choice("method", method, get_args(CompositionMethod))
     delta = _checks.fraction("delta", delta)
     dims = _checks.integer("dims", dims, least=1)
+    relation = common_relation([guarantee_of(release) for release in releases])
+    releases = tuple(release_under(release, relation) for release in releases)
     guarantees = [guarantee_of(release) for release in releases]
     together = compose(*guarantees)
     if not math.isfinite(together.epsilon):

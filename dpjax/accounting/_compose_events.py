@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._left_out_orders import left_out_orders_hidden
 
@@ -27,7 +28,7 @@ _OUTWARD = 1 + 1e-9
 def compose_events(
     *events: "DpEvent",
     delta: float,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     method: Literal["pld", "renyi"] = "pld",
 ) -> Guarantee:
     """Composes releases by an accountant of dp-accounting.
@@ -35,10 +36,11 @@ def compose_events(
     Args:
         *events: events of dp-accounting, such as `mechanism.dp_event`; they may be composed.
         delta: of the guarantee, in (0, 1).
-        relation: which databases are neighbors. Noise multipliers are relative to the sensitivity
-            under this relation, as in `mechanism.dp_event`. If an event is sampled, or randomized
-            response, all of them are relative to the norm of one record's contribution. Replacing a
-            record then changes twice that norm.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+            Noise multipliers are relative to the sensitivity under this relation, as in
+            `mechanism.dp_event`. If an event is sampled, or randomized response, all of them are
+            relative to the norm of one record's contribution. Replacing a record then changes twice
+            that norm.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
@@ -68,7 +70,7 @@ def compose_events(
     accounting = _checks.extra("dp_accounting", "accounting")
     delta = _checks.fraction("delta", delta)
     _checks.choice("method", method, get_args(Literal["pld", "renyi"]))
-    relation = NeighboringRelation(relation)
+    relation = relation_or_inherited(relation)
     if not events or not all(isinstance(event, accounting.DpEvent) for event in events):
         raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
     for event in events:

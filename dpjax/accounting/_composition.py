@@ -4,7 +4,6 @@ docs/proofs/sampled-sensitivity.md has the proofs.
 """
 
 import dataclasses
-import math
 import uuid
 from collections.abc import Callable
 from fractions import Fraction
@@ -12,9 +11,16 @@ from fractions import Fraction
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._guarantee import concrete
-from dpjax._core._types import Scalar, Value
+from dpjax._core._types import Value
 from dpjax._core._values import Guarantee, Release, SampledEvent
 from dpjax._exact._numerics import round_up, sum_up
+from dpjax.accounting._relations import (
+    common_relation,
+    delta_of_steps,
+    price_added_up,
+    times,
+    under,
+)
 
 
 def compose(*guarantees: Guarantee) -> Guarantee:
@@ -24,6 +30,10 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     earlier releases of it. After a release the database is no longer a draw from the oracle. If the
     first answer chooses the second target, pairs can exceed the estimate with probability .75,
     where gamma said .057.
+
+    If the neighboring relations differ, the result is under replace-one. What was made under
+    add-or-remove-one counts at its price there: the guarantee's own if it is known, as for Gaussian
+    noise and DP-SGD, and else (2 epsilon, (1 + e^epsilon) delta). It must have gamma 0.
 
     epsilon and delta add. gamma and 1 - confidence add over distinct samplings: each sampled
     sensitivity counts once, for any number of releases. If one sampling is marginal, so is the
@@ -38,8 +48,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, if one is a batch or NaN, or if their neighboring
-            relations or group sizes differ.
+        ValueError: if no guarantee is given, if one is a batch or NaN, or if their group sizes
+            differ.
 
     Formal guarantees:
         (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
@@ -57,25 +67,25 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     if not guarantees:
         raise ValueError("guarantees must hold at least one, got none")
     known = [concrete(guarantee) for guarantee in guarantees]
-    relations = {guarantee.relation for guarantee in known}
-    if len(relations) > 1:
-        raise ValueError(
-            f"guarantees must share a neighboring relation, got {sorted(map(str, relations))}"
-        )
+    relation = common_relation(known)
+    known = [under(guarantee, relation) for guarantee in known]
     sizes = {guarantee.group_size for guarantee in known}
     if len(sizes) > 1:
         raise ValueError(f"guarantees must have the same group size, got {sorted(sizes)}")
     events = distinct_events(known)
     gamma, confidence = joint(events)
+    epsilon = sum_up(guarantee.epsilon for guarantee in known)
+    delta = min(1.0, sum_up(guarantee.delta for guarantee in known))
     return Guarantee(
-        sum_up(guarantee.epsilon for guarantee in known),
-        min(1.0, sum_up(guarantee.delta for guarantee in known)),
+        epsilon,
+        delta,
         gamma,
         confidence,
         events,
-        known[0].relation,
+        relation,
         tuple(dict.fromkeys(note for guarantee in known for note in guarantee.notes)),
         known[0].group_size,
+        price_added_up(known, epsilon, delta),
     )
 
 
@@ -110,18 +120,19 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     one = concrete(guarantee)
     size = _checks.integer("size", size, least=1, most=10**9)
     events = tuple(
-        dataclasses.replace(event, gamma=min(1.0, _times(event.gamma, size)))
+        dataclasses.replace(event, gamma=min(1.0, times(event.gamma, size)))
         for event in distinct_events([one])
     )
     gamma, confidence = joint(events)
     return dataclasses.replace(
         one,
-        epsilon=_times(one.epsilon, size),
-        delta=_group_delta(one, size),
+        epsilon=times(one.epsilon, size),
+        delta=delta_of_steps(float(one.epsilon), float(one.delta), size),
         gamma=gamma,
         confidence=confidence,
         events=events,
         group_size=size * one.group_size,
+        replacing=one.replacing if size == 1 else None,
     )
 
 
@@ -249,20 +260,3 @@ def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
     if len(confidences) < len(events):
         return min(1.0, round_up(gamma + doubt)), None
     return min(1.0, round_up(gamma)), max(0.0, -round_up(doubt - 1))
-
-
-def _times(value: Scalar, factor: int) -> float:
-    number = float(value)
-    if not number < 1e300:
-        return number * factor  # It may overflow to infinity, which promises nothing.
-    return round_up(Fraction(number) * factor)
-
-
-def _group_delta(guarantee: Guarantee, size: int) -> float:
-    epsilon, delta = float(guarantee.epsilon), float(guarantee.delta)
-    if delta == 0 or size == 1:
-        return delta
-    if size * epsilon > 700:
-        return 1.0
-    steps = math.expm1(size * epsilon) / math.expm1(epsilon) if epsilon > 0 else size
-    return min(1.0, delta * steps * (1 + 1e-12))

@@ -5,6 +5,7 @@ moves the sum by up to twice that bound. Each accountant must be told so in its 
 """
 
 import bisect
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._left_out_orders import left_out_orders_hidden
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
@@ -64,7 +66,7 @@ def dp_sgd(
     steps: int,
     delta: float,
     dims: int,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation | None = None,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
     """The guarantee of a whole run of DP-SGD.
@@ -75,9 +77,10 @@ def dp_sgd(
         steps: the number of steps.
         delta: of the guarantee, in (0, 1).
         dims: how many numbers get noise in a step: the size of all parameters.
-        relation: which databases are neighbors. Batches of a fixed size need replace-one. Under
-            add-or-remove-one, both neighbors lie in the n slots of the sampling, and one of them
-            leaves one slot empty. n is public, and so are the rate and all else of the sampling.
+        relation: which databases are neighbors; None for that of an open ledger, else
+            add-or-remove-one. Batches of a fixed size need replace-one. Under add-or-remove-one,
+            both neighbors lie in the n slots of the sampling, and one of them leaves one slot
+            empty. n is public, and so are the rate and all else of the sampling.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
 
     Returns:
@@ -121,8 +124,15 @@ def dp_sgd(
     """
     run = _Run.of(sampling, steps, delta, dims, relation, method)
     z = _positive("noise_multiplier", noise_multiplier)
-    notes = () if run.replaced else (f"in {sampling.n} public slots",)
-    return Guarantee(run.epsilon(z), run.delta, relation=run.relation, notes=notes)
+    epsilon = run.epsilon(z)
+    if run.replaced:
+        return Guarantee(epsilon, run.delta, relation=run.relation)
+    replacing = None
+    with contextlib.suppress(NoEpsilonError):
+        other = run._replace(relation=NeighboringRelation.REPLACE_ONE).epsilon(z)
+        replacing = other, run.delta, epsilon, run.delta
+    notes = (f"in {sampling.n} public slots",)
+    return Guarantee(epsilon, run.delta, relation=run.relation, notes=notes, replacing=replacing)
 
 
 def dp_sgd_noise_multiplier(
@@ -132,7 +142,7 @@ def dp_sgd_noise_multiplier(
     delta: float,
     steps: int,
     dims: int,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation | None = None,
     method: AccountingMethod = "pld",
 ) -> float:
     """The least noise multiplier for which a run of DP-SGD is (epsilon, delta)-DP.
@@ -143,7 +153,7 @@ def dp_sgd_noise_multiplier(
         delta: of the guarantee, in (0, 1).
         steps: the number of steps.
         dims: how many numbers get noise in a step.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors, as for `dp_sgd`.
         method: as for `dp_sgd`.
 
     Returns:
@@ -204,10 +214,10 @@ class _Run(NamedTuple):
         steps: int,
         delta: float,
         dims: int,
-        relation: NeighboringRelation,
+        relation: NeighboringRelation | None,
         method: AccountingMethod,
     ) -> "_Run":
-        relation = NeighboringRelation(relation)
+        relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", method, get_args(AccountingMethod))
         steps = _checks.integer("steps", steps, least=1, most=10**9)
         dims = _checks.integer("dims", dims, least=1)

@@ -23,6 +23,7 @@ from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger_report import LedgerReport
 from dpjax.accounting._parallel import Parts
 from dpjax.accounting._prices import as_decimals, as_float, cost_of, units
+from dpjax.accounting._relations import under
 from dpjax.accounting._share import Pool, Share
 from dpjax.random._facade import check_key
 
@@ -41,12 +42,15 @@ class Ledger(Account):
         version: a public name for the state of the database.
 
     Formal guarantees:
-        All releases together have the guarantee `ledger.spent`, and its epsilon and delta never
-        exceed the budget. That is basic composition, so earlier releases may choose later ones.
-        gamma and the confidence have no budget. They add up only for releases that were fixed in
-        advance, see `dpjax.accounting.compose`. A number of a guarantee counts as the decimal that
-        Python prints for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for
-        delta. The float64 may be larger by a part of 2^-53, which the noise covers. Sums are exact.
+        All releases together have the guarantee `ledger.spent`, under the relation of the ledger,
+        and its epsilon and delta never exceed the budget. Under replace-one, a release that was
+        made under add-or-remove-one costs what it promises there, see `dpjax.accounting.compose`.
+        Under add-or-remove-one, releases under replace-one are refused. The sum is that of basic
+        composition, so earlier releases may choose later ones. gamma and the confidence have no
+        budget. They add up only for releases that were fixed in advance, see
+        `dpjax.accounting.compose`. A number of a guarantee counts as the decimal that Python prints
+        for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for delta. The float64
+        may be larger by a part of 2^-53, which the noise covers. Sums are exact.
 
         A debit is on the disk before noise is drawn, for any number of processes. If a process is
         killed, or a release fails, it may have paid without a release. A file is refused if it is
@@ -76,6 +80,7 @@ class Ledger(Account):
         epsilon: float | str | Decimal,
         delta: float | str | Decimal = 0,
         version: str = "",
+        relation: NeighboringRelation | None = None,
     ) -> None:
         """Opens a ledger, or makes a new one.
 
@@ -85,11 +90,14 @@ class Ledger(Account):
             epsilon: the budget, which never changes; above 0. A float counts as it prints.
             delta: likewise, at least 0 and below 1.
             version: a public name for the state of the database. All versions share the budget.
+            relation: which databases are neighbors, for the whole budget; it never changes. What is
+                made inside of `with ledger:` inherits it. None is replace-one for a new file, and
+                else that of the file.
 
         Raises:
             TypeError: if a parameter has another type.
-            ValueError: if the path is not that of a file, or the budget is out of range, or differs
-                from the budget of the ledger.
+            ValueError: if the path is not that of a file, or the budget is out of range, or budget
+                or relation differ from those of the ledger.
             LedgerError: if the file cannot be trusted, or cannot be written.
         """
         _check_text("version", version)
@@ -103,8 +111,19 @@ class Ledger(Account):
             raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
         self.version = version
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
-        self._file = LedgerFile(file, budget)
+        asked = None if relation is None else str(NeighboringRelation(relation))
+        made_under = asked or str(NeighboringRelation.REPLACE_ONE)
+        self._file = LedgerFile(file, budget, relation=asked, made_under=made_under)
+        self._made_under = NeighboringRelation(made_under)
         self.path = self._file.path
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """Which databases are neighbors, for the whole budget."""
+        if self._file.chain.relation is None:  # A file of the first format, before its first debit.
+            self._file.update()
+        stored = self._file.chain.relation
+        return self._made_under if stored is None else NeighboringRelation(stored)
 
     @property
     def budget(self) -> tuple[Decimal, Decimal]:
@@ -123,7 +142,7 @@ class Ledger(Account):
         """The guarantee of all releases that were paid for, see `dpjax.accounting.compose`."""
         self._file.update()
         guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.chain.debits()]
-        together = compose(*guarantees) if guarantees else Guarantee(0.0)
+        together = compose(*guarantees) if guarantees else Guarantee(0.0, relation=self.relation)
         epsilon, delta = map(as_float, self._file.chain.spent, (EPSILON_DIGITS, DELTA_DIGITS))
         return dataclasses.replace(together, epsilon=epsilon, delta=min(1.0, delta))
 
@@ -176,8 +195,9 @@ class Ledger(Account):
 
         Raises:
             TypeError: if the guarantee or the key is traced, or of another kind.
-            ValueError: if the guarantee is a batch or NaN, or its neighboring relation or group
-                size differs from the ledger's, or the key was used before.
+            ValueError: if the guarantee is a batch or NaN, or its group size differs from the
+                ledger's, or it is under replace-one and the ledger is not, or the key was used
+                before.
             BudgetExceededError: if too little is left.
             LedgerError: if the file cannot be trusted, or cannot be written.
         """
@@ -187,12 +207,7 @@ class Ledger(Account):
             refuse_traced(key)
         self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
 
-    def parallel(
-        self,
-        column: str,
-        *,
-        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    ) -> Parts:
+    def parallel(self, column: str) -> Parts:
         """A block whose releases are about disjoint parts of the records, and cost their maximum.
 
             with ledger.parallel("cut") as part:
@@ -204,11 +219,11 @@ class Ledger(Account):
         Args:
             column: a public name of the division into parts, such as that of a column. With the
                 name of a part and that of a release, it names the records for the ledger.
-            relation: of the ledger. The releases themselves are under add-or-remove-one; under
-                replace-one the block costs twice as much.
 
         Returns:
-            `Parts`, whose page states the guarantee.
+            `Parts`, whose page states the guarantee. The releases themselves are under
+            add-or-remove-one, which they inherit. If the ledger is under replace-one, the block
+            costs twice as much.
 
         Raises:
             TypeError: if the name is not a text.
@@ -220,7 +235,7 @@ class Ledger(Account):
         ) -> None:
             self._debit(promised, key, what, request, as_decimals(*due))
 
-        return Parts(self, column, NeighboringRelation(relation), cost_of, pay)
+        return Parts(self, column, cost_of, pay)
 
     def share(self, fraction: float | str | Decimal) -> Share:
         """A part of the whole budget, for releases that are accounted together.
@@ -278,7 +293,7 @@ class Ledger(Account):
                 f"too little is left to share: {decimals((epsilon, delta))} of"
                 f" {decimals(self._file.chain.budget)}"
             )
-        pool = Pool(self._debit, *as_decimals(epsilon, delta))
+        pool = Pool(self._debit, *as_decimals(epsilon, delta), self.relation)
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
@@ -311,7 +326,7 @@ class Ledger(Account):
     ) -> None:
         """Writes a debit to the file: of the guarantee, or of another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
-        promised = compose(guarantee)
+        promised = under(compose(guarantee), self.relation)
         cost = cost_of(promised)
         if price is not None:
             cost = (

@@ -17,7 +17,8 @@ from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
-from dpjax.accounting._composition import compose, concrete, group
+from dpjax.accounting._composition import compose, concrete
+from dpjax.accounting._relations import delta_of_steps, under
 
 Amount: TypeAlias = tuple[int, int]
 """Epsilon and delta, in units of a ledger."""
@@ -79,7 +80,6 @@ class Parts:
 
     Attributes:
         column: the public name of the division.
-        relation: of the ledger.
 
     Formal guarantees:
         Each record must be in one part, or in none, and its part must depend on that record alone:
@@ -99,11 +99,10 @@ class Parts:
         self,
         ledger: Account,
         column: str,
-        relation: NeighboringRelation,
         cost: Callable[[Guarantee], Amount],
         pay: Callable[[Guarantee, str, str, Request | None, Amount], None],
     ) -> None:
-        self.column, self.relation = column, relation
+        self.column = column
         self._ledger, self._cost, self._pay = ledger, cost, pay
         self._of_part: dict[str | int, Amount] = {}
         self._paid = (0, 0)
@@ -138,8 +137,7 @@ class Parts:
         promised = compose(guarantee)
         _check_of_one_part(promised)
         epsilon, delta = self._cost(promised)
-        if self.relation is NeighboringRelation.REPLACE_ONE:
-            promised = dataclasses.replace(group(promised, 2), relation=self.relation, group_size=1)
+        promised = under(promised, self._ledger.relation)
         with self._lock:
             earlier = self._of_part.get(part, (0, 0))
             of_part = {**self._of_part, part: (earlier[0] + epsilon, earlier[1] + delta)}
@@ -153,13 +151,11 @@ class Parts:
     def _together(self, of_part: dict[str | int, Amount]) -> Amount:
         """The cost of all parts together."""
         epsilon, delta = (max(amounts) for amounts in zip(*of_part.values(), strict=True))
-        if self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        if self._ledger.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return epsilon, delta
-        one = Guarantee(
-            round_up(Fraction(epsilon, 10**EPSILON_DIGITS)),
-            min(1.0, round_up(Fraction(delta, 10**DELTA_DIGITS))),
-        )
-        return 2 * epsilon, math.ceil(Fraction(float(group(one, 2).delta)) * 10**DELTA_DIGITS)
+        exact = Fraction(epsilon, 10**EPSILON_DIGITS), Fraction(delta, 10**DELTA_DIGITS)
+        replaced = delta_of_steps(round_up(exact[0]), min(1.0, round_up(exact[1])), 2)
+        return 2 * epsilon, math.ceil(Fraction(replaced) * 10**DELTA_DIGITS)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError("parts cannot be copied or pickled: both would spend the same budget")
@@ -180,6 +176,11 @@ class Part(Account):
     ) -> None:
         self.part = part
         self._ledger, self._column, self._pay = ledger, column, pay
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """Add-or-remove-one: the size of a part is private."""
+        return NeighboringRelation.ADD_OR_REMOVE_ONE
 
     def record(
         self,

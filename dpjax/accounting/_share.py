@@ -13,11 +13,12 @@ import numpy as np
 import scipy
 
 from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
-from dpjax._core._values import Guarantee, Release
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._ledger_chain import EPSILON_DIGITS
 from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ideal_noise import SHARE, charged
+from dpjax.accounting._relations import under
 from dpjax.random._facade import GAUSSIAN
 
 _MARGIN = 1e-6  # Covers what float64 rounds in the functions below.
@@ -39,11 +40,14 @@ class Pool:
     Attributes:
         epsilon: of the pool.
         delta: of the pool.
+        relation: of the ledger.
         most: the largest sum of costs.
     """
 
-    def __init__(self, pay: Pay, epsilon: Decimal, delta: Decimal) -> None:
-        self.pay, self.epsilon, self.delta = pay, epsilon, delta
+    def __init__(
+        self, pay: Pay, epsilon: Decimal, delta: Decimal, relation: NeighboringRelation
+    ) -> None:
+        self.pay, self.epsilon, self.delta, self.relation = pay, epsilon, delta, relation
         if delta == 0:
             self.most = Fraction(epsilon)
         else:
@@ -54,13 +58,15 @@ class Pool:
 
     def cost(self, guarantee: Guarantee, drawing: Drawing | None) -> Fraction:
         """The cost of one release, rounded up."""
+        shift = 1 if guarantee.relation is self.relation else 2
+        guarantee = under(guarantee, self.relation)
         if not math.isfinite(guarantee.epsilon):
             raise BudgetExceededError(f"no budget pays for a release with {guarantee}")
         if self.delta == 0:
             # As the file counts it.
             units = math.ceil(Fraction(repr(float(guarantee.epsilon))) * 10**EPSILON_DIGITS)
             return Fraction(units, 10**EPSILON_DIGITS)
-        mu = _mu_of(guarantee, drawing)
+        mu = _mu_of(guarantee, drawing, shift)
         if mu is None:
             raise BudgetExceededError(
                 "a share of a budget with a delta pays for Gaussian noise in the norm l2 and for"
@@ -87,7 +93,7 @@ class Pool:
                     f" {share.epsilon:.4g} and delta {share.delta:.4g}, or one of epsilon"
                     f" {share.pure_epsilon:.4g} without a delta, costs all of it"
                 )
-            self.pay(*asked, self._price(guarantee))
+            self.pay(*asked, self._price(under(guarantee, self.relation)))
             self.drawn, self._used = drawn, True
             share.spent, self.spent = share.spent + cost, self.spent + cost
 
@@ -147,6 +153,11 @@ class Share(Account):
             self.pure_epsilon = _logit_of_half(mu)
 
     @property
+    def relation(self) -> NeighboringRelation:
+        """That of the ledger."""
+        return self._pool.relation
+
+    @property
     def remaining(self) -> float:
         """The part of the share that is left, from 0 to 1."""
         return float((self.most - self.spent) / self.most)
@@ -177,12 +188,19 @@ class Share(Account):
         return f"Share({self.remaining:.4g} left, of {self._ledger!r})"
 
 
-def _mu_of(guarantee: Guarantee, drawing: Drawing | None) -> float | None:
-    """The mu of a release, rounded up; None if it is neither Gaussian nor without a delta."""
+def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
+    """The mu of a release, rounded up; None if it is neither Gaussian nor without a delta.
+
+    To replace a record shifts Gaussian noise under add-or-remove-one twice as far.
+    """
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
         rho, missed = mechanism.zcdp
-        return None if missed > 0 or not math.isfinite(rho) else math.sqrt(2 * rho) * (1 + _MARGIN)
+        return (
+            None
+            if missed > 0 or not math.isfinite(rho)
+            else shift * math.sqrt(2 * rho) * (1 + _MARGIN)
+        )
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
     # Phi(mu / 2) = 1 / (1 + e^-epsilon), through the smaller tail.

@@ -6,6 +6,7 @@ from typing import NoReturn
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import PyTree
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.sensitivity._analytic import analytic_sensitivity
@@ -70,7 +71,7 @@ class ClippedSum:
 
     def sensitivity(
         self,
-        relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        relation: NeighboringRelation | None = None,
     ) -> Sensitivity:
         """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
 
@@ -78,12 +79,13 @@ class ClippedSum:
         rounded once more.
 
         Args:
-            relation: which batches are neighbors.
+            relation: which batches are neighbors; None for that of an open ledger, else
+                add-or-remove-one.
 
         Returns:
             A `Sensitivity` in the norm l2.
         """
-        relation = NeighboringRelation(relation)
+        relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
         return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import PaddedRecords, record_arrays
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
@@ -58,7 +59,7 @@ def fit(
     delta: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation | None = None,
     microbatch_size: int = 256,
     evaluate: Callable[[int, PyTree], object] | None = None,
     ledger: Ledger | None = None,
@@ -88,7 +89,8 @@ def fit(
         delta: of the guarantee, in (0, 1).
         epsilon: of the guarantee; gives the least noise multiplier for it.
         noise_multiplier: instead of epsilon.
-        relation: which databases are neighbors, as for `accounting.dp_sgd`. n is public under both.
+        relation: which databases are neighbors; None for that of the ledger, else as for
+            `accounting.dp_sgd`. n is public under both.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
             something. The guarantee covers these parameters, and no score on private records.
@@ -143,6 +145,8 @@ def fit(
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
+    added = NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = relation_or_inherited(relation, added, payer=ledger)
     delta = _checks.fraction("delta", delta)
     if evaluate is not None:
         _checks.function("evaluate", evaluate)

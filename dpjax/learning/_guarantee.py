@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._adaptive_clipping import AdaptiveNoiseState
@@ -19,7 +20,7 @@ def guarantee(
     sampling: BatchSampling,
     *,
     delta: float,
-    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    relation: NeighboringRelation | None = None,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
     """The guarantee of publishing all results of the steps so far.
@@ -86,7 +87,8 @@ def guarantee(
             " nothing was released, and nothing is promised"
         )
     if noise.noise == "float":
-        return nothing_promised(0.0, relation)
+        added = NeighboringRelation.ADD_OR_REMOVE_ONE
+        return nothing_promised(0.0, relation_or_inherited(relation, added))
     check_precision(noise)
     seeded = _by_seeded_keys(noise, sampling)
     promised = dp_sgd(

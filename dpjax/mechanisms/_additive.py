@@ -12,9 +12,10 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import PyTree
-from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._core._values import Guarantee, NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.mechanisms._gaussian_calibration import epsilon_of_multiplier
 from dpjax.mechanisms._mechanism import begin
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, Noise
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
@@ -84,6 +85,24 @@ class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
         if not _checks.is_traced(self.delta) and not calibration.covers(lattice, self.delta, np):
             raise ValueError(_too_much_missed(calibration, lattice, float(self.delta)))
         super()._check_fit(arrays, calibration)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of one release, and that of Gaussian noise under replace-one."""
+        promised = super().guarantee
+        added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        if not added or self.noise is not GAUSSIAN or self.norm != "l2":
+            return promised
+        numbers = (self.scale, self.sensitivity.value, self.epsilon, self.delta)
+        if self.sensitivity.zero_allowed or any(map(_checks.is_traced, numbers)):
+            return promised
+        if any(map(np.ndim, numbers)):
+            return promised
+        scale, reach, epsilon, delta = map(float, numbers)
+        replaced = epsilon_of_multiplier(scale / (2 * reach), delta, self.dims)
+        if replaced is None:
+            return promised
+        return dataclasses.replace(promised, replacing=(replaced, delta, epsilon, delta))
 
     @property
     def dp_event(self) -> Any:

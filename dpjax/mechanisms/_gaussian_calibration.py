@@ -14,6 +14,7 @@ This integral is smooth, with positive terms. Gauss-Legendre quadrature takes it
 without cancellation. The host uses float64, and a traced epsilon its own dtype.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -25,12 +26,15 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Scalar
 from dpjax._exact._numerics import compute_dtype, legendre_rule
+from dpjax.random._facade import GAUSSIAN
 
 _NODES = 100
 # The bracket of x. Below it delta underflows float64, and above it delta is 1 up to rounding.
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
 # The tables of the noise may miss this part of delta, see `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
+# A release of more numbers does not fit into memory. Above this delta, other conditions count.
+_MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
 # Outward margins on sigma. They cover the error of the root in float64, and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
@@ -52,6 +56,32 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
         else:
             high = middle
     return _multiplier(low, epsilon, np).item() * (1 + _HOST_MARGIN)
+
+
+@functools.lru_cache(maxsize=1024)
+def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
+    """An epsilon whose analytic multiplier is at most this one; None if tables do not cover it.
+
+    The noise that is drawn covers it: "The scale that covers everything" of
+    docs/proofs/exact-noise.md needs less for a larger sensitivity and epsilon.
+    """
+    lattice = GAUSSIAN.lattice
+    if lattice is None or delta > _LARGEST_DELTA:
+        return None
+    numbers = _MOST_NUMBERS if dims is None else dims
+    missed = numbers * lattice.certificate.delta
+    # As `Calibration.largest_epsilon` has it.
+    largest = math.log(min(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
+    if not largest > 0 or analytic_multiplier(largest, delta) > multiplier:
+        return None
+    low, high = 0.0, largest
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2 if low else high / 4
+        if middle < 1e-9 or analytic_multiplier(middle, delta) > multiplier:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:

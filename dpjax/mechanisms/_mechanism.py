@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._open_ledgers import Drawing
+from dpjax._core._open_ledgers import Drawing, relation_or_inherited
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, PyTree, Value
@@ -350,8 +350,8 @@ def begin(
 ) -> tuple[Sensitivity, Scalar]:
     """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
 
-    A bare number is taken as a global bound. A bad traced sensitivity makes epsilon NaN, so that
-    the guarantee shows it.
+    A bare number is taken as a global bound, under the relation of an open ledger. A bad traced
+    sensitivity makes epsilon NaN, so that the guarantee shows it.
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)
@@ -361,9 +361,8 @@ def begin(
             " pass what its method `sensitivity` returns"
         )
     if not isinstance(sensitivity, Sensitivity):
-        sensitivity = Sensitivity(
-            _checks.positive("sensitivity", sensitivity), 0.0, 1.0, norm, None
-        )
+        bound, relation = _checks.positive("sensitivity", sensitivity), relation_or_inherited(None)
+        sensitivity = Sensitivity(bound, 0.0, 1.0, norm, None, relation)
     if sensitivity.norm != norm:
         raise ValueError(
             f"sensitivity must be in the norm {norm_name(norm)}, got one in"

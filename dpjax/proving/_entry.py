@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._proof import Proof
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._record_bounds import (
@@ -45,7 +46,7 @@ def global_sensitivity(
     bounds: PyTree,
     norm: ProvedNorm,
     n: int | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
 ) -> Sensitivity:
     """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
 
@@ -61,7 +62,8 @@ def global_sensitivity(
             each array. They are rounded to the dtype of the records.
         norm: "l1", "l2" or "linf".
         n: the number of records, if it is another than that of `records`.
-        relation: which databases are neighbors. Under add-or-remove-one, `records` are
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+            Under add-or-remove-one, `records` are
             `dpjax.queries.PaddedRecords`, n counts slots, and `bounds` are of the records alone.
 
     Returns:
@@ -100,7 +102,7 @@ def global_sensitivity(
     """
     _checks.function("target", target)
     _checks.choice("norm", norm, get_args(ProvedNorm))
-    specs, relation = _specs(records, n), NeighboringRelation(relation)
+    specs, relation = _specs(records, n), relation_or_inherited(relation)
     size = jax.tree.leaves(specs)[0].shape[0]
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     public = _padded_bounds(bounds, specs) if padded else _bounds(bounds, specs)

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.accounting._composition import post_process
@@ -38,7 +39,7 @@ def private_variance(
     upper: float,
     epsilon: float,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
 ) -> Release:
@@ -51,7 +52,7 @@ def private_variance(
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 
@@ -104,7 +105,7 @@ def private_variance(
         centered,
         finish,
         dims=1,
-        terms=Terms(epsilon, delta, relation, name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="variance",
         facts={"middle": [middle], "size": half, "scalar": True},
     )
@@ -118,7 +119,7 @@ def private_covariance(
     center: ArrayLike = 0.0,
     epsilon: float,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
 ) -> Release:
@@ -132,7 +133,7 @@ def private_covariance(
         center: of the ball, public: an array of shape (d,), or a number for all coordinates.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 
@@ -180,7 +181,7 @@ def private_covariance(
         into_unit_ball,
         finish,
         dims=dims,
-        terms=Terms(epsilon, delta, relation, name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="covariance",
         facts={"middle": middle.tolist(), "size": size, "scalar": False},
     )
@@ -195,7 +196,7 @@ def private_pca(
     center: ArrayLike = 0.0,
     epsilon: float,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
 ) -> Release:
@@ -209,7 +210,7 @@ def private_pca(
         center: as for `private_covariance`.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._columns import Texts, as_text, exact_column, texts_of
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
@@ -40,7 +41,7 @@ def group_keys(
     delta: float,
     at_most: int = 1,
     capacity: int | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
 ) -> Release:
     """The keys of a column that enough people have, where the list of keys is private.
 
@@ -55,7 +56,7 @@ def group_keys(
         delta: the delta of the guarantee, above 0.
         at_most: how many groups a person counts in, public: the first distinct ones of its record.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
 
     Returns:
         A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` takes
@@ -91,7 +92,7 @@ def group_keys(
         ('Bonn', 'Ulm')
     """
     check_key(key)
-    relation = NeighboringRelation(relation)
+    relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
     at_most = _checks.integer("at_most", at_most, least=1)
     entries, words, known = _entries(column)

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
@@ -45,7 +46,7 @@ def private_k_means(
     iterations: int = 4,
     epsilon: float,
     delta: float,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
@@ -66,7 +67,7 @@ def private_k_means(
         iterations: at least 1, public; the start is one more release.
         epsilon: the epsilon of the start and all iterations together.
         delta: the delta of them together.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
@@ -115,11 +116,12 @@ def private_k_means(
     steps = _checks.integer("iterations", iterations, least=1)
     (dims,) = shape_of_record(database, "(n, d)")
     into_unit_ball, middle, size = public_ball(center, radius, dims)
+    relation = relation_or_inherited(relation)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = number_of_cells(k)
-    reach = _reach(NeighboringRelation(relation), bits, dims=cells * (1 + dims))
-    sensitivity = analytic_sensitivity(reach, norm="l2", relation=NeighboringRelation(relation))
+    reach = _reach(relation, bits, dims=cells * (1 + dims))
+    sensitivity = analytic_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism.guarantee).notes

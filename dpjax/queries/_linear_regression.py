@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
@@ -42,7 +43,7 @@ def private_linear_regression(
     epsilon: float,
     delta: float | None = None,
     regularization: float = 0.0,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
 ) -> Release:
@@ -61,7 +62,7 @@ def private_linear_regression(
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         regularization: 0 or above; this multiple of the identity is added to the average of
             x x^T / x_radius^2.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
 
@@ -138,7 +139,7 @@ def private_linear_regression(
         database,
         lambda capacity: _line_query(parts, dims=dims, capacity=capacity),
         line,
-        terms=Terms(epsilon, delta, relation, name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="linear regression",
         kind="bootstrap",
         facts=facts,

@@ -7,6 +7,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact._limbs import Limbs
@@ -28,7 +29,7 @@ def private_mean(
     upper: float,
     epsilon: float,
     delta: float | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
 ) -> Release:
@@ -46,7 +47,7 @@ def private_mean(
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
             database is then a table of this column and the records.
@@ -100,7 +101,7 @@ def private_mean(
         database,
         lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
         average,
-        terms=Terms(epsilon, delta, relation, name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="mean",
         kind="mean",
         facts={"lower": low, "upper": high},

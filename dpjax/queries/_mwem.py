@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
@@ -208,7 +209,7 @@ def mwem(
     rounds: int,
     records: int,
     replays: int = 10,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
 ) -> Mwem:
     """MWEM: answers to all linear queries of a workload, at the price of a few of them.
 
@@ -225,7 +226,7 @@ def mwem(
             count, which costs extra.
         replays: how often each round repeats the updates of all measurements so far, at most 2^10.
             0 is the algorithm of the paper's analysis, whose steps are small.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
 
     Returns:
         A `Mwem`, which releases an `MwemTable`: `mechanism(key, answers)` takes
@@ -260,7 +261,7 @@ def mwem(
     """
     if type(workload) is not Workload:
         raise TypeError(f"workload must be a Workload, got {_checks.shown(workload)}")
-    sensitivity = workload.sensitivity("linf", relation=NeighboringRelation(relation))
+    sensitivity = workload.sensitivity("linf", relation=relation_or_inherited(relation))
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
     rounds = _checks.integer("rounds", rounds, least=1, most=2**16)
     records = _checks.integer("records", records, least=1, most=_LARGEST)

@@ -7,6 +7,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._letters import ALPHABET
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
@@ -216,7 +217,7 @@ def name_search(
     width: int,
     threshold: int,
     capacity: int = 256,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
 ) -> NameSearch:
     """Finds frequent names without a list of names: "how many begin with A?", then with Aa, Ab, ...
 
@@ -231,7 +232,7 @@ def name_search(
         threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
             probability p no prefix or name that nobody has is followed or found.
         capacity: at least 1.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
 
     Returns:
         A `NameSearch`. `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape
@@ -268,7 +269,7 @@ def name_search(
         ['mary', 'mark']
     """
     sensitivity = analytic_sensitivity(
-        1.0, norm=changed_records, relation=NeighboringRelation(relation)
+        1.0, norm=changed_records, relation=relation_or_inherited(relation)
     )
     sensitivity, epsilon = begin(changed_records, sensitivity, epsilon)
     width = _checks.integer("width", width, least=1)

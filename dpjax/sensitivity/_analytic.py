@@ -1,6 +1,7 @@
 """Sensitivities that are known from analysis."""
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.sensitivity._norms import norm_function
 
@@ -10,7 +11,7 @@ def analytic_sensitivity(
     *,
     norm: Norm,
     n: int | None = None,
-    relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+    relation: NeighboringRelation | None = None,
     allow_zero: bool = False,
 ) -> Sensitivity:
     """A global bound: sup ||f(D) - f(D')|| over all pairs of neighboring databases.
@@ -20,7 +21,7 @@ def analytic_sensitivity(
         norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
         n: the number of records that it holds for; None for any. Under add-or-remove-one the
             number of slots, which is public then.
-        relation: which databases are neighbors.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         allow_zero: accepts a bound of 0; the target is then released without noise.
 
     Returns:
@@ -47,10 +48,11 @@ def analytic_sensitivity(
     norm_function(norm)
     if n is not None:
         n = _checks.integer("n", n, least=1)
-    if not isinstance(relation, NeighboringRelation):
+    if relation is not None and not isinstance(relation, NeighboringRelation):
         raise TypeError(f"relation must be a NeighboringRelation, got {_checks.shown(relation)}")
     if allow_zero:
         _checks.host_only("allow_zero", value, "a concrete bound")
     bound = (_checks.non_negative if allow_zero else _checks.positive)("value", value)
     zero = allow_zero and bool(bound == 0)
-    return Sensitivity(bound, 0.0, 1.0, norm, n, relation, zero_allowed=zero)
+    neighbors = relation_or_inherited(relation)
+    return Sensitivity(bound, 0.0, 1.0, norm, n, neighbors, zero_allowed=zero)

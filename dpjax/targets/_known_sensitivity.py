@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax.sensitivity._analytic import analytic_sensitivity
@@ -41,7 +42,7 @@ class KnownSensitivity(KnowsSensitivity):
         self,
         norm: VectorNorm | None = None,
         *,
-        relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
+        relation: NeighboringRelation | None = None,
         n: int | None = None,
         dtype: DTypeLike = "float32",
     ) -> Sensitivity:
@@ -49,7 +50,8 @@ class KnownSensitivity(KnowsSensitivity):
 
         Args:
             norm: one of `norms`; None for the first of them.
-            relation: which databases are neighbors: one of `relations`.
+            relation: which databases are neighbors: one of `relations`. None for that of an open
+                ledger, else replace-one.
             n: number of records; a release then refuses databases of another size. An average
                 needs it. Under add-or-remove-one it is the number of slots.
             dtype: float dtype of the records. A bound for float32 holds for float64 as well.
@@ -65,7 +67,7 @@ class KnownSensitivity(KnowsSensitivity):
         """
         norm = self.norms[0] if norm is None else norm
         _checks.choice("norm", norm, self.norms)
-        relation = NeighboringRelation(relation)
+        relation = relation_or_inherited(relation)
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
             raise ValueError(f"relation must be {known}: no other bound is known, got {relation}")
