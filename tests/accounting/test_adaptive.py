@@ -13,7 +13,7 @@ import pytest
 import scipy
 
 import dpjax
-from dpjax import BudgetExceededError, Guarantee, NeighboringRelation, SampledEvent
+from dpjax import BudgetExceededError, Guarantee, SampledEvent
 from dpjax.accounting import (
     PrivacyFilter,
     PrivacyOdometer,
@@ -67,8 +67,8 @@ def test_what_is_refused_takes_nothing():
         one.admit(0.1)
     assert one.remaining == 1
     one.admit(Guarantee(0.1))
-    with pytest.raises(ValueError, match="neighboring relation"):
-        one.admit(Guarantee(0.1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE))
+    with pytest.raises(ValueError, match="same group size"):
+        one.admit(Guarantee(0.1, group_size=2))
     assert fill(one, Guarantee(0.1)) + 1 == fill(
         PrivacyFilter(epsilon=1.0, delta=1e-6), Guarantee(0.1)
     )

@@ -10,7 +10,7 @@ import pytest
 import scipy
 
 import dpjax
-from dpjax import Guarantee, NeighboringRelation, SampledEvent
+from dpjax import Guarantee, SampledEvent
 from dpjax.accounting import compose, compose_at, zcdp_to_epsilon
 from dpjax.accounting._optimal import optimal_epsilon
 
@@ -261,9 +261,9 @@ def test_what_cannot_be_composed_is_refused(method):
     def at(*releases, delta=1e-6, **more):
         return compose_at(*releases, delta=delta, method=method, **more)
 
-    one, other = Guarantee(0.1), Guarantee(0.1, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    one, other = Guarantee(0.1), Guarantee(0.1, group_size=2)
     for bad in ((), (one, other), (Guarantee(np.array(math.nan)),), (Guarantee(np.ones(2)),)):
-        with pytest.raises(ValueError, match=r"at least one|relation|NaN|one number"):
+        with pytest.raises(ValueError, match=r"at least one|group size|NaN|one number"):
             at(*bad)
     for bad in (1.0, None, "a"):
         with pytest.raises(TypeError, match="mechanisms or guarantees"):

@@ -60,7 +60,7 @@ def test_marginal_and_confidence_are_never_confused():
     mixed = compose(A, M)
     assert mixed.confidence is None
     assert mixed.gamma == pytest.approx(0.05 + 0.01 + 0.1, rel=1e-12)
-    assert repr(mixed).endswith("marginal")
+    assert repr(mixed).endswith("marginal, under replace-one")
     both = compose(M, sampled(1.0, 0.2, None, "m2"))
     assert (both.gamma, both.confidence) == (pytest.approx(0.3, rel=1e-12), None)
 
@@ -96,11 +96,13 @@ def test_every_sum_is_the_least_float_that_is_not_below(rows):
     assert Fraction(claimed) <= 1 - doubt < Fraction(math.nextafter(claimed, 2))
 
 
-def test_relations_do_not_mix():
-    other = Guarantee(1.0, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+def test_relations_mix_under_replace_one():
+    other = Guarantee(1.0, 1e-6, relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     assert compose(other, other).relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-    with pytest.raises(ValueError, match=r"add-or-remove-one.*replace-one"):
-        compose(PURE, other)
+    mixed = compose(PURE, other)
+    assert mixed.relation is NeighboringRelation.REPLACE_ONE
+    assert mixed.epsilon == PURE.epsilon + 2.0
+    assert mixed.delta == pytest.approx((1 + math.e) * 1e-6)
 
 
 def test_notes_are_kept_once():

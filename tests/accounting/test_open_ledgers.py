@@ -152,8 +152,9 @@ def test_threads_that_open_their_own_ledgers_pay_from_these(ledger, other, keys)
     assert paid(ledger) == paid(other) == 3
 
 
-def test_each_thread_pays_for_its_part(ledger, keys):
+def test_each_thread_pays_for_its_part(tmp_path, keys):
     """The block of `parallel` is open in another thread, and what is around a part is no budget."""
+    ledger = dpjax.Ledger(tmp_path / "added.db", epsilon=1, relation=ADDED)
     inside = threading.Barrier(2)
 
     def work(own, key):

@@ -86,12 +86,23 @@ def test_notes_and_samplings_are_those_of_all():
 
 @pytest.fixture
 def ledger(tmp_path):
-    return dpjax.Ledger(tmp_path / "parts.db", epsilon=10, delta=1e-3)
+    return dpjax.Ledger(tmp_path / "parts.db", epsilon=10, delta=1e-3, relation=ADD)
+
+
+@pytest.fixture
+def ledger_under(tmp_path):
+    return lambda relation: dpjax.Ledger(
+        tmp_path / "under.db", epsilon=10, delta=1e-3, relation=relation
+    )
 
 
 def count(epsilon, relation=ADD):
     query = queries.counting_query()
-    sensitivity = query.sensitivity(relation=relation) if relation is ADD else 1.0
+    sensitivity = (
+        query.sensitivity(relation=relation)
+        if relation is ADD
+        else dpjax.analytic_sensitivity(1.0, norm="l1", relation=relation)
+    )
     return dpjax.privatize(query, dpjax.laplace(sensitivity, epsilon))
 
 
@@ -137,12 +148,13 @@ def test_parts_do_not_show_how_many_records_there_are():
 
 
 @both_relations
-def test_a_block_costs_the_part_that_costs_most(ledger, relation):
+def test_a_block_costs_the_part_that_costs_most(ledger_under, relation):
     """After every release the ledger has paid for all that was published so far: exactly."""
+    ledger = ledger_under(relation)
     steps = [("Fair", "0.1"), ("Good", "0.1"), ("Fair", "0.2"), ("Good", "0.3"), ("Ideal", "0.05")]
     found = queries.parts(SLOTS, column="cut", keys=CUTS)
     times, of_part = (2 if relation is REPLACE else 1), dict.fromkeys(CUTS, Decimal(0))
-    with ledger.parallel("cut", relation=relation) as part:
+    with ledger.parallel("cut") as part:
         for cut, epsilon in steps:
             with part(cut):
                 value = release(found[cut], float(epsilon)).value
@@ -162,8 +174,9 @@ def test_a_block_costs_the_part_that_costs_most(ledger, relation):
 
 
 @both_relations
-def test_deltas_are_those_of_two_records_where_one_is_replaced(ledger, relation):
-    with ledger.parallel("g", relation=relation) as part:
+def test_deltas_are_those_of_two_records_where_one_is_replaced(ledger_under, relation):
+    ledger = ledger_under(relation)
+    with ledger.parallel("g") as part:
         for name, epsilon, delta in (("a", 0.5, 1e-6), ("b", 1.0, 1e-5), ("a", 1.0, 1e-6)):
             mechanism = dpjax.Guarantee(epsilon, delta, relation=ADD)
             part(name).record(dpjax.random.secure_key(), mechanism, "x", None)

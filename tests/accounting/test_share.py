@@ -72,7 +72,7 @@ def test_the_largest_mu_keeps_delta_in_fifty_digits(epsilon, delta):
 @pytest.mark.parametrize("epsilon", [0.001, 0.1, 1.0, 5.0])
 def test_releases_without_a_delta_are_above_the_curve_of_their_mu(epsilon):
     """The trade-off curve of any epsilon-DP release is above this one; see `Share`."""
-    mu = _mu_of(dpjax.Guarantee(epsilon), None)
+    mu = _mu_of(dpjax.Guarantee(epsilon), None, 1)
     alpha = np.linspace(1e-9, 1 - 1e-9, 100_001)
     pure = np.maximum(0, np.maximum(1 - np.exp(epsilon) * alpha, np.exp(-epsilon) * (1 - alpha)))
     ours = stats.norm.cdf(stats.norm.isf(alpha) - mu)
