@@ -102,7 +102,7 @@ def test_relations_mix_under_replace_one():
     mixed = compose(PURE, other)
     assert mixed.relation is NeighboringRelation.REPLACE_ONE
     assert mixed.epsilon == PURE.epsilon + 2.0
-    assert mixed.delta == pytest.approx((1 + math.e) * 1e-6)
+    assert mixed.delta == pytest.approx(PURE.delta + (1 + math.e) * 1e-6)
 
 
 def test_notes_are_kept_once():
