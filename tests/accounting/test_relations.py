@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy
 
@@ -359,6 +360,31 @@ def test_what_is_made_inside_inherits_the_relation(name, tmp_path, keys):
         assert ledger.spent.relation is relation
     outside = relation_of(INHERIT[name](keys(2)))
     assert outside is (ADD if name == "dp_sgd" else REPLACE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", [ADD, REPLACE, None])
+def test_a_training_inherits_the_relation_of_its_ledger(relation, tmp_path, keys):
+    """Which is no open one: it is given. What is said beside it counts more."""
+    ledger = dpjax.Ledger(tmp_path / "x.db", epsilon=50, delta=1e-3, relation=relation)
+    terms = {
+        "database": jnp.ones((40, 2)),
+        "optimizer": optax.sgd(0.1),
+        "epochs": 1,
+        "batch_size": 20,
+        "clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+        "ledger": ledger,
+    }
+    release = learning.fit(keys(0), lambda w, x: (w @ x) ** 2, jnp.zeros(2), **terms)
+    assert release.guarantee.relation is ledger.relation is (relation or REPLACE)
+    assert ledger.spent.epsilon == pytest.approx(float(release.guarantee.epsilon))
+    if relation is None:
+        release = learning.fit(
+            keys(1), lambda w, x: (w @ x) ** 2, jnp.zeros(2), **terms, relation=ADD
+        )
+        assert release.guarantee.relation is ADD
 
 
 def test_a_part_and_a_share_pass_a_relation_on(tmp_path):

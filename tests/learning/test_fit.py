@@ -17,6 +17,8 @@ from dpjax._files._chunk_files import read_chunks
 from dpjax.learning import _fit
 from dpjax.targets._optax_training import optax_promotion
 
+ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
 N, DELTA = 64, 1e-5
 DATABASE = jnp.eye(N)
 SETTINGS = {
@@ -67,7 +69,7 @@ def test_a_training_goes_on_after_an_interruption_as_if_there_was_none(keys, tmp
         if len(seen) == 2:
             raise KeyboardInterrupt
 
-    ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=10, delta="1e-4")
+    ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=10, delta="1e-4", relation=ADD)
     kept = {"evaluate": evaluate, "checkpoint": path, "ledger": ledger}
     with pytest.raises(KeyboardInterrupt):
         fit(keys(1), **kept)
