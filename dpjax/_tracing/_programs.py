@@ -19,6 +19,7 @@ from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
 from dpjax._tracing._host_code import HostCall
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax._tracing._lapack import NAMES
 from dpjax._tracing._memory import largest_array
 from dpjax._tracing._one_by_one import evaluate
@@ -297,7 +298,7 @@ def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree
     return fresh
 
 
-@functools.partial(jax.jit, static_argnames="program")
+@kept_jit("program")
 def evaluate_alone(database: Database, *, program: Program) -> Value:
     """The value of one database by itself, as releases compute it."""
     return apart(program, database)

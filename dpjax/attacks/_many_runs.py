@@ -1,6 +1,5 @@
 """Many runs of one function as one program: `vmap` inside chunks, which bound the memory."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -12,6 +11,7 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Release
 from dpjax._running._memory import fitting
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax._tracing._programs import Program
 
 _MOST_RUNS = 2**32 - 1
@@ -61,7 +61,7 @@ def _joined(leaf: jax.Array) -> jax.Array:
     return leaf.reshape(-1, *leaf.shape[2:])
 
 
-_compiled = functools.partial(jax.jit, static_argnames=("program", "chunks", "size"))(_mapped)
+_compiled = kept_jit("program", "chunks", "size")(_mapped)
 
 
 def released_value(released: Release | Value) -> Value:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from dpjax._running._layout import AXIS, Device, Layout, row_of, within
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax.sensitivity._checkpoint import Finished
 from dpjax.sensitivity._chunks import chunk_distances
 from dpjax.sensitivity._order_statistics import select
@@ -154,7 +155,7 @@ def bytes_of_a_chunk(
     return memory.temp_size_in_bytes + kept
 
 
-@functools.partial(jax.jit, static_argnames=("pair", "size", "mesh", "probing"), donate_argnums=0)
+@kept_jit("pair", "size", "mesh", "probing", donate=(0,))
 def _compiled_step(
     block: Block,
     key: jax.Array,

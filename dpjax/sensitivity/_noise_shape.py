@@ -1,7 +1,5 @@
 """The shape of noise that fits a target, learned from a public sample of differences."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ from dpjax._core._values import Oracle, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._waiting import wait_for
 from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax._tracing._origins import host_errors
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
@@ -128,7 +127,7 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
     return total / count, float(largest)
 
 
-@functools.partial(jax.jit, static_argnames="pair")
+@kept_jit("pair")
 def _compiled_differences(
     key: jax.Array, indices: jax.Array, *, pair: RandomPair
 ) -> tuple[jax.Array, jax.Array]:

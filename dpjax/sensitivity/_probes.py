@@ -42,6 +42,7 @@ from dpjax._running._memory import fitting
 from dpjax._running._processes import Team
 from dpjax._running._progress import counting
 from dpjax._running._waiting import wait_for
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax._tracing._lanes import touching
 from dpjax._tracing._origins import Role, host_errors, sampled
 from dpjax._tracing._programs import Program, evaluate_alone
@@ -387,7 +388,7 @@ def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
     return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
 
 
-@partial(jax.jit, static_argnames=("pair", "kept", "devices"))
+@kept_jit("pair", "kept", "devices")
 def _compiled_probes(
     key: Key,
     work: np.ndarray,
@@ -455,7 +456,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x == y) | ((x != x) & (y != y))
 
 
-@partial(jax.jit, static_argnames="norm")
+@kept_jit("norm")
 def _compiled_distances(values: Value, others: Value, equal: PyTree, *, norm: Program) -> jax.Array:
     def moved(value: Value, other: Value, equal: PyTree) -> jax.Array:
         apart = difference(value, other)

@@ -11,6 +11,7 @@ from dpjax._core._types import Key, PyTree
 from dpjax._running._in_flight import run_in_flight
 from dpjax._running._layout import Device, Layout, placed, row_of, within
 from dpjax._running._waiting import wait_for
+from dpjax._tracing._kept_jit import kept_jit
 from dpjax._tracing._origins import host_errors
 from dpjax._tracing._programs import Program
 from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
@@ -98,7 +99,7 @@ def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Arra
     return on_every(mesh, chunk, (SHARED, SPREAD))(key, words)
 
 
-@functools.partial(jax.jit, static_argnames=("program", "kind", "mesh"))
+@kept_jit("program", "kind", "mesh")
 def _compiled_draw(
     keys: jax.Array, *, program: Program, kind: Hashable, mesh: Mesh | None
 ) -> PyTree:
@@ -108,7 +109,7 @@ def _compiled_draw(
     return on_every(mesh, chunk, (SPREAD,))(keys)
 
 
-@functools.partial(jax.jit, static_argnames=("program", "kind", "mesh"))
+@kept_jit("program", "kind", "mesh")
 def _compiled_rest(
     keys: jax.Array,
     values: PyTree,
