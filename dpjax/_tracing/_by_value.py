@@ -25,6 +25,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ _NO_BEHAVIOR = frozenset(
     )
 )
 _POINTERS = ("ctypes", "_ctypes", "_cffi_backend")
-_Cached: Any = type(functools.cache(len))
+Cached: Any = type(functools.cache(len))
 
 
 class UnknownCodeError(TypeError):
@@ -65,7 +66,7 @@ def pickler() -> Any:
                 if obj.__module__ == "builtins" or _is_importable(obj):
                     return cloudpickle.Pickler.reducer_override(self, obj)
                 return _class_apart(obj)
-            if isinstance(obj, _Cached) and not _is_importable(obj):
+            if isinstance(obj, Cached) and not _is_importable(obj):
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if isinstance(obj, typing.TypeVar):
                 return typing.TypeVar, (obj.__name__,)
@@ -204,6 +205,21 @@ def _is_importable(value: object) -> bool:
         return False
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_recorded(file: str) -> bool:
+    """Whether an installer put a file where it is, as `pip install --target` does in any folder.
+
+    An editable package is none: its record does not name the files that somebody edits.
+    """
+    path = pathlib.PurePath(file)
+    return any(
+        path.relative_to(folder).as_posix() in map(str, found.files or ())
+        for folder in path.parents
+        for found in metadata.distributions(path=[str(folder)])
+        if found.read_text("RECORD")
+    )
+
+
 def is_installed(name: str) -> bool:
     """Whether a module is a part of Python, of dpjax, or of an installed package."""
     top = name.partition(".")[0]
@@ -217,4 +233,6 @@ def is_installed(name: str) -> bool:
     path = pathlib.PurePath(file or "")
     if _PYTHON in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
-    return file in (None, "built-in", "frozen") and top in sys.stdlib_module_names
+    if file in (None, "built-in", "frozen"):
+        return top in sys.stdlib_module_names
+    return _is_recorded(file)

@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Hashable
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -15,6 +16,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _origins
+from dpjax._tracing._by_value import Cached
 from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
@@ -79,6 +81,7 @@ class Program:
         Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
         difference that the sensitivity depends on.
         """
+        function = _uncached(function)
         kept = _unchanging(name, function, arguments)
         fresh = _checked(name, function)
         settings: list[object] = []
@@ -187,6 +190,11 @@ class Program:
         return "conv_general_dilated" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
+    def is_spread(self) -> bool:
+        """Whether it spreads work over devices itself."""
+        return "shard_map" in primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
     def has_loops(self) -> bool:
         """Whether a step is repeated, so that a device starts kernels again and again."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
@@ -255,6 +263,13 @@ def _calling(function: Callable[..., PyTree]) -> Generator[None, None, None]:
         _CALLED.reset(token)
 
 
+def _uncached(function: Any) -> Callable[..., PyTree]:
+    """A function without caches around it: traced arrays are no keys of theirs."""
+    while isinstance(function, Cached):
+        function = function.__wrapped__
+    return function
+
+
 def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
     """Takes shape structs to the traced function and the shapes of its results."""
     return jax.make_jaxpr(function, return_shape=True)
@@ -319,6 +334,11 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
     try:
         yield
     except (TypeError, IndexError) as error:
+        if "unhashable type" in str(error) and "Tracer" in str(error):
+            raise TypeError(
+                f"{name} must not call a function that keeps results by its arguments, such as one"
+                " of functools.lru_cache: arrays are no keys. Leave out the decorator"
+            ) from error
         # For a shape, JAX raises a plain TypeError with these words.
         if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
             raise
@@ -347,7 +367,8 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
                 f"{name} must not call code outside of JAX by {operation}: on the private database"
                 " it could raise an error or print, and so decide what is released. Call functions"
                 " of NumPy by dpjax.targets.host, programs by dpjax.targets.command_line, and"
-                " leave out debugging and run-time checks"
+                " leave out debugging and run-time checks (throw=False of lineax, optimistix and"
+                " diffrax)"
             )
     effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
     if effects:

@@ -34,7 +34,13 @@ def pairs_in_a_chunk(
 def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
     """The chunks of m pairs, on the devices of a mesh."""
     devices = devices_of(mesh, calls_host=pair.calls_host)
-    return Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
+    layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
+    if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
+        raise ValueError(
+            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
+            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
+        )
+    return layout
 
 
 def size_of_parts(pair: RandomPair, count: int, most: int) -> int:

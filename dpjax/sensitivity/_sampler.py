@@ -233,7 +233,8 @@ def sample_sensitivity(
     if estimate == 0:
         probes.refuse_rounding()
     point = plan.point
-    _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation)
+    narrow = any(is_float(x) and x.dtype.itemsize < 4 for x in pair.released.outputs.leaves)
+    _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation, narrow=narrow)
     hidden = max(resolution, rounding), rounding_of_a_distance(plan, norm, estimate)
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
@@ -341,7 +342,12 @@ def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
 
 
 def _refuse_unusable(
-    estimate: float, resolution: float, allow_zero: bool, allow_cancellation: bool
+    estimate: float,
+    resolution: float,
+    allow_zero: bool,
+    allow_cancellation: bool,
+    *,
+    narrow: bool,
 ) -> None:
     if math.isinf(estimate):
         raise ValueError(
@@ -354,9 +360,10 @@ def _refuse_unusable(
             " a release without noise is meant, pass allow_zero=True"
         )
     if 0 < estimate < _LEAST_RESOLVED * resolution and not allow_cancellation:
+        wider = "let the target compute and return float32" if narrow else "enable float64"
         raise ValueError(
             f"the estimated sensitivity {estimate:.3g} is below {_LEAST_RESOLVED} times the"
             f" resolution {resolution:.3g} of the target's value, so it is mostly rounding error:"
-            " enable float64, or let the target compute the difference directly; to accept it, pass"
+            f" {wider}, or let the target compute the difference directly; to accept it, pass"
             " allow_cancellation=True"
         )

@@ -1,5 +1,6 @@
 """Chunks: how large they are, that they compile once, and that memory stays bounded."""
 
+import functools
 import sys
 import types
 
@@ -13,7 +14,7 @@ from dpjax._running import _memory
 from dpjax._running._layout import Layout, actual
 from dpjax._running._memory import fitting, share_of_memory
 from dpjax.auditing._profile_pairs import sampled_distances
-from dpjax.sensitivity import _chunk_memory
+from dpjax.sensitivity import _chunk_memory, _chunks
 from dpjax.sensitivity._blocks import bytes_of_a_chunk
 from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._pairs import RandomPair
@@ -101,6 +102,18 @@ def test_the_same_target_traced_anew_compiles_nothing(keys, uniform, compilation
     assert len(traces) == 1  # Four chunks and the check of the order come from one trace.
     assert compilations(lambda: sample(keys(1))) == []
     assert len(traces) == 2
+
+
+def test_pairs_of_a_target_that_spreads_itself_are_not_spread_too(key, uniform, monkeypatch):
+    """XLA would end with an error about its own operations."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("one",))
+    spec = jax.sharding.PartitionSpec()
+    spread = jax.shard_map(jnp.max, mesh=mesh, in_specs=spec, out_specs=spec)
+    sample = functools.partial(dpjax.sensitivity_samples, key, n=4, norm="l1", m=20)
+    assert np.all(sample(spread, uniform) == sample(jnp.max, uniform))
+    monkeypatch.setattr(_chunks, "devices_of", lambda *_, **__: (None, None))
+    with pytest.raises(ValueError, match=r"mesh must be None or one device .* jax\.shard_map"):
+        sample(spread, uniform)
 
 
 def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, monkeypatch):

@@ -483,6 +483,16 @@ def test_sums_look_for_what_records_have_by_their_places(sample):
         sample(target, labelled(lambda n: jnp.arange(n) / n), m=200)
 
 
+def test_what_16_bits_cannot_tell_apart_is_for_float32(key):
+    """Of 32 numbers in bfloat16, a record moves the mean by few units in the last place."""
+    narrow = lambda key, n: jax.random.uniform(key, (n,), jnp.bfloat16)  # noqa: E731
+    settings = {"n": 32, "norm": "l1", "gamma": 0.05}
+    with pytest.raises(ValueError, match="let the target compute and return float32, or"):
+        dpjax.sample_sensitivity(key, jnp.mean, narrow, **settings)
+    wide = lambda d: jnp.mean(d.astype(jnp.float32))  # noqa: E731
+    assert dpjax.sample_sensitivity(key, wide, narrow, **settings).value < 1 / 32
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 40])
 def test_rare_marks_are_not_taken_for_places(sample, n):
     """A record in n has one: a database is that of another by chance."""

@@ -488,6 +488,31 @@ def test_packages_without_a_version_of_their_own_count_by_what_was_installed(tmp
     assert found == ["unversioned 1.0", "unversioned 2.0"]
 
 
+@pytest.mark.parametrize("editable", [False, True])
+@pytest.mark.parametrize("package", [False, True])
+def test_packages_may_be_installed_in_any_folder(tmp_path, monkeypatch, editable, package):
+    """`pip install --target` makes no site-packages. What somebody edits counts by its code.
+
+    Where a file lies says nothing: an editable package has a record, too, without its files.
+    """
+    name = f"anywhere_{editable}_{package}".lower()
+    file = f"{name}/__init__.py" if package else f"{name}.py"
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("FACTOR = 2\n\ndef scale(x):\n    return FACTOR * x\n")
+    info = tmp_path / f"{name}-3.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text(f"Name: {name}\nVersion: 3.0\n")
+    info.joinpath("top_level.txt").write_text(f"{name}\n")
+    recorded = "" if editable else f"{file},,\n"
+    info.joinpath("RECORD").write_text(f"{info.name}/METADATA,,\n{recorded}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(name)
+    before = HostCode(module.scale)
+    monkeypatch.setattr(module, "FACTOR", 3)
+    assert (HostCode(module.scale).fingerprint == before.fingerprint) != editable
+    assert before.run._packages.get(name) == (None if editable else f"{name} 3.0")
+
+
 def test_installed_packages_count_by_their_versions(monkeypatch):
     code = HostCode(np.median)
     assert code.run([3.0, 1.0, 2.0]) == 2.0

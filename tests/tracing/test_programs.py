@@ -301,6 +301,27 @@ def test_code_outside_of_jax_is_refused(operation):
     trace(from_host(np.sin))
 
 
+def test_a_run_time_check_names_how_to_leave_it_out():
+    with pytest.raises(ValueError, match=r"throw=False of lineax, optimistix and diffrax"):
+        trace(calling_back)
+
+
+def test_a_cache_around_a_function_is_left_out():
+    """Its arguments would be keys, and arrays are none. A cache inside is named."""
+    plain = lambda x: jnp.sin(x) * 2  # noqa: E731
+    cached = functools.cache(functools.lru_cache(plain))
+
+    def fingerprint(function):
+        try:
+            return trace(function).fingerprint
+        except TypeError:
+            return None
+
+    assert fingerprint(cached) == fingerprint(plain)
+    with pytest.raises(TypeError, match=r"keeps results by its arguments, .*functools\.lru_cache"):
+        trace(lambda x: cached(x) + 1)
+
+
 def custom_jvp(function):
     wrapped = jax.custom_jvp(function)
     wrapped.defjvp(lambda x, t: (x[0], t[0]))
