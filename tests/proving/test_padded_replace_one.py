@@ -64,17 +64,26 @@ CASES = {name: (query, NUMBERS, (0, 1)) for name, query in OF_NUMBERS.items()} |
 
 
 def proved(target, databases, bounds, norm):
-    """The bound, of a slot that may change in any way."""
+    """The bound, of a slot that may change in any way; 0 of a public value."""
     spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), databases)
     leaves, structure = jax.tree.flatten(spec.records)
     bounds = PaddedRecords(jax.tree.unflatten(structure, [bounds] * len(leaves)), (0, 1))
-    return dpjax.global_sensitivity(target, spec, bounds=bounds, norm=norm).value
+    try:
+        return dpjax.global_sensitivity(target, spec, bounds=bounds, norm=norm).value
+    except ValueError as error:
+        if "no record moves it" not in str(error):
+            raise
+        return 0.0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_pair_of_slots_lies_further_apart(name):
     query, records, bounds = CASES[name]
     databases, pairs = every_pair(records)
+    if query._is_rounded:  # Its proof is one of integers, and it answers in floats.
+        with pytest.raises(NoProofError, match="calibrate to its own sensitivity"):
+            proved(query, databases, bounds, "l1")
+        return
     for norm in set(query.norms) & set(programs.NORMS):
         reached = farthest(query, databases, pairs, norm)
         assert 0 < reached <= proved(query, databases, bounds, norm), norm
@@ -103,11 +112,11 @@ def test_a_count_is_not_public():
 
 
 def test_the_bound_of_a_query_is_the_larger_of_both():
-    query = sum_query(lower=-1, upper=1, capacity=SLOTS)
-    databases, _ = every_pair(NUMBERS)
+    query = queries.histogram_query(2)
+    databases, _ = every_pair(NUMBERS.astype(np.int32))
     known = [query.sensitivity("l1", relation=r).value for r in dpjax.NeighboringRelation]
     assert known[0] != known[1]
-    assert proved(query, databases, (-1, 1), "l1") == max(known)
+    assert proved(query, databases, (0, 1), "l1") == max(known)
 
 
 def test_a_target_that_knows_no_slots_has_no_bound_of_its_own():
