@@ -246,7 +246,7 @@ def refuse_foreign_dtype(name: str, leaf: object) -> None:
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(
             f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
-            " NumPy's: fill in what is missing and convert every column, by .astype or .to_numpy"
+            " NumPy's: fill in what is missing, and pass .to_numpy() of every column"
         )
 
 

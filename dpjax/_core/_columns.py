@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
@@ -45,6 +46,19 @@ class Texts:
     def shape(self) -> tuple[int, ...]:
         """That of the column."""
         return self.words.shape[:-1]
+
+    def __eq__(self, other: object) -> Any:
+        """Which of the texts are one text, so that a function of a record may ask."""
+        if isinstance(other, str):
+            other = Texts(fingerprints([other])[0])
+        if not isinstance(other, Texts):
+            raise TypeError(f"a column of texts compares with a text, got {_checks.shown(other)}")
+        return jnp.all(self.words == other.words, axis=-1) & jnp.any(self.words != 0, axis=-1)
+
+    def __ne__(self, other: object) -> Any:
+        return ~(self == other)
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return "texts"
@@ -121,10 +135,11 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     _checks.refuse_masked(place, leaf)
     if _holds_texts(leaf):
         if not named:
+            or_floats = ', or make floats by .astype("float64")' if _kind(leaf) == "object" else ""
             raise TypeError(
-                f"{place} must be numbers, got the dtype {dtype_of(leaf)}, of texts or objects:"
-                ' number texts by a public list, make floats of numbers by .astype("float64"), or'
-                " pass a table with this column and count its texts by dpjax.queries.by"
+                f"{place} must be numbers, got the dtype {dtype_of(leaf)}: number its texts by a"
+                " public list, as by pandas.Index(public).get_indexer(column), or pass a table"
+                f" with this column and count its texts by dpjax.queries.by{or_floats}"
             )
         texts = texts_of(leaf)
         return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
@@ -156,7 +171,8 @@ def _of_pandas(place: str, leaf: Any) -> np.ndarray | Numbers:
     if _FLOATS.fullmatch(_kind(leaf)):
         wide = _kind(leaf).startswith("decimal")
         return leaf.to_numpy("float64" if wide else dtype.numpy_dtype, na_value=np.nan)
-    raise _refusal(place, leaf, '.astype("float64")', ".astype(str)")
+    is_time = isinstance(leaf.dtype, np.dtype) and dtype.kind in "mM"
+    raise _refusal(place, leaf, f'.astype("{"int" if is_time else "float"}64")', ".astype(str)")
 
 
 def _of_polars(place: str, leaf: Any) -> np.ndarray | Numbers:
@@ -179,7 +195,9 @@ def _of_arrow(place: str, leaf: Any) -> np.ndarray | Numbers:
     if _FLOATS.fullmatch(_kind(leaf)):
         found = leaf.cast("double") if _kind(leaf).startswith("decimal") else leaf
         return found.to_numpy(zero_copy_only=False)
-    raise _refusal(place, leaf, '.cast("double")', '.cast("string")')
+    is_time = _kind(leaf).startswith(("date", "time"))
+    as_numbers = '.cast("timestamp[s]").cast("int64")' if is_time else '.cast("double")'
+    raise _refusal(place, leaf, as_numbers, '.cast("string")')
 
 
 def _with_gaps(numbers: np.ndarray, known: np.ndarray) -> np.ndarray | Numbers:
@@ -221,7 +239,9 @@ def _kind(leaf: PyTree) -> str:
 
 def dtype_of(leaf: PyTree) -> object:
     """The dtype of a column, which Arrow calls its type."""
-    return getattr(leaf, "dtype", getattr(leaf, "type", ""))
+    found = getattr(leaf, "dtype", getattr(leaf, "type", ""))
+    # NumPy's own name says how long the longest text is.
+    return "str" if isinstance(found, np.dtype) and found.kind == "U" else found
 
 
 def _columns_of_groups(groups: PyTree) -> PyTree:

@@ -1,7 +1,7 @@
 """Numbers that no array of JAX holds: of 64 bits without x64, or with some of them missing."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -91,25 +91,37 @@ def is_numbers(leaf: PyTree) -> bool:
     return isinstance(leaf, Numbers)
 
 
-def check_numbers(name: str, records: PyTree, shape: tuple[int, ...]) -> None:
-    """Refuses what is not one array of numbers of a shape; names its columns, if it has any."""
-    if isinstance(records, (jax.Array, Numbers)) and records.shape == shape:
+def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
+    """Refuses what is not one array of numbers of one of these shapes; None is any length."""
+    if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
-    what = _checks.described(records)
-    if what == "texts":
+    wanted = " or ".join(map(_in_letters, shapes))
+    found = _checks.described(records)
+    if found == "texts":
         raise TypeError(
-            f"{name} must be numbers, got texts: number them by a public list, or count each of a"
-            " list by dpjax.queries.by(dpjax.queries.counting_query(), column=..., keys=...)"
+            f"{name} must be numbers of shape {wanted}, got texts: number them by a public list, as"
+            " by pandas.Index(public).get_indexer(column), or count those of a list by"
+            " dpjax.queries.by"
         )
-    wanted = {1: "(n,)", 2: f"(n, {shape[-1]})"}[len(shape)]
-    raise ValueError(f"{name} must be numbers of shape {wanted}, got {what}{_advice(records)}")
+    remedy = ""
+    if getattr(records, "ndim", None) == 1 and all(len(shape) == 2 for shape in shapes):
+        remedy = ": give one number for each record by numpy.reshape(column, (-1, 1))"
+    if isinstance(records, (Mapping, Sequence)):
+        remedy = (
+            ": take one column, as table[name], or make one array of several numbers for each"
+            " record, by numpy.stack([table[name] for name in names], axis=1)"
+        )
+    raise ValueError(f"{name} must be numbers of shape {wanted}, got {found}{remedy}")
 
 
-def _advice(records: PyTree) -> str:
-    """What to do with several columns where one array is wanted."""
-    if not isinstance(records, Mapping):
-        return ""
-    return ": pass one column, or an array of the columns that count"
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(x is None or size == x for size, x in pairs)
+
+
+def _in_letters(shape: tuple[int | None, ...]) -> str:
+    """A shape of records, whose number does not matter."""
+    return "(n,)" if len(shape) == 1 else f"(n, {'d' if shape[1] is None else shape[1]})"
 
 
 def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:

@@ -27,7 +27,8 @@ class PaddedRecords:
         present: booleans of shape (slots,), which of them hold a record.
 
     Formal guarantees:
-        Shapes, time and refusals depend on the number of slots, never on how many are taken.
+        Shapes, time and refusals of a release depend on the number of slots, never on how many are
+        taken.
     """
 
     records: Database
@@ -88,6 +89,33 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     return jax.tree.map(narrow, records, is_leaf=is_numbers), n
 
 
+def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
+    """Like `record_arrays`, for public records: integers that JAX does not hold are refused."""
+    exact, _ = exact_records(name, records, least=least)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(exact, is_leaf=is_numbers):
+        if isinstance(leaf, Numbers) and leaf.of_dtype.kind in "iu" and leaf.known is None:
+            limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.of_dtype))
+            numbers, _ = leaf.on_host()
+            if np.any(numbers < limits.min) or np.any(numbers > limits.max):
+                raise ValueError(
+                    f"{place_of(name, path)} must be integers from {limits.min} to {limits.max},"
+                    f" got the dtype {leaf.of_dtype} and others: JAX does not hold them without"
+                    ' x64; make floats of them, by .astype("float64")'
+                )
+    return record_arrays(name, exact, least=least)
+
+
+def shapes_of_columns(name: str, records: Database) -> Database:
+    """The records, with the shapes of arrays of JAX for columns of libraries of tables."""
+
+    def shape(leaf: PyTree) -> PyTree:
+        is_numpy = isinstance(leaf, np.ndarray) or is_numbers(leaf)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if is_numpy else None
+        return jax.ShapeDtypeStruct(leaf.shape, dtype) if is_numpy else leaf
+
+    return jax.tree.map(shape, columns(name, records), is_leaf=is_numbers)
+
+
 def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
     """Numbers in a dtype, clamped to its range: within their kind, or integers as floats."""
     with in_64_bits(leaf):
@@ -103,12 +131,14 @@ def _exact(place: str, leaf: Any) -> PyTree:
     """A column on the device."""
     if is_column(leaf):
         return jax.tree.map(jnp.asarray, leaf)
-    found = None if callable(leaf) or _checks.is_traced(leaf) else _wide(place, leaf)
+    found = _wide(place, leaf)
     return _checks.real_array(place, leaf) if found is None else jax.tree.map(jnp.asarray, found)
 
 
 def _wide(place: str, leaf: Any) -> Numbers | None:
     """What JAX would round or wrap, exactly; None for anything else."""
+    if callable(leaf) or _checks.is_traced(leaf):
+        return None
     _checks.refuse_foreign_dtype(place, leaf)
     dtype = leaf.dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
     if not isinstance(dtype, np.dtype) or dtype.kind not in "iuf" or dtype.itemsize != 8:

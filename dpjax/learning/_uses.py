@@ -81,7 +81,16 @@ def traced(
     """
 
     def pair(*arguments: PyTree) -> PyTree:
-        found = loss(*arguments)
+        try:
+            found = loss(*arguments)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            raise  # Of values that are not known yet, and JAX says so.
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                "loss must be a function of the parameters and one example, without an axis of"
+                f" examples: {_checks.described(arguments[-1])}. The loss of a batch is wrong here."
+                f" It raised {type(error).__name__}: {error}"
+            ) from error
         if has_aux and (type(found) is not tuple or len(found) != 2):
             raise TypeError(
                 f"loss must return (loss, aux) with has_aux, got {type(found).__name__}"

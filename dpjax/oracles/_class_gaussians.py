@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
-from dpjax._core._records import record_arrays
+from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, PyTree
 from dpjax.oracles._choices import WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
@@ -117,7 +117,7 @@ def class_gaussians(
 def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
     if not isinstance(records, dict) or set(records) != {"x", "y"}:
         raise ValueError(f'records must be {{"x": ..., "y": ...}}, got {_checks.shown(records)}')
-    arrays, _ = record_arrays("records", records, least=2)
+    arrays, _ = public_arrays("records", records, least=2)
     x, y = arrays["x"], arrays["y"]
     if [getattr(part, "ndim", None) for part in (x, y)] != [2, 1]:
         raise ValueError(

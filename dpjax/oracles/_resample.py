@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dpjax._core._pytree import frozen_pytree
-from dpjax._core._records import record_arrays
+from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, Key, PyTree
 from dpjax.oracles._choices import Choice, UniformChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
@@ -74,7 +74,7 @@ def resample(
 
 def public_records(records: Database) -> tuple[Database, int]:
     """A copy of public records, since JAX may share memory with NumPy; and their number."""
-    public, count = record_arrays("records", records, least=2)
+    public, count = public_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
 

@@ -22,7 +22,7 @@ from dpjax._core._record_bounds import (
     RecordBounds,
     is_tiny,
 )
-from dpjax._core._records import PaddedRecords
+from dpjax._core._records import PaddedRecords, shapes_of_columns
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax._tracing._fingerprints import digest
@@ -287,7 +287,7 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
 
 
 def _specs(records: Database, n: int | None) -> Database:
-    specs = _checks.real_shapes("records", records)
+    specs = _checks.real_shapes("records", shapes_of_columns("records", records))
     leaves = jax.tree.leaves(specs)
     if n is not None:
         n = _checks.integer("n", n, least=1)
@@ -379,7 +379,10 @@ def _number(value: Any, dtype: np.dtype) -> float:
     if dtype.kind != "f":
         limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
         if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
-            raise ValueError(f"bounds of {dtype} must be integers that it holds, got {number:g}")
+            raise ValueError(
+                f"bounds of {dtype} must be integers that it holds, got {number:g}: for larger"
+                " numbers give records of floats"
+            )
         return number
     held = float(np.asarray(number, dtype))
     if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:

@@ -150,10 +150,11 @@ def by(
         query: any `Query`, or the scores of quantiles; also a query that is by group already.
         column: holds the key of each record: the name of a column of a table, the index of a column
             of an array of shape (n, d) or of a tuple, or a function of one record. Texts of a table
-            compare with texts. Numbers count as codes, as in `histogram_query`. A function must
-            give an integer, a boolean or a text; `counting_query` says how it runs.
-        keys: of the groups, public: integers or texts, distinct. A record with another key, or
-            none, is in no group.
+            compare with texts, and in a column of objects a whole number counts as its digits.
+            Integers compare exactly, and floats that are whole with them. A function must give an
+            integer, a boolean or a text; `counting_query` says how it runs.
+        keys: of the groups, public: integers of 64 bits or texts, distinct. A record with another
+            key, or none, is in no group.
         of: the name or index of the column that the query sees; None for all columns but that of
             the groups, and one that is left alone as it is. With a function it sees all of them.
 
@@ -165,7 +166,8 @@ def by(
     Raises:
         TypeError: if an argument has another type, such as keys that are floats; on a database, if
             the column holds texts and the keys are numbers, or the other way around.
-        ValueError: if keys repeat or are out of range; on a database, if a column is missing.
+        ValueError: if keys repeat or are out of range; on a database, if a column is missing, or
+            its dtype is of floats that do not tell a key from other integers.
 
     Formal guarantees:
         The groups are disjoint, whatever records contain. Under add-or-remove-one a record moves

@@ -33,7 +33,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 
     Args:
         predicate: takes one record, the database's pytree without the leading axis, to a boolean.
-            None counts all records; their number is private only under add-or-remove-one.
+            None counts all records; their number is private only under add-or-remove-one. Where a
+            column has 64 bits it sees 64, also without x64; a missing number is NaN. A text
+            compares with a text.
 
     Returns:
         A `Query`, whose value is an integer.
@@ -103,7 +105,7 @@ def histogram_query(
             number of its bucket, a code from 0 to k - 1; floats may be codes too. With edges,
             records are numbers, and bucket j holds edges[j] <= x < edges[j + 1], and the last one
             also its upper edge, as in NumPy. The first edge may be -inf, the last one inf. Edges
-            are rounded to the dtype of the records. Integers are converted to JAX's default float.
+            are rounded to the dtype of the records, if that is of floats; integers compare exactly.
         outliers: what happens to NaN and to records in no bucket. "drop" does not count them.
             "clip" counts a record in the bucket at its end, and NaN in the first bucket. A code
             counts as NaN if it is not whole, or at least 2^24 in float32.
@@ -231,7 +233,10 @@ def count_combinations(
 ) -> jax.Array:
     """The contingency table of these attributes, over the records that are present."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
-        raise ValueError(f"database must have columns {[*sizes]}, got {_checks.described(records)}")
+        raise ValueError(
+            f"database must be a table with the columns {[*sizes]}, got"
+            f" {_checks.described(records)}"
+        )
     cell = jnp.zeros(present.shape, jnp.int32)
     for name, size in sizes.items():
         check_numbers(f"column {name!r}", records[name], present.shape)

@@ -165,8 +165,8 @@ def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     if isinstance(found, (jax.Array, Numbers, Texts)) and found.shape == (n,):
         return found
     raise ValueError(
-        f"column must hold one integer or text for each of {n} records, got"
-        f" {_checks.described(found)}"
+        f"column={_checks.shown(column)} must hold one integer or text for each of {n} records,"
+        f" got {_checks.described(found)}"
     )
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._numbers import check_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
@@ -110,10 +111,14 @@ def private_linear_regression(
     regularization = _checks.non_negative("regularization", regularization)
     records, slots = records_and_slots(database)
     records = inside_groups(records, by)
-    if not hasattr(records, "keys") or records.keys() != {"x", "y"}:
-        raise ValueError(f'database must be {{"x", "y"}}, got {_checks.described(records)}')
-    if records["x"].ndim != 2 or records["y"].shape != (slots,):
-        raise ValueError(f"x must have shape (n, d) and y (n,), got {_checks.described(records)}")
+    if not isinstance(records, Mapping) or set(records) != {"x", "y"}:
+        raise ValueError(
+            f'database must be {{"x": array of shape (n, d), "y": array of shape (n,)}}, got'
+            f" {_checks.described(records)}; of a table make it by"
+            ' {"x": numpy.stack([table[name] for name in names], axis=1), "y": table[name_of_y]}'
+        )
+    check_numbers("x of database", records["x"], (slots, None))
+    check_numbers("y of database", records["y"], (slots,))
     dims = records["x"].shape[1]
 
     def parts(records: Database) -> tuple[jax.Array, jax.Array]:

@@ -30,7 +30,8 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
     Formal guarantees:
         Under add-or-remove-one the number of records is private. A plain array shows it by its
         shape, and so by memory and time; and an empty array shows it by a refusal. `PaddedRecords`
-        do not show it, for databases of at most `capacity` records.
+        do not show it, for databases of at most `capacity` records. The time of this function
+        does: it depends on the number of records and on their texts.
 
     Source:
         The argument above.

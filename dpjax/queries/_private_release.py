@@ -9,7 +9,7 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._numbers import Numbers
+from dpjax._core._numbers import check_numbers
 from dpjax._core._records import check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
@@ -40,12 +40,9 @@ def shape_of_record(
     With groups, their columns stand beside the array.
     """
     records = inside_groups(records_and_slots(database)[0], by)
-    shapes = {1: "(n,)", 2: "(n, d)"}
-    if not isinstance(records, (jax.Array, Numbers)) or shapes.get(records.ndim) not in wanted:
-        raise ValueError(
-            f"database must be one array of shape {' or '.join(wanted)}"
-            f"{', beside the columns of groups' if by else ''}, got {_checks.described(records)}"
-        )
+    shapes = {"(n,)": (None,), "(n, d)": (None, None)}
+    name = "database, beside the columns of groups," if by else "database"
+    check_numbers(name, records, *(shapes[x] for x in wanted))
     return records.shape[1:]
 
 

@@ -160,7 +160,7 @@ def quantile_scores(
         probabilities: p, one or several, each in (0, 1). A float stands for the decimal number that
             it prints as, so 0.1 is 1/10; or a `fractions.Fraction`.
         grid: increasing finite numbers, public. 10^5 numbers are not too many. They are rounded to
-            the dtype of the records, and several may become one.
+            the dtype of the records, if that is of floats, and several may become one.
 
     Returns:
         A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with

@@ -50,15 +50,18 @@ def privatize(
 
     Returns:
         A function of a typed key and a database: a pytree of arrays with leading axis n, where a
-        DataFrame counts as the dict of its columns. Jit-able, and vmap-able over keys. `name` is a
-        public name of these records, such as a column or a group: a `dpjax.Ledger` that has paid
-        for the same release under the same name returns it again, under any key, free of charge.
+        DataFrame counts as the dict of its columns. Without x64 a query gets all numbers of 64
+        bits; a sampled function gets those of the oracle's dtype, clamped to its range. Jit-able,
+        and vmap-able over keys. `name` is a public name of these records, such as a column or a
+        group: a `dpjax.Ledger` that has paid for the same release under the same name returns it
+        again, under any key, free of charge.
         Without a name every release is drawn anew and paid for; without a ledger it means nothing.
 
     Raises:
         TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
-            if the key is not a typed key, the name not a text, or the database does not hold arrays
-            of the kinds that were sampled.
+            if the key is not a typed key, the name not a text, the database does not hold arrays of
+            the kinds that were sampled, or it holds integers of 64 bits without x64 and nothing but
+            a bare number is known of the target.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared), or the sensitivity is what another query or target says of
             itself; at a release, if the target is known to move further than the sensitivity says,

@@ -12,6 +12,8 @@ import decimal
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -229,3 +231,237 @@ def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
                 np.testing.assert_array_equal(got, expected, f"{loader} {kind}")
             else:
                 np.testing.assert_allclose(got, expected, atol=TOLERANCE[ask], err_msg=loader)
+
+
+WORSE = {
+    "ints": [2**62, -(2**63), 2**63 - 1, 2**31, -(2**31) - 1, 0],
+    "big ints": [0] * 6,
+    "floats": [math.inf, -math.inf, 1e308, 5e-324, -0.0, 1.0],
+    "floats of 32 bits": [math.inf, -math.inf, 3e38, 1e-45, -0.0, 1.0],
+    "texts": ["", "\x00", "nan", "None", "0", "-1"],
+    "dates": [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)] * 3,
+}
+
+
+@pytest.mark.parametrize("ask", RIGHT, ids=lambda ask: ask.__name__[4:])
+@pytest.mark.parametrize("kind", WORSE)
+def test_refusals_do_not_depend_on_values(kind, ask):
+    """The same shape and dtype of an answer, or the same words, whatever the column holds."""
+    values, dtype = KINDS[kind]
+    ask_groups.keys = keys_of(kind)
+
+    def outcome(column):
+        try:
+            found = ask(column)
+            return None if ask is ask_keys else (np.shape(found), np.asarray(found).dtype)
+        except TypeError as error:
+            return str(error)
+
+    for loader, load in LOADERS.items():
+        if loader == "nullable" and kind == "dates":
+            continue
+        assert outcome(load(values, dtype)) == outcome(load(WORSE[kind], dtype)), loader
+
+
+@pytest.mark.parametrize("of", [jnp.asarray, np.asarray, pd.Series, pl.Series, pa.array])
+def test_a_query_has_int32_whatever_its_column_has(of):
+    """The noise of a release is for the dtype of the value."""
+    for query in (
+        queries.counting_query(lambda x: x > 0),
+        queries.histogram_query(4),
+        queries.histogram_query([0, 1, 2]),
+        queries.sum_query(lower=0, upper=1, capacity=9),
+        queries.quantile_scores(0.5, grid=[0, 1]),
+        queries.linear_workload([[1, 0], [0, 1]]),
+    ):
+        column = of(np.array([1, 0, 2]))
+        assert query(column).dtype == jnp.int32
+        assert jax.jit(query)(jnp.array([1, 0, 2])).dtype == jnp.int32
+        by_group = queries.by(query, column="g", keys=[0, 1])
+        assert by_group({"g": column, "x": column}).dtype == jnp.int32
+
+
+def test_moments_are_those_of_integers_beyond_32_bits():
+    """Means near the top of a narrow interval, of milliseconds since 1970 and of large cents."""
+    start, day = 1_700_000_000_000, 86_400_000
+    times = start + np.random.default_rng(0).integers(0, day, 4000)
+    loaded = (times, pd.Series(times, dtype="Int64"), pl.Series(times), times.astype(float))
+    for column in loaded:
+        bounds = {"lower": start, "upper": start + day}
+        query = queries.sum_query(lower=start, upper=start + day, capacity=4000)
+        exact = int(times.sum())
+        assert abs(int(query(column)) * query.unit - exact) <= 1.1 * query.unit
+        mean = queries.private_mean(KEY, column, **bounds, **SHARP).value
+        assert float(mean) == pytest.approx(times.mean(), abs=day / 500)
+        spread = queries.private_variance(KEY, column, **bounds, **SHARP).value
+        assert float(spread["variance"]) == pytest.approx(times.var(), rel=1e-2)
+
+
+def test_vectors_and_lines_of_64_bits():
+    """`in_ball` and regression: the nearest floats, where int32 would end at 2147483647."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(-4_000_000_000, 4_000_000_000, (3000, 1))
+    y = x[:, 0] // 2
+    radii = {"x_radius": 4e9, "y_radius": 4e9, "epsilon": 40.0, "delta": 1e-6}
+    line = queries.private_linear_regression(KEY, {"x": x, "y": y}, **radii).value
+    assert float(line["weights"][0]) == pytest.approx(0.5, abs=1e-2)
+    radius = {"radius": 4e9, "epsilon": 40.0, "delta": 1e-6}
+    covariance = queries.private_covariance(KEY, x, **radius).value
+    found = covariance["covariance"] if isinstance(covariance, dict) else covariance
+    assert float(np.ravel(found)[0]) == pytest.approx(x.var(), rel=1e-2)
+
+
+def test_slots_and_parts_keep_all_numbers():
+    ids = np.array([2**60 + 1, 2**60, 5_000_000_001, 7])
+    numbers = pd.Series([2**60 + 1, None, 5_000_000_001, 7], dtype="Int64")
+    by_id = queries.by(queries.counting_query(), column="id", keys=[2**60, 2**60 + 1])
+    for column, expected in ((ids, [1, 1]), (numbers, [0, 1])):
+        table = {"id": column, "x": np.array([5e9 + 1, 5e9, 1.0, 2.0])}
+        slots = queries.padded_records(table, capacity=9)
+        assert by_id(slots).tolist() == expected
+        parts = queries.parts(slots, column="id", keys=[2**60, 2**60 + 1])
+        counted = queries.histogram_query([0, 5e9 + 1, 6e9])
+        assert [counted(part).tolist() for part in parts.values()] == [
+            [expected[0], 0],
+            [0, expected[1]],
+        ]
+
+
+def test_a_predicate_sees_all_bits_and_texts():
+    table = pd.DataFrame({"id": [2**60 + 1, 2**60, 300], "sex": ["f", "m", None], "age": [1, 2, 3]})
+    table = table.astype({"age": "uint8"})
+    with odd_inputs.any_promotion():
+        for predicate, expected in (
+            (lambda r: r["id"] == 2**60 + 1, 1),
+            (lambda r: r["id"] % 2 == 1, 1),
+            (lambda r: r["id"] * 1.0 > 2.0**59, 2),
+            (lambda r: r["age"] == 257, 0),
+            (lambda r: r["age"] - 2 < 0, 1),
+            (lambda r: r["sex"] == "f", 1),
+            (lambda r: r["sex"] != "f", 2),
+            (lambda r: (r["sex"] == "m") & (r["age"] > 1), 1),
+        ):
+            assert int(queries.counting_query(predicate)(table)) == expected
+        with pytest.raises(TypeError, match="texts compares with a text, got 1"):
+            queries.counting_query(lambda r: r["sex"] == 1)(table)
+
+
+NUMBERS, TEXTS = pd.DataFrame({"a": [0.1, 0.2], "b": [0.0, 0.3]}), pd.Series(["f", "m"])
+RADII = {"x_radius": 1.0, "y_radius": 1.0, "epsilon": 1.0, "delta": 1e-6}
+ASKED = {
+    "mean of a frame": (
+        lambda: queries.private_mean(KEY, NUMBERS, lower=0, upper=1, epsilon=1.0),
+        ["database must be numbers", "{'a': 'float64[2]'", "table[name]"],
+    ),
+    "frames in dicts": (
+        lambda: queries.histogram_query(3)({"d": NUMBERS}),
+        ["database must be numbers of shape (n,)", "{'d': {'a'", "table[name]"],
+    ),
+    "a frame as a column": (
+        lambda: queries.contingency_query({"d": 2})({"d": NUMBERS}),
+        ["column 'd' must be numbers", "'a': 'float64[2]'", "table[name]"],
+    ),
+    "a frame of groups": (
+        lambda: queries.by(queries.counting_query(), column="d", keys=[1])({"d": NUMBERS}),
+        ["column='d' must hold one integer or text", "'a': 'float64[2]'"],
+    ),
+    "texts in a table": (
+        lambda: queries.contingency_query({"sex": 2})({"sex": TEXTS}),
+        ["column 'sex' must be numbers", "got texts", "get_indexer", "queries.by"],
+    ),
+    "texts alone": (
+        lambda: queries.histogram_query(4)(pl.Series(["a"])),
+        ["database must be numbers", "String", "get_indexer", "queries.by"],
+    ),
+    "objects": (
+        lambda: queries.counting_query()(np.array([1, None], object)),
+        ["database must be numbers", "dtype object", '.astype("float64")'],
+    ),
+    "regression of a frame": (
+        lambda: queries.private_linear_regression(KEY, NUMBERS, **RADII),
+        ['"x": array of shape (n, d)', "{'a'", "numpy.stack"],
+    ),
+    "regression on a frame": (
+        lambda: queries.private_linear_regression(KEY, {"x": NUMBERS, "y": TEXTS}, **RADII),
+        ["x of database must be numbers of shape (n, d)", "{'a'", "numpy.stack"],
+    ),
+    "regression on a column": (
+        lambda: queries.private_linear_regression(
+            KEY, {"x": NUMBERS["a"], "y": NUMBERS["b"]}, **RADII
+        ),
+        ["x of database must be numbers of shape (n, d)", "float64[2]", "numpy.reshape"],
+    ),
+    "regression of texts": (
+        lambda: queries.private_linear_regression(
+            KEY, {"x": NUMBERS.to_numpy(), "y": TEXTS}, **RADII
+        ),
+        ["y of database must be numbers of shape (n,)", "got texts", "get_indexer"],
+    ),
+    "k-means of a frame": (
+        lambda: queries.private_k_means(
+            KEY, NUMBERS, clusters=2, radius=1.0, epsilon=1.0, delta=1e-6
+        ),
+        ["database must be numbers of shape (n, d)", "{'a'", "numpy.stack"],
+    ),
+    "lists": (
+        lambda: queries.counting_query()({"x": pl.Series([[1], [2]]), "y": np.ones(2)}),
+        ["column 'x' of database", "List(Int64)", ".cast(polars.", "leave it out"],
+    ),
+    "intervals": (
+        lambda: queries.counting_query()({"x": pd.Series(pd.interval_range(0, 2))}),
+        ["column 'x' of database", "interval[int64", ".astype(", "leave it out"],
+    ),
+    "a frame to prove": (
+        lambda: dpjax.global_sensitivity(
+            lambda d: jnp.mean(d["a"]), pa.table({"a": DAYS}), bounds=(0, 1), norm="l1"
+        ),
+        ["column 'a' of records", "date32[day]", '.cast("string")'],
+    ),
+    "public integers": (
+        lambda: dpjax.oracles.resample(pd.DataFrame({"a": BIG})),
+        ["column 'a' of records must be integers from", "int64", '.astype("float64")'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_refusal_names_argument_column_dtype_and_remedy(name):
+    entry, words = ASKED[name]
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        entry()
+    missing = [word for word in words if word not in str(refusal.value)]
+    assert not missing, f"{missing} not in: {refusal.value}"
+
+
+def of_dates(load):
+    return load(DAYS, "date")
+
+
+REMEDIES = {
+    "numpy": (
+        of_numpy,
+        lambda x: x.astype("datetime64[s]").astype("int64"),
+        lambda x: x.astype(str),
+    ),
+    "pandas": (of_pandas, lambda x: x.astype("int64"), lambda x: x.astype(str)),
+    "polars": (of_polars, lambda x: x.cast(pl.Float64), lambda x: x.cast(pl.String)),
+    "arrow": (
+        of_arrow,
+        lambda x: x.cast("timestamp[s]").cast("int64"),
+        lambda x: x.cast("string"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_the_remedy_for_dates_works(name):
+    load, as_numbers, as_texts = REMEDIES[name]
+    column = of_dates(load)
+    with pytest.raises(TypeError, match="column 'day' of database") as refusal:
+        queries.counting_query()({"day": column, "age": np.ones(6)})
+    words = str(refusal.value)
+    assert '"int64")' in words or ".cast(polars.Float64)" in words
+    assert len(np.unique(np.asarray(as_numbers(column)))) == 2
+    assert queries.histogram_query([-1e20, 0, 1e20])(as_numbers(column)).tolist() == [0, 6]
+    days = queries.by(queries.counting_query(), column="day", keys=["2024-01-31", "2024-02-01"])
+    assert days({"day": as_texts(column), "age": np.ones(6)}).tolist() == [3, 3]
