@@ -91,18 +91,19 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
     """Like `record_arrays`, for public records: integers that JAX does not hold are refused."""
-    exact, _ = exact_records(name, records, least=least)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(exact, is_leaf=is_numbers):
-        if isinstance(leaf, Numbers) and leaf.of_dtype.kind in "iu" and leaf.known is None:
-            limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.of_dtype))
-            numbers, _ = leaf.on_host()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        columns(name, records), is_leaf=is_column
+    ):
+        numbers = leaf.on_host()[0] if isinstance(leaf, Numbers) else leaf
+        if isinstance(numbers, np.ndarray) and numbers.dtype.kind in "iu":
+            limits = np.iinfo(jax.dtypes.canonicalize_dtype(numbers.dtype))
             if np.any(numbers < limits.min) or np.any(numbers > limits.max):
                 raise ValueError(
                     f"{place_of(name, path)} must be integers from {limits.min} to {limits.max},"
-                    f" got the dtype {leaf.of_dtype} and others: JAX does not hold them without"
-                    ' x64; make floats of them, by .astype("float64")'
+                    f" got larger ones of {numbers.dtype}: JAX does not hold them without x64; make"
+                    ' floats of them, by .astype("float64")'
                 )
-    return record_arrays(name, exact, least=least)
+    return record_arrays(name, records, least=least)
 
 
 def shapes_of_columns(name: str, records: Database) -> Database:

@@ -23,6 +23,8 @@ import pytest
 import dpjax
 import odd_inputs
 from dpjax import queries
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._records import exact_records
 
 KEY = dpjax.random.seeded_key(5)
 SHARP = {"epsilon": 1e6}
@@ -187,6 +189,12 @@ RIGHT = {
 TOLERANCE = {ask_sum: 6e9 * 2.0**-15, ask_mean: 6e9 * 2.0**-15 / 6}
 
 
+def form_of(database):
+    """All that a query sees of a database."""
+    exact, _ = exact_records("database", database)
+    return TreeSpec.of(exact), *(np.asarray(x).tobytes() for x in jax.tree.leaves(exact))
+
+
 def missing_at(values, dtype, loader):
     """The same column whose second entry is missing, and None where the dtype has no such thing."""
     floats = dtype.startswith("float")
@@ -203,14 +211,16 @@ def missing_at(values, dtype, loader):
 @pytest.mark.parametrize("ask", RIGHT, ids=lambda ask: ask.__name__[4:])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
+    """A query sees a column in its exact form alone, so it is asked once for each form."""
     values, dtype = KINDS[kind]
+    answers = {}
     for loader, load in LOADERS.items():
         try:
             column = load(values, dtype)
         except pytest.skip.Exception:
             continue
         if kind in REFUSED and not (kind == "texts" and ask in (ask_groups, ask_keys)):
-            with pytest.raises(TypeError, match=r"(texts|date|timestamp|M8).*: (number|make)") as e:
+            with pytest.raises(TypeError, match=r"must be numbers.*got the dtype .*: ") as e:
                 ask(column)
             assert ask is not ask_groups or "column 'x' of database" in str(e.value), loader
             continue
@@ -225,7 +235,10 @@ def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
         for found, expected in ((column, right), (missing_at(values, dtype, loader), without)):
             if found is None:
                 continue
-            got = ask(found)
+            form = loader if ask is ask_keys else form_of({"x": found})
+            if ask is ask_keys or form not in answers:
+                answers[form] = ask(found)
+            got = answers[form]
             got = got if ask is ask_keys else np.asarray(got, float)
             if ask is ask_keys or ask not in TOLERANCE:
                 np.testing.assert_array_equal(got, expected, f"{loader} {kind}")
