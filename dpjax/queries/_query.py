@@ -82,7 +82,10 @@ class Query(KnownSensitivity, KnowsAccuracy):
         )
 
     def _on_integers(self, mechanism: Any) -> Any:
-        """The mechanism for integers: its noise grows by what rounding adds to a sensitivity."""
+        """The mechanism for integers: its noise grows by what rounding adds to a sensitivity.
+
+        "Sums on a grid" in docs/proofs/shorter.md has the proof.
+        """
         inside, sensitivity = self._integers, mechanism.sensitivity
         norm, relation = sensitivity.norm, sensitivity.relation
         reach = Fraction(inside._bound(norm, relation, None, np.float32))

@@ -212,6 +212,22 @@ def test_noise_is_the_same_integers_for_every_way_to_ask(key):
         assert float(private(key, x).value) == float(jax.jit(private)(key, x).value) == float(asked)
 
 
+def test_a_sum_that_a_ledger_kept_is_the_same_numbers(tmp_path):
+    """It keeps the integers: what is returned again has the same units, interval and JSON."""
+    query = queries.sum_query(lower=0, upper=100, capacity=500)
+    ledger = dpjax.Ledger(tmp_path / "sums.db", epsilon=1)
+    private = dpjax.privatize(query, dpjax.laplace(100.0, 0.5), ledger=ledger)
+    first, again = (
+        private(dpjax.random.secure_key(), np.full(400, 20.0), name="ages") for _ in range(2)
+    )
+    assert ledger.spent.epsilon == 0.5
+    assert abs(float(first.value) - 8000) < 20_000
+    assert first.to_dict() == again.to_dict()
+    assert first.interval() == again.interval()
+    (array,) = first.accuracy.facts["arrays"]
+    assert array["scale"] == pytest.approx(200, rel=1e-3)
+
+
 def test_floats_of_a_sum_get_no_noise_of_its_integers(key):
     """They are rounded, by more than the noise has to spare; counts are integers outside too."""
     query = queries.sum_query(lower=0, upper=100, capacity=500)
