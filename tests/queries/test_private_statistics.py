@@ -566,3 +566,15 @@ def test_moments_are_put_together_again():
     moments = moments_of(query, query(jnp.asarray(x)), None, 1.0)
     np.testing.assert_allclose(moments.mean, x.mean(axis=0), atol=1e-4)
     np.testing.assert_allclose(moments.second, x.T @ x / 3, atol=1e-4)
+
+
+def test_clusters_of_wide_numbers_are_those_of_float32():
+    """float64 and int64 without x64: the release was refused after it had been paid for."""
+    points = np.round(np.random.default_rng(0).normal(size=(50, 2)) * 3)
+    terms = {"clusters": 2, "radius": 9.0, "epsilon": 2.0, "delta": 1e-6, "iterations": 1}
+    found = [
+        queries.private_k_means(dpjax.random.seeded_key(0), points.astype(dtype), **terms).value
+        for dtype in ("float32", "float64", "int64")
+    ]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other["centers"], found[0]["centers"])
