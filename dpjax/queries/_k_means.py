@@ -11,8 +11,10 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
+from dpjax._core._numbers import is_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._records import as_dtype
 from dpjax._core._types import Database, Key, Scalar
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
 from dpjax.accounting._compose_at import compose_at
@@ -142,7 +144,10 @@ def private_k_means(
             centers, counts = noisy_step(step_key, centers)
         return {"centers": jnp.add(middle[None], size * centers), "counts": counts}
 
-    slots = present_records(database)
+    records, present = present_records(database)
+    if is_numbers(records):
+        records = as_dtype(records, jnp.result_type(float))
+    slots = records, present
     release = pay_and_draw(
         lambda: draw(key, slots),
         key,
