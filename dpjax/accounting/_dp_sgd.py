@@ -99,7 +99,7 @@ def dp_sgd(
 
         - the discretization of dp-accounting, which is pessimistic;
         - batches that exceed their capacity: (1 + e^epsilon) p for every step, if one does so with
-          probability p; the same for equal random words;
+          probability p; the same for equal random words, which order a batch;
         - mass that convolutions may lose: 1e-15 of delta for every step, with "pld";
         - the distance between the tables of the noise and the normal distribution, for every
           coordinate of every step.
@@ -242,15 +242,16 @@ class _Run(NamedTuple):
         return self.steps * self.dims * GAUSSIAN.lattice.certificate.loss
 
     @property
-    def missed_by_noise(self) -> float:
-        """The probability that the noise of some step leaves its distribution."""
+    def missed_anyway(self) -> float:
+        """The same without batches that exceed their capacity."""
         assert GAUSSIAN.lattice is not None
-        return self.steps * self.dims * GAUSSIAN.lattice.certificate.delta
+        of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
+        return self.steps * (of_noise + _probability_of_ties(self.sampling))
 
     @property
     def missed(self) -> float:
         """The probability that the noise or the batch of some step leaves its distribution."""
-        return self.missed_by_noise + self.steps * _probability_of_a_bad_batch(self.sampling)
+        return self.missed_anyway + self.steps * _probability_of_a_cut(self.sampling)
 
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
         """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
@@ -306,9 +307,8 @@ class _Run(NamedTuple):
     def _used_up(self, epsilon: float | None = None) -> str:
         at = self._largest_epsilon() if epsilon is None else epsilon
         stated = f"delta={self.delta:g} is used up at epsilon={at:.3g}: in {self.steps} steps"
-        by_noise = (1 + math.exp(min(at, 700.0))) * self.missed_by_noise
-        cut_off = self.sampling.kind == "poisson" and self.missed > 2 * self.missed_by_noise
-        if cut_off and by_noise < _LARGEST_SHARE * self.delta:
+        anyway = (1 + math.exp(min(at, 700.0))) * self.missed_anyway
+        if self.missed > 2 * self.missed_anyway and anyway < _LARGEST_SHARE * self.delta:
             enough = least_capacity(
                 self.sampling.n, self.sampling.rate, rare_enough(at, self.delta, self.steps)
             )
@@ -380,13 +380,22 @@ def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: fl
     return sampling.rate * (float(scipy.special.ndtr(0.5 / sigma - inner * sigma)) - ratio)
 
 
-def _probability_of_a_bad_batch(sampling: Sampling) -> float:
-    """The probability that a batch is not drawn as the accountants assume."""
+def _probability_of_a_cut(sampling: Sampling) -> float:
+    """The probability that a batch exceeds its capacity."""
     if sampling.kind == "fixed":
-        # A union bound over pairs of records with equal random words.
-        return sampling.n**2 * 2.0**-129
+        return 0.0
     # Both neighbors fit into n slots.
     return float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
+
+
+def _probability_of_ties(sampling: Sampling) -> float:
+    """A bound on the probability that random words are equal, so that an order is not uniform.
+
+    By a union over pairs of words of 128 bits: of all records for batches of a fixed size, else of
+    those in a batch.
+    """
+    ordered = sampling.n if sampling.kind == "fixed" else sampling.capacity
+    return float(ordered) ** 2 * 2.0**-129
 
 
 @left_out_orders_hidden()

@@ -133,5 +133,6 @@ def _whole(
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=batch)
+    # The sums of two parts may differ. The bound of a part covers how one was read.
+    charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

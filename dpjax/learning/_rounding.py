@@ -2,8 +2,8 @@
 
 A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may turn the error
 around. So only the examples of a microbatch are added up in floats. Sums of microbatches become
-integers, and one record changes one of these sums. The rest of the error, relative to C, is charged
-to the noise.
+integers, and one record changes one of these sums, or two where another record takes its place. The
+rest of the error, relative to C, is charged to the noise. docs/proofs/dp-sgd.md has the proof.
 """
 
 import math
@@ -38,14 +38,17 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
-    # First the norm, the factor and the product. Then the sum: in any order, each of `part`
-    # additions is off by a unit of at most (part + 4) clip norms, on both neighbors.
-    relative = (terms + 16) + 2 * part * (part + 4)
+    # First the norm, the factor and the product. Then two sums, on both neighbors: that of the
+    # record, and that of another one which takes its place where it is missing. In a sum of p
+    # floats, the j-th largest of all partial sums has p - j + 1 terms at most, so it is at most
+    # sqrt(p (p - j + 1)) clip norms long, in any order of each coordinate. Together that is
+    # 2 / 3 (p + 1)^2, of which every addition is off by a unit.
+    relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # The total of all digits is rounded as it becomes a float, on both neighbors.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
-    # One sum of a microbatch differs, and its last digit is rounded on both neighbors.
-    steps = 2 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
+    # The last digit of both sums is rounded on both neighbors.
+    steps = 4 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
 

@@ -182,7 +182,9 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     Formal guarantees:
         Given uniform random bits, every record is in the batch independently of all others, with
         the probability `rate` exactly, a multiple of 2^-32 that is not above batch_size / n. If
-        more records than `capacity` join, those with the highest indices are left out.
+        more records than `capacity` join, those with the highest indices are left out. The others
+        are in a uniform order, by 128 random bits each, unless two words are equal. The accounting
+        charges for that, too.
 
     Source:
         Abadi et al. (2016); Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Scalable
@@ -244,24 +246,36 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Batch:
+    key_joins, key_order = jax.random.split(key)
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
     else:
-        words = jax.random.bits(key, (sampling.n,), jnp.uint32)
+        words = jax.random.bits(key_joins, (sampling.n,), jnp.uint32)
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     if present is not None:
         joins &= present
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
-    return _batch(key, sampling, indices.astype(jnp.int32), mask)
+    indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
+    return _batch(key, sampling, indices, mask)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def _fixed(key: Key, sampling: BatchSampling) -> Batch:
-    words = jax.random.bits(key, (4, sampling.n), jnp.uint32)
-    *_, order = lax.sort((*words, jnp.arange(sampling.n, dtype=jnp.int32)), num_keys=4)
-    mask = jnp.ones(sampling.capacity, bool)
-    return _batch(key, sampling, order[: sampling.capacity], mask)
+    everyone = jnp.ones(sampling.n, bool)
+    order = _in_random_order(key, jnp.arange(sampling.n, dtype=jnp.int32), everyone)
+    return _batch(key, sampling, order[: sampling.capacity], everyone[: sampling.capacity])
+
+
+def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
+    """The indices in a uniform order, those of empty slots last.
+
+    In the order of the database, one record less would move all records behind it to other slots,
+    and floats are added up by slots. In a random order the last record takes its place.
+    """
+    words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
+    *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)
+    return ordered
 
 
 def _batch(key: Key, sampling: BatchSampling, indices: jax.Array, mask: jax.Array) -> Batch:
