@@ -199,3 +199,18 @@ def test_arrays_without_a_common_axis_are_refused(database, least):
     count = "n" if least == 1 else "at least 2"
     with pytest.raises(ValueError, match=f"common leading axis of {count} records"):
         record_arrays("database", database, least=least)
+
+
+def test_an_empty_array_beside_others_is_no_reason_to_refuse(key):
+    """Of the records, or of what a target makes of them: {"x": features, "none": no features}."""
+    database = {"x": np.ones((10, 2), "float32"), "none": np.ones((10, 0), "float32")}
+    private = dpjax.privatize(
+        lambda d: {k: jnp.sum(x) for k, x in d.items()}, dpjax.laplace(1e-6, 1)
+    )
+    assert private(key, database).value["x"] == pytest.approx(20, abs=1e-3)
+    columns = dpjax.privatize(
+        lambda d: {k: jnp.mean(x, 0) for k, x in d.items()}, dpjax.laplace(1e-6, 1)
+    )
+    assert columns(key, database).value["none"].shape == (0,)
+    with pytest.raises(ValueError, match="must not be empty"):
+        columns(key, {"none": database["none"]})

@@ -165,3 +165,23 @@ def test_no_private_number_stops_a_step_whatever_is_told_to_stop(strange, key):
         )
     for found in (alone, parts):
         np.testing.assert_allclose(found.value, [0.3, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, batch: jax.vmap(lambda x, y: (x @ w - y) ** 2)(batch["x"], batch["y"]).mean(),
+        lambda w, batch: jnp.sum((batch["x"] @ w - batch["y"]) ** 2, axis=0) / len(batch["y"]),
+        lambda w, batch: jnp.mean((batch["x"].T @ jnp.ones(9) - w) ** 2),
+    ],
+    ids=["vmap", "axis", "shapes"],
+)
+def test_the_loss_of_a_batch_is_refused_in_a_sentence(loss):
+    """Whatever it raises on one example; names that are not there stay as they are."""
+    examples = {"x": jnp.ones((9, 2)), "y": jnp.ones(9)}
+    words = r"loss must be a function of the parameters and one example.*float32\[2\].* It raised"
+    gradients = learning.clipped_gradients(loss, clip_norm=1.0)
+    with pytest.raises(ValueError, match=words):
+        gradients(jnp.ones(2), examples, True)
+    with pytest.raises(KeyError):
+        gradients(jnp.ones(2), {"z": jnp.ones(9)}, True)
