@@ -60,8 +60,8 @@ _PROCESS = _Process()
 
 
 def _after_fork() -> None:
-    """A fork has one thread of its parent, so it is in the blocks of that one alone."""
-    _PROCESS.start_with(_AROUND.get())
+    """A fork has the blocks of all threads: a pool in a block forks from threads of its own."""
+    _PROCESS.start_with(_PROCESS.blocks)
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks.

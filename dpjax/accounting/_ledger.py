@@ -70,7 +70,9 @@ class Ledger(Account):
 
         `with` covers all threads of the process while the block is open, as that of
         `dpjax.random.KeyLedger` does. Where two budgets are open, a thread that has opened neither
-        is refused: say which one pays, by `with` in the thread or by `ledger=`.
+        is refused: say which one pays, by `with` in the thread or by `ledger=`. A fork has the
+        blocks that were open in its parent. `with` does not cover programs that were compiled ahead
+        of time (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
     """
 
     def __init__(
