@@ -1,8 +1,9 @@
 """The scale of noise by a formula that a user wrote, with what it loses in rounding.
 
 With concrete parameters it runs in float64 on the host. With traced ones it runs in the float dtype
-of the program, and is compared with float64 at many parameters when it is traced. Both measure how
-much a formula loses, add several times that to the scale, and refuse formulas that cancel.
+of the program, and is tried at many parameters when it is traced. float32 is compared with float64,
+and float64 with itself at parameters nearby. Both measure how much a formula loses, add several
+times that to the scale, and refuse formulas that cancel.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Scalar
+from dpjax._core._types import Scalar, Value
 from dpjax._exact._numerics import compute_dtype
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
@@ -23,6 +24,9 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 _COVERED = 2.0**-40
 _FACTOR = 8  # The largest loss of all parameters over that of those that were tried.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
+# Steps from 2^-8 to 2^-48. The one up is longer than the one down by an odd factor: about a center,
+# what a short float rounds is often even.
+_STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
 # Where losses are seen: a formula that subtracts numbers up to 745, the logarithm of any float.
 _LEAST_EPSILON = 1e-9
 # Traced parameters that are tried; others give NaN.
@@ -42,7 +46,9 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         unit = _in_float64(multiplier(*numbers))
-        lost = _lost_around(multiplier, numbers, unit)
+        # Where it is infinite, `additive` refuses it.
+        around = _lost_around(lambda *moved: _in_float64(multiplier(*moved)), numbers, unit)
+        lost = float(around) if math.isfinite(unit) else 0.0
     if lost > _MOST_LOST:
         raise ValueError(_cancels(f"{lost:.2g} of its value at epsilon={epsilon:g}"))
     return unit * (1 + (0 if lost <= _COVERED else _FACTOR * lost))
@@ -60,26 +66,29 @@ def _in_float64(unit: object) -> float:
     return float(unit)  # pyright: ignore[reportArgumentType]
 
 
-def _lost_around(multiplier: Multiplier, numbers: tuple[np.float64, ...], unit: float) -> float:
-    """The largest second difference of the formula, less that of a smooth one.
+def _lost_around(
+    formula: Callable[..., Value], numbers: tuple[Value, ...], unit: Value
+) -> np.ndarray:
+    """How far a formula is from a line at most, less what a smooth one is, in each place.
 
     What is lost in rounding changes without a pattern, over a width that is about as large as the
-    loss. A width of 2^-10 or less is among those that are tried, and no smooth formula bends so.
+    loss. A width of 2^-10 or less is among those that are tried, and no smooth formula bends so: a
+    power of -7 bends by 56 squares of a step, and e^x by x^2.
     """
-    if not math.isfinite(unit):
-        return 0.0  # `additive` refuses it.
-    worst = 0.0
+    worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
-        if number == 0:
+        if np.all(number == 0):
             continue
-        for exponent in range(8, 50, 2):
-            step = 2.0**-exponent
-            sides = 0.0
-            for factor in (1 + step, 1 - step):
-                moved = (*numbers[:place], number * factor, *numbers[place + 1 :])
-                sides += _in_float64(multiplier(*moved))
-            bent = abs(sides / unit - 2) - 64 * step**2
-            worst = max(worst, math.inf if math.isnan(bent) else bent)
+        for step in _STEPS:
+            down, up = (
+                formula(*numbers[:place], number * factor, *numbers[place + 1 :])
+                for factor in (1 - step, 1 + _LONGER * step)
+            )
+            between = (_LONGER * np.asarray(down) + np.asarray(up)) / (1 + _LONGER)
+            with np.errstate(all="ignore"):
+                bent = 2 * np.abs(between / np.asarray(unit) - 1)
+            lost = bent - _LONGER * (64 + number**2) * step**2
+            worst = np.maximum(worst, np.where(np.isnan(lost), np.inf, lost))
     return worst
 
 
@@ -103,6 +112,7 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     generator = np.random.default_rng(0)
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
+    around = None
     # Both get the same parameters.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
@@ -110,13 +120,16 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
             short = jax.vmap(multiplier)(jnp.asarray(epsilons, dtype), jnp.asarray(deltas, dtype))
             short = np.asarray(short, np.float64)
             with jax.enable_x64(True):
-                exact = np.asarray(jax.vmap(multiplier)(jnp.asarray(epsilons), jnp.asarray(deltas)))
+                formula = jax.jit(jax.vmap(multiplier))
+                exact = np.asarray(formula(epsilons, deltas))
+                if dtype == np.float64:
+                    around = _lost_around(formula, (epsilons, deltas), exact)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise TypeError(
             "multiplier must be written in jax.numpy if its parameters are traced, got one that"
             " needs their values: or make the mechanism outside of jit"
         ) from error
-    errors = np.abs(np.broadcast_to(short, exact.shape) / exact - 1)
+    errors = around if around is not None else np.abs(short / exact - 1)
     worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
     found = np.broadcast_to(errors, (_TRIED,))[worst]
     return (math.inf if np.isnan(found) else float(found)), float(epsilons[worst])

@@ -116,6 +116,23 @@ def test_what_rounds_or_overflows_is_refused(multiplier, error, message):
         additive(1.0, 0.5, norm="l1", noise=LAPLACE, multiplier=multiplier)
 
 
+def test_a_short_float_inside_of_a_formula_is_charged():
+    """A staircase is often even about a center: 8 of 100 were missed by steps of one length."""
+
+    def rounded(epsilon, _):
+        return (1 / epsilon).astype(np.float32).astype(np.float64)
+
+    for epsilon in 10 ** np.random.default_rng(1).uniform(-4, 1, 100):
+        assert multiple_of(rounded, float(epsilon), 0.0) * epsilon > 1 - 2.0**-40
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0, 60.0])
+def test_what_bends_without_rounding_is_taken(epsilon):
+    """Powers, and exponentials of epsilon."""
+    for formula in (lambda e, _: math.exp(-e / 2) / e, lambda e, _: e**-7):
+        assert multiple_of(formula, epsilon, 0.0) == pytest.approx(formula(epsilon, 0), rel=1e-9)
+
+
 def test_tiny_epsilons_are_refused():
     with pytest.raises(ValueError, match="at least 1e-09 for a multiplier of your own"):
         additive(1.0, 1e-10, norm="l1", noise=LAPLACE, multiplier=lambda e, d: 1 / e)
@@ -147,6 +164,27 @@ def test_a_traced_scale_is_not_below_the_formula(both):
         assert math.isnan(traced(by, epsilon, 1e-6, both=both))
     with pytest.raises(ValueError, match=r"multiplier loses .* in float32 at epsilon="):
         traced(cancels, 0.5, 1e-6, both=both)
+
+
+def cancels_twice(numpy):
+    """1 / epsilon, by what e^x has beyond its first three terms."""
+
+    def multiplier(epsilon, _):
+        return epsilon**2 / 6 / (numpy.exp(epsilon) - 1 - epsilon - epsilon**2 / 2)
+
+    return multiplier
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["epsilon", "epsilon and delta"])
+def test_a_traced_scale_in_float64_is_compared_with_itself_nearby(both):
+    """There is no longer float: with itself alone, it lost 4e-4 at epsilon 1e-4 in silence."""
+    with jax.enable_x64(True):
+        with pytest.raises(ValueError, match=r"multiplier loses .* in float64 at epsilon="):
+            traced(cancels_twice, 1e-4, 1e-6, both=both)
+        for epsilon, delta in POINTS[::8]:
+            known = epsilon, delta if both else 1e-6
+            part = float(traced(cancels, *known, both=both)) / float(exact(*known))
+            assert 1 <= part < 1 + 1e-4
 
 
 def test_a_traced_parameter_needs_jax():
