@@ -28,11 +28,15 @@ _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 19
 _OUTWARD = 1 + 1e-9
 # The search for a noise multiplier begins with intervals of losses that are wider by this factor.
 _COARSE = 16.0
-_MOST_NOISE = 1e9
+_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
+# An epsilon that is asked for is met up to this factor.
+_MET = 0.99
 # The part of delta that noise and batches may use up which leave their distributions.
 _LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
+# Beyond this one, dp-accounting has the logarithm of 0 for batches of a fixed size.
+_MOST_WITHOUT_REPLACEMENT = 1e7
 
 
 class Sampling(Protocol):
@@ -164,7 +168,7 @@ def dp_sgd_noise_multiplier(
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, or no noise reaches the guarantee; or if batches
             that exceed their capacity take more than a tenth of delta at this epsilon. The message
-            then names a capacity that is enough.
+            then names a capacity that is enough. Or if epsilons with "renyi" leave out this one.
 
     Formal guarantees:
         With this noise multiplier `dp_sgd` has at most this epsilon. That is checked at the end.
@@ -187,12 +191,13 @@ def dp_sgd_noise_multiplier(
         run.check_within_reach(target)
     # With so much noise only charges are left.
     if run.epsilon(_MOST_NOISE) > target:
+        other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
             f"no noise multiplier up to {_MOST_NOISE:g} reaches epsilon={target:g} in {steps} steps"
-            f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta"
+            f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        return _least(run.epsilon, target, 1.0)
+        return _least_by_orders(run, target)
     # Wide intervals of losses are fast and close. They find where to look with narrow ones.
     about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
     return _least(run.epsilon, target, about)
@@ -344,7 +349,7 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
     By secants through the logarithms. A point is a little beyond the root, on the side whose end is
     farther away, so both ends move.
     """
-    z, least = math.log(start), math.log(1e-2)
+    z, least = math.log(start), math.log(_LEAST_NOISE)
     below, above = (-math.inf, math.inf), (math.inf, 0.0)
     while above[0] - below[0] > 1e-3 and above[0] > least:
         try:
@@ -369,6 +374,19 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
             z = root + (-4e-4 if enough else 4e-4)
             z = min(max(z, below[0] + 4e-4), above[0] - 4e-4)
     return math.exp(above[0])
+
+
+def _least_by_orders(run: _Run, target: float) -> float:
+    """The least z by Renyi divergences. Their epsilon jumps where no order is large enough."""
+    z = _least(run.epsilon, target, 1.0)
+    reached = run.epsilon(z)
+    if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
+        raise NoEpsilonError(
+            f'method="renyi" has no noise multiplier near epsilon={target:g} at'
+            f" delta={run.delta:g}: {z:.4g} gives {reached:.3g}, and less noise more than"
+            f' {target:g}; use method="pld"'
+        )
+    return z
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
@@ -407,9 +425,8 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
         divergences = orders / (2 * z**2) * (4 if replaced else 1)
     elif sampling.kind == "fixed":
         # The accountant assumes a sensitivity of 1. Replacing a record moves the sum by 2.
-        event = accounting.SampledWithoutReplacementDpEvent(
-            sampling.n, sampling.capacity, accounting.GaussianDpEvent(z / 2)
-        )
+        one = accounting.GaussianDpEvent(min(z, _MOST_WITHOUT_REPLACEMENT) / 2)
+        event = accounting.SampledWithoutReplacementDpEvent(sampling.n, sampling.capacity, one)
         accountant = accounting.rdp.RdpAccountant(_ORDERS, relations.REPLACE_ONE)
         divergences = accountant.compose(event).rdp
     elif replaced:

@@ -178,6 +178,33 @@ RUN = {"delta": 1e-5, "steps": 100, "dims": 208, "method": "renyi"}
 
 
 @pytest.mark.parametrize(
+    ("kind", "relation"), [("poisson", ADD), ("poisson", REPLACE), ("fixed", REPLACE)]
+)
+@pytest.mark.parametrize("asked", [1.0, 20.0])
+def test_renyi_has_a_noise_multiplier_for_every_sampling(kind, relation, asked):
+    """Batches of a fixed size had `math domain error` for any epsilon, at the most noise.
+
+    There dp-accounting takes the logarithm of e^x - 1 for an x below the rounding of 1.
+    """
+    batches = sampling(0.05, kind)
+    z = accounting.dp_sgd_noise_multiplier(batches, epsilon=asked, relation=relation, **RUN)
+    given = {"dims": RUN["dims"], "method": "renyi", "relation": relation}
+    assert 0.99 * asked < epsilon(batches, z, RUN["steps"], **given) <= asked
+    epsilons = [epsilon(batches, x, RUN["steps"], **given) for x in (1e6, 1e8, 1e9)]
+    assert epsilons == sorted(epsilons, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "relation"), [("poisson", ADD), ("poisson", REPLACE), ("fixed", REPLACE)]
+)
+def test_an_epsilon_that_no_order_gives_is_refused(kind, relation):
+    """Epsilon = .01 had the noise of 6e-10, 400 times as much as by "pld"."""
+    run = {**RUN, "epsilon": 0.01, "relation": relation}
+    with pytest.raises(ValueError, match='method="pld"'):
+        accounting.dp_sgd_noise_multiplier(sampling(0.05, kind), **run)
+
+
+@pytest.mark.parametrize(
     ("batches", "change", "message"),
     [
         (learning.poisson_sampling(1000, batch_size=500, capacity=520), {"epsilon": 1.0}, "="),
