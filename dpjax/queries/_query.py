@@ -52,8 +52,9 @@ class Query(KnownSensitivity, KnowsAccuracy):
         return self._in_units(self._integers(database))
 
     def _in_units(self, value: Value) -> Value:
-        unit = self._integers.unit
-        return value if unit == 1 else jax.tree.map(partial(in_units_of, unit), value)
+        if not self._is_rounded:
+            return value
+        return jax.tree.map(partial(in_units_of, self._integers.unit), value)
 
     def _whole(self, value: Value) -> Value:
         """The integers of a released value, up to the rounding of floats."""
@@ -67,7 +68,8 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        return self._integers.unit != 1
+        # The unit of a sum may be 1.
+        return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not self._is_rounded or mechanism.sensitivity.records is not None:

@@ -200,6 +200,30 @@ def test_the_difference_of_the_bounds_is_enough_noise(low, high, relation):
         dpjax.privatize(query, dpjax.laplace(short, 1.0))(dpjax.random.seeded_key(0), records)
 
 
+@pytest.mark.parametrize("relation", [REPLACE, ADD], ids=str)
+@pytest.mark.parametrize(
+    ("low", "high", "capacity"), [(0.1, 1 / 3, 2**31 - 1), (0, 40_000.5, 9), (0, 600.7, 10**6)]
+)
+def test_a_sum_whose_unit_is_one_is_rounded_too(key, low, high, capacity, relation):
+    """What else asks whether a query rounds: its noise, floats, intervals, `error` and proofs."""
+    query = queries.sum_query(lower=low, upper=high, capacity=capacity)
+    inside = query._integers
+    assert inside.unit == 1
+    mechanism = dpjax.laplace(query.sensitivity(relation=relation), 1.0)
+    drawn = query._inside(mechanism).mechanism
+    assert drawn.sensitivity.value * (1 + 1e-15) >= inside.sensitivity(relation=relation).value
+    # A difference of so many units is attained: 2^31 - 1 records are 0.
+    assert drawn.sensitivity.value >= math.ceil(high - low if relation is REPLACE else high)
+    slots = queries.padded_records(np.float32([low, high]), capacity=3)
+    release = dpjax.privatize(query, mechanism)(key, slots)
+    assert release.value.dtype == query(slots).dtype == jnp.float32
+    low_end, high_end = release.interval()
+    quantile = -mechanism.scale * math.log(0.05)
+    assert high_end - low_end >= 2 * quantile + inside.rounding
+    with pytest.raises(ValueError, match="release by dpjax"):
+        mechanism(key, query(slots))
+
+
 def test_noise_is_the_same_integers_for_every_way_to_ask(key):
     """In `jit`, and for a bare number: integers of the grid, in the units of the records."""
     query = queries.sum_query(lower=0, upper=100, capacity=500)
