@@ -59,7 +59,8 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
     records = jax.tree_util.tree_map_with_path(converted, tree, is_leaf=is_column)
     arrays = jax.tree.leaves(records)
-    _checks.check_not_empty(name, arrays)
+    if least:
+        _checks.check_not_empty(name, jax.tree.leaves(records, is_leaf=is_numbers))
     sizes = {leaf.shape[0] for leaf in arrays}
     if len(sizes) != 1 or min(sizes) < least:
         raise ValueError(f"{wanted}, got {_checks.described(records)}")

@@ -105,7 +105,8 @@ def histogram_query(
             number of its bucket, a code from 0 to k - 1; floats may be codes too. With edges,
             records are numbers, and bucket j holds edges[j] <= x < edges[j + 1], and the last one
             also its upper edge, as in NumPy. The first edge may be -inf, the last one inf. Edges
-            are rounded to the dtype of the records, if that is of floats; integers compare exactly.
+            are rounded to the dtype of the records, if that is of floats. Integers compare exactly
+            below 2^53, and larger ones as the nearest float64.
         outliers: what happens to NaN and to records in no bucket. "drop" does not count them.
             "clip" counts a record in the bucket at its end, and NaN in the first bucket. A code
             counts as NaN if it is not whole, or at least 2^24 in float32.

@@ -55,7 +55,7 @@ def group_keys(
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee, above 0.
         at_most: how many groups a person counts in, public: the first distinct ones of its record.
-        capacity: under add-or-remove-one, a public bound on n, as for `padded_records`.
+        capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
         relation: which databases are neighbors; None for that of an open ledger, else replace-one.
 
     Returns:
@@ -137,14 +137,14 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
         texts, words = texts_of(column), np.asarray(found.words)
         known = np.any(words != 0, axis=-1)
     else:
-        numbers, _ = exact_records("column", found)
+        numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
             codes, whole = integer_keys(numbers)
         # Unsigned, in the order of the integers, the high word first.
         ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
         words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
         texts, known = None, np.asarray(whole)
-    if known.ndim not in (1, 2) or not known.size:
+    if known.ndim not in (1, 2) or 0 in known.shape[1:]:
         raise ValueError(f"column must have shape (n,) or (n, m), got {known.shape}")
     if known.ndim == 1:
         words, known = words[:, None], known[:, None]
@@ -158,6 +158,8 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
             f" private, and only there; got {capacity}"
         )
     if capacity is None:
+        if n == 0:
+            raise ValueError("column must not be empty, got an array of no records")
         return n
     capacity = _checks.integer("capacity", capacity, least=1)
     if n > capacity:

@@ -160,7 +160,8 @@ def quantile_scores(
         probabilities: p, one or several, each in (0, 1). A float stands for the decimal number that
             it prints as, so 0.1 is 1/10; or a `fractions.Fraction`.
         grid: increasing finite numbers, public. 10^5 numbers are not too many. They are rounded to
-            the dtype of the records, if that is of floats, and several may become one.
+            the dtype of the records, if that is of floats, and several may become one. Integers
+            compare exactly below 2^53, and larger ones as the nearest float64.
 
     Returns:
         A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with

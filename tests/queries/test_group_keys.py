@@ -30,6 +30,29 @@ def counts_of(column, at_most):
     return dict(zip(keys, np.asarray(counts)[kept].tolist(), strict=True))
 
 
+NOBODY = {
+    "integers": np.zeros(0, "int32"),
+    "big integers": np.zeros(0, "int64"),
+    "floats": np.zeros(0),
+    "nullable": pd.Series([], dtype="Int64"),
+    "texts": np.zeros(0, "U"),
+    "texts of pandas": pd.Series([], dtype="string"),
+    "several groups": np.zeros((0, 3), "int64"),
+}
+
+
+@pytest.mark.parametrize("kind", NOBODY)
+def test_that_nobody_is_there_is_private(kind):
+    """A refusal would tell an empty column from one of a single record.
+
+    What else has a private number of records: `padded_records`, which has its own test.
+    """
+    options = {"relation": ADD, "capacity": 5, "epsilon": 1.0, "delta": 1e-6}
+    assert queries.group_keys(KEY, NOBODY[kind], **options).value == ()
+    with pytest.raises(ValueError, match="column must not be empty"):
+        queries.group_keys(KEY, NOBODY[kind], epsilon=1.0, delta=1e-6)
+
+
 def test_every_person_counts_once_in_each_of_its_first_groups():
     people = [[3, 3, -1], [np.nan, 3, 7], [7, -1, 3], [0.5, np.inf, -1]]
     assert counts_of(people, 3) == {-1: 3, 3: 3, 7: 2}
