@@ -57,7 +57,8 @@ def measured(path: pathlib.Path) -> str:
     text = [
         f"### {last['machine']}\n",
         f"{last['date']}, jax {last['versions']['jax']}. {exact['equal']} of"
-        f" {exact['computations']} exact computations have the bits of a CPU. Elementary functions"
+        f" {exact['computations']} exact computations have the bits of a CPU"
+        f"{''.join(f' (not {x})' for x in exact['problems'])}. Elementary functions"
         f" are off by at most {elementary['largest']:.2g} of what proofs count, and a record moves"
         f" a clipped sum by at most {clipping['largest']:.3g} of its bound. Ceilings:"
         f" {rates['bytes'] / 1e12:.3g} TB/s copied, {rates['flops'] / 1e12:.3g} Tflops of float32"
