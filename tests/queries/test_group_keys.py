@@ -47,8 +47,15 @@ def test_that_nobody_is_there_is_private(kind):
 
     What else has a private number of records: `padded_records`, which has its own test.
     """
-    options = {"relation": ADD, "capacity": 5, "epsilon": 1.0, "delta": 1e-6}
-    assert queries.group_keys(KEY, NOBODY[kind], **options).value == ()
+
+    def released():
+        options = {"relation": ADD, "capacity": 5, "epsilon": 1.0, "delta": 1e-6}
+        try:
+            return queries.group_keys(KEY, NOBODY[kind], **options).value
+        except ValueError as refused:
+            return refused
+
+    assert released() == ()
     with pytest.raises(ValueError, match="column must not be empty"):
         queries.group_keys(KEY, NOBODY[kind], epsilon=1.0, delta=1e-6)
 
