@@ -1,7 +1,7 @@
 """Numbers that no array of JAX holds: of 64 bits without x64, or with some of them missing."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -128,13 +128,20 @@ def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
     """A context in which JAX holds the `Numbers` of a database as arrays."""
     leaves = jax.tree.leaves(records, is_leaf=is_numbers)
     wide = any(isinstance(leaf, Numbers) for leaf in leaves)
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+    return _exactly() if wide else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _exactly() -> Iterator[None]:
+    """Records may be NaN or infinite, whatever JAX is told to stop at."""
+    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
+        yield
 
 
 def comparing(numbers: jax.Array) -> contextlib.AbstractContextManager[object]:
     """A context in which floats hold the integers of an array, to compare them with floats."""
     integers = jnp.issubdtype(numbers.dtype, jnp.integer) and numbers.dtype.itemsize >= 4
-    return jax.enable_x64(True) if integers else contextlib.nullcontext()
+    return _exactly() if integers else contextlib.nullcontext()
 
 
 def as_arrays(records: PyTree) -> PyTree:

@@ -152,7 +152,7 @@ class SensitivityMechanism(abc.ABC):
         kept = prepared(self).accuracies
         if value not in kept:
             traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
-            with jax.ensure_compile_time_eval():
+            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
                 found = UNKNOWN if traced else self._accuracy(value.tree())
             kept[value] = found.having(
                 mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm)

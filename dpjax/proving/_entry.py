@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._columns import Texts
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._proof import Proof
 from dpjax._core._pytree import TreeSpec
@@ -288,6 +289,11 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
 
 def _specs(records: Database, n: int | None) -> Database:
     specs = _checks.real_shapes("records", shapes_of_columns("records", records))
+    if isinstance(specs.records if isinstance(specs, PaddedRecords) else specs, Texts):
+        raise TypeError(
+            "records must be numbers, got texts: number them by a public list, as by"
+            " pandas.Index(public).get_indexer(column)"
+        )
     leaves = jax.tree.leaves(specs)
     if n is not None:
         n = _checks.integer("n", n, least=1)

@@ -18,7 +18,7 @@ EVERYONE_AND_ALL_BUT_ONE = np.ones((2, PEOPLE)) - np.outer([0, 1], np.eye(PEOPLE
 @pytest.fixture(scope="module")
 def has_diabetes():
     """Bits of many groups, which have no person in common."""
-    return np.random.default_rng(0).integers(2, size=(GROUPS, PEOPLE))
+    return np.random.default_rng(0).integers(2, size=(GROUPS, PEOPLE), dtype="int32")
 
 
 def test_two_counts_give_a_person_away(has_diabetes):

@@ -33,7 +33,9 @@ def made(name):
 @every_mechanism
 def test_what_hides_something_is_refused(name, key):
     mechanism, array, with_array = made(name)
-    odds = odd_inputs.hiding(np.atleast_1d(array))
+    alone = len(jax.tree.leaves(with_array(array))) == 1
+    # An empty array beside others hides nothing.
+    odds = [x for x in odd_inputs.hiding(np.atleast_1d(array)) if alone or x.name != "empty"]
     odd_inputs.assert_refused(lambda x: mechanism(key, with_array(x)).value, odds, "^value ")
 
 
