@@ -1,7 +1,7 @@
 """Numbers that no array of JAX holds: of 64 bits without x64, or with some of them missing."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -132,7 +132,7 @@ def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def _exactly() -> Iterator[None]:
+def _exactly() -> Generator[None]:
     """Records may be NaN or infinite, whatever JAX is told to stop at."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         yield

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import threading
+from collections.abc import Generator
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -25,9 +26,10 @@ _TELLING = jax.make_user_context(False)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A `with ledger:` that has begun."""
+    """A `with ledger:` that has begun; or a ledger that pays where no other budget does."""
 
     ledger: "OpenLedger"
+    last: bool = False
 
 
 class _Process:
@@ -149,6 +151,17 @@ class Account(OpenLedger):
         """Remembers a release; of several under one request the first, which is returned."""
 
 
+@contextlib.contextmanager
+def paying_for_the_rest(ledger: Account) -> Generator[None]:
+    """A ledger is told of releases that no other budget in the process pays for."""
+    block = _Block(ledger, last=True)
+    _PROCESS.begin(block)
+    try:
+        yield
+    finally:
+        _PROCESS.end(block)
+
+
 def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     """The ledgers that a release here tells.
 
@@ -158,8 +171,10 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     own = [block.ledger for block in _AROUND.get()]
     own += [] if given is None else [given]
     has_one = {isinstance(ledger, Account) for ledger in own}
-    elsewhere = [block.ledger for block in _PROCESS.blocks]
+    elsewhere = [block.ledger for block in _PROCESS.blocks if not block.last]
     own += [ledger for ledger in elsewhere if isinstance(ledger, Account) not in has_one]
+    if not any(isinstance(ledger, Account) for ledger in own):
+        own += [block.ledger for block in _PROCESS.blocks if block.last]
     return list(dict.fromkeys(own))
 
 

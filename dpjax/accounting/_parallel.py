@@ -13,7 +13,13 @@ from typing import Any, NoReturn, Self, TypeAlias
 import jax
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
+from dpjax._core._open_ledgers import (
+    Account,
+    Drawing,
+    Request,
+    fingerprint_of_key,
+    paying_for_the_rest,
+)
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
@@ -76,7 +82,8 @@ class Parts:
     """Releases about disjoint parts of the records; made by `ledger.parallel`.
 
     `with parts("Fair"):` pays for the releases inside, which must be about this part alone, and
-    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function.
+    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. For a release that is
+    about no part, the ledger pays as outside of the block.
 
     Attributes:
         column: the public name of the division.
@@ -109,9 +116,13 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
+        # A release about no part would otherwise be drawn and not paid.
+        self._rest = paying_for_the_rest(self._ledger)
+        self._rest.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._rest.__exit__(None, None, None)
         self._open = False
 
     def __call__(self, part: str | int) -> "Part":

@@ -298,3 +298,21 @@ def test_a_fork_pays_from_the_blocks_that_were_open(ledger, other):
             _open_ledgers._after_fork()
         assert _open_ledgers.told() == [ledger]
     assert _by_thread(forked) == []
+
+
+def test_what_is_about_no_part_is_paid_by_the_ledger(ledger, keys):
+    """It was drawn and not paid. What else is inside of the block: threads, and a part's releases.
+
+    After the block nothing of it pays.
+    """
+    with ledger.parallel("sex") as parts:
+        LAPLACE(keys(0), jnp.zeros(()))
+        assert ledger.spent.epsilon == pytest.approx(0.1)
+        _by_thread(lambda: LAPLACE(keys(1), jnp.zeros(())))
+        assert ledger.spent.epsilon == pytest.approx(0.2)
+        with parts("f"):
+            OF_A_PART(keys(2), jnp.zeros((), int))
+        inside = ledger.spent.epsilon
+        assert inside > 0.29
+    LAPLACE(keys(3), jnp.zeros(()))
+    assert ledger.spent.epsilon == inside
