@@ -139,7 +139,7 @@ def test_what_is_wrong_is_refused_before_it_costs(key, tmp_path):
         ({"epochs": 0}, ValueError, "epochs must be"),
         ({"batch_size": N + 1}, ValueError, "batch_size must be at most n=64"),
         ({"delta": 0.0}, ValueError, "delta must be"),
-        ({"database": jnp.ones((N, 3))}, TypeError, "dot_general requires contracting dimensions"),
+        ({"database": jnp.ones((N, 3))}, ValueError, "loss must be .* dot_general requires"),
         ({"checkpoint": tmp_path}, ValueError, "must be a file"),
         ({"noise_multiplier": 1e-3}, ValueError, "use more noise or a larger delta"),
         ({"noise_multiplier": None, "epsilon": 200.0}, ValueError, "use a smaller epsilon or"),

@@ -217,7 +217,7 @@ def test_several_selections_are_compared_with_as_many_of_the_best(key):
     one = dpjax.exponential(counts.sensitivity("linf"), 1.0)
     with pytest.raises(TypeError, match="must select as many options"):
         rehearse(key, counts, letters, {"two": two, "one": one})
-    with pytest.raises(TypeError, match="must return one array of scores"):
+    with pytest.raises(ValueError, match="value must be one array of scores"):
         dpjax.rehearse(
             key,
             lambda x: {"a": jnp.mean(x)},
