@@ -115,7 +115,7 @@ class OpenLedger(abc.ABC):
         # another context than the one it began in.
         around = _AROUND.get()
         blocks = (*_PROCESS.blocks, *around)
-        block = next(one for one in reversed(blocks) if one.ledger is self)
+        block = next(one for one in reversed(blocks) if one.ledger is self and not one.last)
         _AROUND.set(tuple(one for one in around if one is not block))
         _PROCESS.end(block)
 
