@@ -183,7 +183,7 @@ def dp_sgd_noise_multiplier(
         ...     sampling, epsilon=2.0, delta=1e-5, steps=100, dims=10, method="renyi"
         ... )
         >>> round(z, 2)
-        1.45
+        1.44
     """
     run = _Run.of(sampling, steps, delta, dims, relation, method)
     target = _positive("epsilon", epsilon)

@@ -95,7 +95,9 @@ class ObjectivePerturbation(MadeByFactory):
         """Features and labels; refusals depend on structure, dtypes and shapes alone."""
         found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        if jax.tree.map(jnp.shape, found) != wanted:
+        # Texts are nodes, which compare with texts alone.
+        has_arrays = jax.tree.structure(found) == jax.tree.structure({"x": 0, "y": 0})
+        if not has_arrays or jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
                 f"database must be arrays of shapes {wanted}, got {_checks.described(found)}"
             )

@@ -87,7 +87,8 @@ def privatize(
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
 
     Example:
-        >>>         >>> import dpjax
+        >>> import dpjax
+        >>> import jax.numpy as jnp
         >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
         >>> release = private_mean(dpjax.random.seeded_key(0), jnp.full(100, 0.5))
         >>> release.guarantee
