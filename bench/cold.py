@@ -57,7 +57,9 @@ def sweep_in_dpjax() -> None:
     def error(
         key: jax.Array, epsilon: jax.Array, n: int, degree: int, bandwidth: float
     ) -> jax.Array:
-        lattice = dpjax.on_lattice(_regression(bandwidth), degree=degree, dims=1)(_records(n))
+        lattice = dpjax.evaluate_on_lattice(_regression(bandwidth), degree=degree, dims=1)(
+            _records(n)
+        )
         mechanism = dpjax.bernstein(4 / (1 + 0.1 * n), epsilon, degree=degree, dims=1)
         polynomial = mechanism(key, lattice).value
         return _error(polynomial(jnp.linspace(0, 1, POINTS)[:, None]))

@@ -74,7 +74,7 @@ def steps_in_dpjax() -> dict[str, Callable[[], Any]]:
     import dpjax
 
     key = dpjax.random.secure_key()
-    first = dpjax.analytic_sensitivity(1.0, norm="l1", n=N)
+    first = dpjax.assume_sensitivity(1.0, norm="l1", n=N)
     other = dataclasses.replace(
         first, value=2.0, gamma=GAMMA, confidence=0.99, m=M, k=K, identity="other"
     )

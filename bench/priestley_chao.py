@@ -38,7 +38,9 @@ def numpy_distance(records: dict[str, np.ndarray]) -> float:
 
 def run(rounds: int = 7) -> None:
     """Times the job, and checks it against NumPy on the same databases."""
-    target = dpjax.on_lattice(targets.priestley_chao(bandwidth=BANDWIDTH), degree=DEGREE, dims=1)
+    target = dpjax.evaluate_on_lattice(
+        targets.priestley_chao(bandwidth=BANDWIDTH), degree=DEGREE, dims=1
+    )
     key = jax.random.key(0)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(M, dtype=jnp.uint32))
     drawn = jax.device_get(jax.jit(jax.vmap(lambda key: oracle(key, N + 1)))(keys))

@@ -59,7 +59,7 @@ def run() -> None:
         shape = dpjax.noise_shape(key_shape, fit, oracle, n=N)
         shaped = dpjax.shaped_gaussian(sample(norm=shape), 1.0, 1e-5)
         isotropic = dpjax.gaussian(sample(norm="l2"), 1.0, 1e-5)
-        fresh = dpjax.sensitivity_samples(key_fresh, fit, oracle, n=N, norm=shape, m=FRESH)
+        fresh = dpjax.sample_distances(key_fresh, fit, oracle, n=N, norm=shape, m=FRESH)
         coverage = float(jnp.mean(fresh <= shaped.sensitivity.value))
         ratio = energy(shaped, 30) / energy(isotropic, 30)
         results[f"{name}, lambda = {strength:g}"] = {"energy": ratio, "coverage": coverage}

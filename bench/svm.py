@@ -78,7 +78,7 @@ def _compare(d: int) -> None:
         },
         rounds=2,
     )
-    ours = dpjax.sensitivity_samples(key, target, oracle, n=N, norm="l1", m=part)
+    ours = dpjax.sample_distances(key, target, oracle, n=N, norm="l1", m=part)
     error = float(np.max(np.abs(np.asarray(ours) - found["libsvm"])))
     assert error < 0.01 * found["estimate"], (error, found)
     job = f"linear SVM, n = {N}, d = {d}, m = {M}"

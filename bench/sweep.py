@@ -53,7 +53,7 @@ def run(rounds: int = 1) -> None:
     curves = {
         "non-private": None,
         "sampled": sampled,
-        "global": dpjax.analytic_sensitivity(GLOBAL, norm="l1", n=N),
+        "global": dpjax.assume_sensitivity(GLOBAL, norm="l1", n=N),
     }
     key, found = dpjax.random.seeded_key(6), {}
     epsilon = float(np.float32(EPSILONS[9]))

@@ -175,7 +175,7 @@ def run() -> None:
         },
         rounds=3,
     )
-    ours = np.asarray(dpjax.sensitivity_samples(key, target, oracle, n=N, norm="l2", m=PART))
+    ours = np.asarray(dpjax.sample_distances(key, target, oracle, n=N, norm="l2", m=PART))
     errors = {
         name: float(np.max(np.abs(ours - found[name]))) / found["estimate"]
         for name in ("loop", "loop on columns", "scikit-learn")
@@ -241,7 +241,7 @@ def run_network() -> None:
 
     def in_dpjax() -> None:
         found["ours"] = np.asarray(
-            dpjax.sensitivity_samples(
+            dpjax.sample_distances(
                 key, target, oracle, n=N, norm="l2", m=NETWORK_M, mesh=every_device()
             )
         )

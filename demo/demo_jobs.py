@@ -166,7 +166,7 @@ def curve_job(public: jax.Array, private: jax.Array) -> Job:
     lattice = jnp.linspace(0, 1, DEGREE + 1)[:, None]
     return Job(
         name="kernel regression",
-        target=dpjax.on_lattice(curve_target(public), degree=DEGREE, dims=1),
+        target=dpjax.evaluate_on_lattice(curve_target(public), degree=DEGREE, dims=1),
         oracle=dpjax.oracles.smoothed_resample(public),
         database=private,
         norm="linf",

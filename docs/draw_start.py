@@ -59,7 +59,7 @@ def sampling(ax):
     key = jax.random.key(0)
     settings = {"n": 1000, "norm": "l1", "m": 200}
     oracle = lambda key, n: jax.random.exponential(key, (n,))  # noqa: E731
-    distances = dpjax.sensitivity_samples(key, jnp.mean, oracle, **settings)
+    distances = dpjax.sample_distances(key, jnp.mean, oracle, **settings)
     point = dpjax.operating_point(m=200, gamma=0.05)
     dpjax.plotting.sensitivity_ecdf(distances, point, ax=ax)
     ax.set_xlim(0, 0.011)  # Room for the legend.

@@ -24,7 +24,7 @@ def own(sensitivity, epsilon):
 def shaped(sensitivity, epsilon):
     """Gaussian noise of a shape; a number is a bound in its norm."""
     if not isinstance(sensitivity, dpjax.Sensitivity):
-        sensitivity = dpjax.analytic_sensitivity(sensitivity, norm=SHAPE)
+        sensitivity = dpjax.assume_sensitivity(sensitivity, norm=SHAPE)
     return dpjax.shaped_gaussian(sensitivity, epsilon, 1e-2)
 
 
@@ -87,7 +87,7 @@ TABLE = {
     "exponential": (dpjax.exponential, SCORES),
     "exponential, weights and range": (
         lambda s, e: dpjax.exponential(
-            s if isinstance(s, dpjax.Sensitivity) else dpjax.analytic_sensitivity(s, norm="range"),
+            s if isinstance(s, dpjax.Sensitivity) else dpjax.assume_sensitivity(s, norm="range"),
             e,
             log_base=[0.0, -1.0, 0.5],
         ),

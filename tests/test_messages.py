@@ -10,7 +10,7 @@ import pytest
 import dpjax
 
 N = 6
-BOUND = dpjax.analytic_sensitivity(1.0, norm="l1")
+BOUND = dpjax.assume_sensitivity(1.0, norm="l1")
 LAPLACE = dpjax.laplace(BOUND, 1.0)
 LONGEST = 500
 

@@ -52,7 +52,7 @@ def test_row_1_exponential_mechanism_takes_the_exponential(key):
 
 def every_kind_of_release(key, database):
     """Name, release and the exact value that must not be in it."""
-    lattice = dpjax.on_lattice(targets.priestley_chao(bandwidth=0.2), degree=3, dims=1)
+    lattice = dpjax.evaluate_on_lattice(targets.priestley_chao(bandwidth=0.2), degree=3, dims=1)
     records = {"x": database, "y": database}
     whole = (100 * database).astype("int32")
     cases = {
@@ -112,7 +112,7 @@ def test_row_4_all_records_of_a_pair_come_from_one_call(key):
         key_center, key_records = jax.random.split(key)
         return 1000 * jax.random.normal(key_center) + jax.random.uniform(key_records, (n,))
 
-    distances = dpjax.sensitivity_samples(key, jnp.ptp, shared_cause, n=N, norm="l1", m=200)
+    distances = dpjax.sample_distances(key, jnp.ptp, shared_cause, n=N, norm="l1", m=200)
     assert set(asked) == {N + 1}
     # Drawn in a call of its own, the last record would lie a thousand away.
     assert 0 < distances.max() < 1.01
@@ -140,7 +140,7 @@ def test_row_6_a_randomized_target_closes_over_one_key(key, keys):
     def noisy_mean(database):
         return jnp.mean(database) + jax.random.normal(learner_key)
 
-    distances = dpjax.sensitivity_samples(key, noisy_mean, uniform, n=N, norm="l1", m=200)
+    distances = dpjax.sample_distances(key, noisy_mean, uniform, n=N, norm="l1", m=200)
     assert distances.max() <= 1 / N + 1e-5
     private = dpjax.privatize(noisy_mean, dpjax.laplace(1e-6, 1.0))
     values = [float(private(keys(i), np.full(N, 0.5)).value) for i in (1, 2)]
@@ -211,7 +211,7 @@ def test_row_13_zero_sensitivity_is_refused_unless_meant(key):
         dpjax.sample_sensitivity(key, constant, uniform, **arguments)
     with pytest.raises(ValueError, match=r"sensitivity must be .* got 0"):
         dpjax.laplace(0.0, 1.0)
-    meant = dpjax.analytic_sensitivity(0.0, norm="l1", allow_zero=True)
+    meant = dpjax.assume_sensitivity(0.0, norm="l1", allow_zero=True)
     assert "no noise" in repr(dpjax.laplace(meant, 1.0)(key, 3.0).guarantee)
 
 
@@ -245,7 +245,7 @@ def test_row_16_vector_valued_functions_are_refused_or_get_a_polynomial_each(key
         return jnp.stack([x[0], 10 * x[0]])
 
     with pytest.raises(ValueError, match="must return scalars"):
-        dpjax.on_lattice(lambda database: vector, degree=4, dims=1)(np.zeros(N))
+        dpjax.evaluate_on_lattice(lambda database: vector, degree=4, dims=1)(np.zeros(N))
     pair = dpjax.approximate_bernstein(lambda x: tuple(vector(x)), degree=4, dims=1)
     assert [float(polynomial([0.5])) for polynomial in pair] == pytest.approx([0.5, 5.0])
 
@@ -265,7 +265,7 @@ def test_row_17_databases_are_any_pytree_of_any_size(n, key):
         return jax.tree.map(lambda leaf: jnp.sum(leaf.astype(float)), database)
 
     if n == 1:
-        distances = dpjax.sensitivity_samples(key, target, oracle, n=n, norm="l1", m=20)
+        distances = dpjax.sample_distances(key, target, oracle, n=n, norm="l1", m=20)
         assert np.all(np.isfinite(distances))
         assert distances.min() > 0
     database = jax.tree.map(np.asarray, jax.jit(oracle, static_argnums=1)(key, n))

@@ -55,9 +55,9 @@ def right() -> dpjax.Release:
 
 def wrong() -> None:
     dpjax.operating_point(m=10, method="dwk")  # pyright: ignore[reportArgumentType]
-    dpjax.analytic_sensitivity(1.0, norm="L1")  # pyright: ignore[reportArgumentType]
+    dpjax.assume_sensitivity(1.0, norm="L1")  # pyright: ignore[reportArgumentType]
     dpjax.laplace(1.0, 1.0, noise="flt")  # pyright: ignore[reportArgumentType]
-    for sample in (dpjax.sample_sensitivity, dpjax.sensitivity_samples):
+    for sample in (dpjax.sample_sensitivity, dpjax.sample_distances):
         sample(
             KEY,
             jnp.mean,

@@ -192,7 +192,7 @@ def real_array(name: str, leaf: ArrayLike) -> jax.Array:
         raise TypeError(
             f"{name} must be arrays, got a function, {shown(leaf)}. Of a model that holds functions"
             " keep the arrays, as by equinox.partition(model, equinox.is_array); a target that"
-            " returns a function on [0, 1]^dims is released through dpjax.on_lattice and"
+            " returns a function on [0, 1]^dims is released through dpjax.evaluate_on_lattice and"
             " dpjax.bernstein"
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):

@@ -108,7 +108,7 @@ class OperatingPoint:
 class Sensitivity:
     """How far the target moves when one record changes: sampled, or a bound from analysis.
 
-    Made by `dpjax.sample_sensitivity` or `dpjax.analytic_sensitivity`, never by hand.
+    Made by `dpjax.sample_sensitivity` or `dpjax.assume_sensitivity`, never by hand.
 
     Attributes:
         value: the estimate, or the bound, in the units of the target's output.
@@ -180,7 +180,7 @@ class Sensitivity:
             ValueError: if no proof is known.
         """
         if self.proof is None:
-            raise ValueError("no proof is known: dpjax.global_sensitivity looks for one")
+            raise ValueError("no proof is known: dpjax.prove_sensitivity looks for one")
         return self.proof.explained()
 
     def __repr__(self) -> str:

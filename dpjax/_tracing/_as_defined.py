@@ -14,7 +14,7 @@ of neighbors may lie further apart than was proved or sampled.
 Here 8 bits are computed in 32, and fit into 8 before they are cast. An extremum is NaN if a number
 is. And arithmetic on bfloat16 is done in float32, so that YNNPACK gets no bfloat16: the 16 bits of
 such a number are the first half of those of a float32. No compiler has a choice then.
-`global_sensitivity` reads a program as XLA defines it, and a release and the sampler run it as
+`prove_sensitivity` reads a program as XLA defines it, and a release and the sampler run it as
 here.
 """
 

@@ -8,6 +8,9 @@ from dpjax.accounting._composition import compose as compose
 from dpjax.accounting._composition import group as group
 from dpjax.accounting._composition import post_process as post_process
 from dpjax.accounting._concentrated import zcdp_to_epsilon as zcdp_to_epsilon
+from dpjax.accounting._distribution_shift import (
+    under_distribution_shift as under_distribution_shift,
+)
 from dpjax.accounting._dp_sgd import Sampling as Sampling
 from dpjax.accounting._dp_sgd import dp_sgd as dp_sgd
 from dpjax.accounting._dp_sgd import dp_sgd_noise_multiplier as dp_sgd_noise_multiplier
@@ -16,4 +19,3 @@ from dpjax.accounting._parallel import Part as Part
 from dpjax.accounting._parallel import Parts as Parts
 from dpjax.accounting._parallel import parallel as parallel
 from dpjax.accounting._share import Share as Share
-from dpjax.accounting._transfer import transfer as transfer

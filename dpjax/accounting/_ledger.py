@@ -214,7 +214,7 @@ class Ledger(Account):
 
             with ledger.parallel("cut") as part:
                 slots = queries.padded_records(table, capacity=100_000)
-                for cut, records in queries.parts(slots, column="cut", keys=CUTS).items():
+                for cut, records in queries.split_by(slots, column="cut", keys=CUTS).items():
                     with part(cut):
                         queries.private_mean(dpjax.random.secure_key(), records, ...)
 

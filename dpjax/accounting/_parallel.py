@@ -90,7 +90,7 @@ class Parts:
 
     Formal guarantees:
         Each record must be in one part, or in none, and its part must depend on that record alone:
-        `queries.parts` makes such parts, and others are the caller's promise. Releases must be
+        `queries.split_by` makes such parts, and others are the caller's promise. Releases must be
         under add-or-remove-one, since sizes of parts are private. For all of them together, under
         add-or-remove-one, the ledger pays the largest epsilon and the largest delta of a part. A
         replaced record may leave one part and enter another, or change within one. So under

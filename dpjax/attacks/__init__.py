@@ -1,6 +1,6 @@
 """Attacks on published results: membership, reconstruction, tracing and linkage."""
 
-from dpjax.attacks._all_subsets import most_wrong as most_wrong
+from dpjax.attacks._all_subsets import max_wrong_guesses as max_wrong_guesses
 from dpjax.attacks._all_subsets import reconstruct_from_all_subsets as reconstruct_from_all_subsets
 from dpjax.attacks._all_subsets import subset_counts as subset_counts
 from dpjax.attacks._all_subsets import subset_distortions as subset_distortions

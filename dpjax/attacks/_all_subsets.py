@@ -93,7 +93,7 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
 def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
     """Guesses bits by the candidate that is nearest to all 2^n answers.
 
-    If every answer is within E of the truth, at most `most_wrong` guesses are wrong
+    If every answer is within E of the truth, at most `max_wrong_guesses` guesses are wrong
     (docs/proofs/reconstruction.md). Works inside `jit` and under `vmap`.
 
     Args:
@@ -107,9 +107,9 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
         ValueError: as for `subset_distortions`.
 
     Formal guarantees:
-        At most `most_wrong(n, error=E)` guesses are wrong if no answer is off by more than E. E
-        need not be known. Under differential privacy E is so large that this says nothing. Then
-        `guessing_bound` bounds the number of right guesses.
+        At most `max_wrong_guesses(n, error=E)` guesses are wrong if no answer is off by more than
+        E. E need not be known. Under differential privacy E is so large that this says nothing.
+        Then `guessing_bound` bounds the number of right guesses.
 
     Source:
         Dinur and Nissim (2003); Dwork and Roth (2014), Theorem 8.1; Theorem 1 of the lecture "A
@@ -127,7 +127,7 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
     return (nearest >> jnp.arange(distortions.size.bit_length() - 1)) & 1 == 1
 
 
-def most_wrong(n: int, *, error: float | Fraction) -> int:
+def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     """The most of n bits that a candidate can have wrong, if it agrees with all answers up to E.
 
     That is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
@@ -157,7 +157,8 @@ def most_wrong(n: int, *, error: float | Fraction) -> int:
     Example:
         >>> from fractions import Fraction
         >>> import dpjax
-        >>> [dpjax.attacks.most_wrong(1000, error=Fraction(1000, x)) for x in (401, 400, 8, 4)]
+        >>> errors = [Fraction(1000, x) for x in (401, 400, 8, 4)]
+        >>> [dpjax.attacks.max_wrong_guesses(1000, error=error) for error in errors]
         [8, 10, 500, 1000]
     """
     n = _checks.integer("n", n, least=1)

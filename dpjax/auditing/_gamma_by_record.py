@@ -26,8 +26,8 @@ from dpjax.random._facade import sampling_key
 from dpjax.release._privatize import as_released
 from dpjax.sensitivity._norms import check_norm
 from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._sampler import rounding_of_a_distance
-from dpjax.sensitivity._samples import sensitivity_samples
+from dpjax.sensitivity._sample_distances import sample_distances
+from dpjax.sensitivity._sample_sensitivity import rounding_of_a_distance
 
 _GAMMA = 0.05
 # Bounds the relative error of SciPy's tails of the binomial law.
@@ -276,7 +276,7 @@ def _further_apart(
     def count(known: PyTree) -> jax.Array:
         def of_one(numbered: tuple[jax.Array, PyTree]) -> jax.Array:
             number, record = numbered
-            distances = sensitivity_samples(
+            distances = sample_distances(
                 jax.random.fold_in(key, number),
                 target,
                 _WithRecord(oracle, record, plan.pair.n - 1),

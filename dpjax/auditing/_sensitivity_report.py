@@ -12,10 +12,10 @@ from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
 from dpjax.auditing._record_bounds import Ball as SearchedBall
-from dpjax.proving._entry import ProvedNorm, global_sensitivity, public_bounds
 from dpjax.proving._proof import NoProofError
+from dpjax.proving._prove_sensitivity import ProvedNorm, prove_sensitivity, public_bounds
 from dpjax.random._facade import sampling_key
-from dpjax.sensitivity._sampler import sample_sensitivity
+from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,9 +73,9 @@ def sensitivity_report(
 
     Args:
         key: a typed key.
-        target: as for `dpjax.global_sensitivity`.
-        records: as for `dpjax.global_sensitivity`.
-        bounds: as for `dpjax.global_sensitivity`.
+        target: as for `dpjax.prove_sensitivity`.
+        records: as for `dpjax.prove_sensitivity`.
+        bounds: as for `dpjax.prove_sensitivity`.
         norm: "l1", "l2" or "linf".
         oracle: as for `dpjax.sample_sensitivity`; without one nothing is sampled.
         gammas: where to sample, each above 0 and below 1.
@@ -98,7 +98,7 @@ def sensitivity_report(
         farthest pair, so a sampled number may lie slightly above the adversarial one.
 
     Source:
-        As for `dpjax.global_sensitivity`, `dpjax.auditing.adversarial_pair` and
+        As for `dpjax.prove_sensitivity`, `dpjax.auditing.adversarial_pair` and
         `dpjax.sample_sensitivity`.
 
     Example:
@@ -118,7 +118,7 @@ def sensitivity_report(
     refusals: dict[str, str] = {}
     proved = None
     try:
-        proved = global_sensitivity(target, records, bounds=bounds, norm=norm)
+        proved = prove_sensitivity(target, records, bounds=bounds, norm=norm)
     except NoProofError as refusal:
         refusals["proved"] = str(refusal)
     specs, public = public_bounds(records, bounds)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import PyTree
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 
 def _refuse_to_take_apart(*_: object) -> NoReturn:
@@ -87,7 +87,7 @@ class ClippedSum:
         """
         relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         records = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
-        return analytic_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
+        return assume_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
 def sealed(

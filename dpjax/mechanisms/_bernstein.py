@@ -70,7 +70,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
             if leaf.shape != self.lattice_shape:
                 raise ValueError(
                     f"value must be lattice values of shape {self.lattice_shape} (see"
-                    f" dpjax.on_lattice), got shape {leaf.shape}"
+                    f" dpjax.evaluate_on_lattice), got shape {leaf.shape}"
                 )
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -157,8 +157,8 @@ def bernstein(
 
     Returns:
         A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes shape (degree + 1,) * dims,
-        as `dpjax.on_lattice` makes it, and releases a `BernsteinPolynomial`. For a pytree of J
-        lattices the scale grows by J, and the release is a pytree of polynomials.
+        as `dpjax.evaluate_on_lattice` makes it, and releases a `BernsteinPolynomial`. For a pytree
+        of J lattices the scale grows by J, and the release is a pytree of polynomials.
 
     Raises:
         TypeError: if a parameter is not a number.

@@ -97,7 +97,7 @@ def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: in
     points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
     values = jax.vmap(function)(points.reshape(-1, dims))
 
-    def on_lattice(leaf: jax.Array) -> jax.Array:
+    def reshaped(leaf: jax.Array) -> jax.Array:
         if leaf.ndim != 1:
             raise ValueError(
                 f"the function must return scalars, got shape {leaf.shape[1:]}: return a tuple of"
@@ -105,10 +105,10 @@ def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: in
             )
         return leaf.reshape((degree + 1,) * dims)
 
-    return jax.tree.map(on_lattice, _checks.real_arrays("the value of the function", values))
+    return jax.tree.map(reshaped, _checks.real_arrays("the value of the function", values))
 
 
-def on_lattice(
+def evaluate_on_lattice(
     target: Callable[[Database], Callable[[jax.Array], Value]], *, degree: int, dims: int
 ) -> Target:
     """Turns a target that returns functions into one that returns their values on a lattice.
@@ -140,7 +140,7 @@ def on_lattice(
     Example:
         >>> import jax.numpy as jnp
         >>> import dpjax
-        >>> target = dpjax.on_lattice(
+        >>> target = dpjax.evaluate_on_lattice(
         ...     lambda database: lambda x: jnp.mean(database <= x[0]), degree=4, dims=1
         ... )
         >>> target(jnp.array([0.1, 0.3, 0.6, 0.9])).tolist()

@@ -19,7 +19,7 @@ from dpjax.random._facade import Calibration, indices_of_rows, shares_programs
 from dpjax.sensitivity._norms import is_float
 
 
-def linf_by_group(difference: jax.Array) -> jax.Array:
+def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
     """The largest magnitude in each group along the leading axis, added up: a norm of scores.
 
     Args:
@@ -41,7 +41,7 @@ def linf_by_group(difference: jax.Array) -> jax.Array:
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax import queries
-        >>> float(queries.linf_by_group(jnp.array([[0.0, -2.0], [0.0, 0.0], [1.0, 1.0]])))
+        >>> float(queries.sum_of_group_maxima(jnp.array([[0.0, -2.0], [0.0, 0.0], [1.0, 1.0]])))
         3.0
     """
     largest = jnp.max(jnp.abs(difference), axis=range(1, difference.ndim), initial=0)
@@ -54,7 +54,7 @@ class SeveralSelections(SelectionMechanism):
 
     Attributes:
         count: number of selections, each at epsilon / count; by group, in each of them. Others are
-            as in `SelectionMechanism`, where the norm may also be `linf_by_group`.
+            as in `SelectionMechanism`, where the norm may also be `sum_of_group_maxima`.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -66,12 +66,12 @@ class SeveralSelections(SelectionMechanism):
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf", "range", or `linf_by_group` for disjoint groups."""
+        """The norm of the sensitivity: "linf", "range", or `sum_of_group_maxima`."""
         return self.sensitivity.norm
 
     @property
     def _by_group(self) -> bool:
-        return self.norm is linf_by_group
+        return self.norm is sum_of_group_maxima
 
     @property
     def zcdp(self) -> tuple[float, float]:
@@ -138,7 +138,8 @@ def select_each(
 
     Args:
         sensitivity: a `Sensitivity` of all scores in the norm "linf" or "range", or a number, taken
-            as a global bound in linf. In the norm `linf_by_group` it is that of scores by group.
+            as a global bound in linf. In the norm `sum_of_group_maxima` it is that of scores by
+            group.
         epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
         count: number of rows, at least 1; by group, the number of rows of one group.
 
@@ -159,7 +160,7 @@ def select_each(
         epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). At a delta above 0,
         `dpjax.accounting.compose_at` by "zcdp" then finds less than epsilon for many selections.
         Exact given uniform bits. By group, a selection costs in proportion to how far the scores of
-        its group move. `linf_by_group` adds that up, so the number of groups costs nothing.
+        its group move. `sum_of_group_maxima` adds that up, so the number of groups costs nothing.
 
     Source:
         McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).
@@ -180,4 +181,4 @@ def select_each(
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
     """The norm that selections take a sensitivity in: "linf", if it is in none of the others."""
     found: Norm = getattr(sensitivity, "norm", "linf")
-    return found if found in ("range", linf_by_group) else "linf"
+    return found if found in ("range", sum_of_group_maxima) else "linf"

@@ -135,7 +135,7 @@ def shaped_gaussian(
 
     Args:
         sensitivity: a `Sensitivity` whose norm is a `NoiseShape`: sampled with `norm=shape`, or a
-            bound of your own, by `dpjax.analytic_sensitivity(bound, norm=shape)`.
+            bound of your own, by `dpjax.assume_sensitivity(bound, norm=shape)`.
         epsilon: finite, above 0.
         delta: as for `dpjax.gaussian`.
         noise: "exact", or "float" for sweeps where nothing is published.

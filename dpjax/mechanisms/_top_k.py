@@ -82,8 +82,8 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
         sensitivity: a `Sensitivity` of the scores in the norm "linf" or "range", or a number, taken
             as a global bound in linf under replace-one. Adding one number to all scores changes
             nothing, so "range" halves the noise where a record moves all scores the same way, as it
-            does counts under add-or-remove-one. In the norm `linf_by_group` it is that of scores by
-            group, (groups, K).
+            does counts under add-or-remove-one. In the norm `sum_of_group_maxima` it is that of
+            scores by group, (groups, K).
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 

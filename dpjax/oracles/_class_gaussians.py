@@ -78,9 +78,9 @@ def class_gaussians(
 
     Formal guarantees:
         A guarantee under this oracle is about the fitted Gaussians, whose tails are light. It is
-        not about the population that the public records came from. `dpjax.accounting.transfer`
-        bounds the difference. gamma covers all classes together, and may leave out all of a rare
-        class.
+        not about the population that the public records came from.
+        `dpjax.accounting.under_distribution_shift` bounds the difference. gamma covers all classes
+        together, and may leave out all of a rare class.
 
     Source:
         Chen, Wiesel, Eldar and Hero (2010), Equation (23), on standardized features: the

@@ -105,9 +105,9 @@ def independent(
 
     Formal guarantees:
         Records are independent and identically distributed, as far as keys are. Exchangeable
-        records, groups and `dpjax.accounting.transfer` need that. Two records that are drawn alone
-        are the same as in the whole database. The sampler compares the distances from both on
-        random databases. Nothing compares `log_prob` with the draws.
+        records, groups and `dpjax.accounting.under_distribution_shift` need that. Two records that
+        are drawn alone are the same as in the whole database. The sampler compares the distances
+        from both on random databases. Nothing compares `log_prob` with the draws.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.

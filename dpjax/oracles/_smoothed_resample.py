@@ -54,7 +54,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
 
     Formal guarantees:
         A guarantee under this oracle is about the smoothed public records, not about the population
-        that they came from. `dpjax.accounting.transfer` bounds the difference.
+        that they came from. `dpjax.accounting.under_distribution_shift` bounds the difference.
 
     Source:
         Silverman (1986), Section 3.4 and 6.4.

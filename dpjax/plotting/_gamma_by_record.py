@@ -46,7 +46,7 @@ def gamma_by_record(
         ...     dpjax.random.seeded_key(0),
         ...     dpjax.targets.summable(lambda x: x, average=True),
         ...     dpjax.oracles.independent(jax.random.exponential),
-        ...     sensitivity=dpjax.analytic_sensitivity(0.03, norm="l1"),
+        ...     sensitivity=dpjax.assume_sensitivity(0.03, norm="l1"),
         ...     n=100,
         ...     records=20,
         ...     pairs=100,

@@ -38,7 +38,7 @@ def sensitivity_ecdf(
     tails.
 
     Args:
-        distances: of m pairs, shape (m,), from `dpjax.sensitivity_samples`. NaN and negative
+        distances: of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and negative
             numbers count as infinite. The plot has at most 2,000 steps.
         point: an `OperatingPoint`, or a `Sensitivity` sampled from m pairs. The plot marks its k,
             and states its gamma and confidence.

@@ -19,7 +19,7 @@ from dpjax._core._record_bounds import Interval, RecordBounds
 from dpjax._core._values import Norm, Target
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations
-from dpjax.proving._entry import ProvedNorm, own_bound, walked_bound
+from dpjax.proving._prove_sensitivity import ProvedNorm, own_bound, walked_bound
 
 # Larger programs take longer than 50 ms.
 _MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
@@ -59,7 +59,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
         if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
             every = all(map(_is_all, ends, dtypes))
             records = "all records" if every else f"records in {shown}"
-            return f"dpjax.global_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
+            return f"dpjax.prove_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
     return None
 
 

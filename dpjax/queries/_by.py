@@ -14,7 +14,7 @@ from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import columns
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
-from dpjax.mechanisms._several_selections import SeveralSelections, linf_by_group
+from dpjax.mechanisms._several_selections import SeveralSelections, sum_of_group_maxima
 from dpjax.queries._groups import Column, Groups, groups
 from dpjax.queries._integer_query import IntegerQuery, Reach
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
@@ -23,12 +23,12 @@ from dpjax.queries._query import Query
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._known_sensitivity import KnownSensitivity
 
-_BY_GROUP: Any = linf_by_group  # A norm beside those of vectors.
+_BY_GROUP: Any = sum_of_group_maxima  # A norm beside those of vectors.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedQuery(Query):
-    """A query for every group at once, also with a sensitivity in `linf_by_group`; made by `by`.
+    """A query for every group at once, made by `by`; its norm may be `sum_of_group_maxima`.
 
     Attributes:
         keys: of the groups, in order; the first axis of the value.
@@ -161,7 +161,7 @@ def by(
     Returns:
         A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles a
         `GroupedScores`, for `select_each` with the count of one group. For a `TopK` ask a grouped
-        histogram for its sensitivity in the norm `linf_by_group`.
+        histogram for its sensitivity in the norm `sum_of_group_maxima`.
 
     Raises:
         TypeError: if an argument has another type, such as keys that are floats; on a database, if
@@ -220,7 +220,7 @@ def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
     return GroupedIntegers(**vars(query) | of_groups)
 
 
-def parts(
+def split_by(
     database: Database,
     *,
     column: Column,
@@ -258,7 +258,7 @@ def parts(
         >>> import numpy as np
         >>> from dpjax import queries
         >>> table = {"sex": np.array([0, 1, 1]), "age": np.array([40, 50, 60])}
-        >>> found = queries.parts(table, column="sex", keys=[0, 1], capacity=4)
+        >>> found = queries.split_by(table, column="sex", keys=[0, 1], capacity=4)
         >>> {key: part.present.tolist() for key, part in found.items()}
         {0: [True, False, False, False], 1: [False, True, True, False]}
     """

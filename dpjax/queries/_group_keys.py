@@ -24,7 +24,7 @@ from dpjax.queries._groups import integer_keys
 from dpjax.queries._integer_query import compiled
 from dpjax.random._facade import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 # Covers the tables of the noise, and scales that are known in float32.
 _OUTWARD = 1 + 2.0**-18
@@ -99,7 +99,7 @@ def group_keys(
     slots = _slots(len(words), capacity, relation)
     at_most = min(at_most, words.shape[1])
     reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
-    mechanism = laplace(analytic_sensitivity(reach, norm="l1", relation=relation), epsilon)
+    mechanism = laplace(assume_sensitivity(reach, norm="l1", relation=relation), epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     jax.eval_shape(mechanism.unpaid_draw, key, size)  # Refuses before anything is paid.
     if delta / reach == 0:

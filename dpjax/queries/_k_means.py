@@ -31,7 +31,7 @@ from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._bounds import sqrt_up
 
 # The bits of the coordinates that assign records to clusters.
@@ -123,7 +123,7 @@ def private_k_means(
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = number_of_cells(k)
     reach = _reach(relation, bits, dims=cells * (1 + dims))
-    sensitivity = analytic_sensitivity(reach, norm="l2", relation=relation)
+    sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
     unit = math.ldexp(1.0, bits - RADIUS_BITS)
     notes = guarantee_under(key, mechanism.guarantee).notes

@@ -15,7 +15,7 @@ from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
 from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.random._facade import in_range
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1
 _SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
@@ -268,7 +268,7 @@ def name_search(
         >>> list(search.names(search(dpjax.random.seeded_key(0), codes).value))
         ['mary', 'mark']
     """
-    sensitivity = analytic_sensitivity(
+    sensitivity = assume_sensitivity(
         1.0, norm=changed_records, relation=relation_or_inherited(relation)
     )
     sensitivity, epsilon = begin(changed_records, sensitivity, epsilon)

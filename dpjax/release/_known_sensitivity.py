@@ -29,7 +29,7 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
             " release what made it, on the columns that it takes. For a function of your own, prove"
-            " a bound by dpjax.global_sensitivity, or state one by dpjax.analytic_sensitivity"
+            " a bound by dpjax.prove_sensitivity, or state one by dpjax.assume_sensitivity"
         )
 
 

@@ -40,7 +40,7 @@ def sensitivity_grid(
       count too if you pick among them.
 
     Args:
-        distances: of `dpjax.sensitivity_samples`, shape (m,). NaN and negative numbers count as
+        distances: of `dpjax.sample_distances`, shape (m,). NaN and negative numbers count as
             infinite.
         gammas: probabilities over random pairs that may be left uncovered.
         choices: J, the number of points from which you pick one after looking at anything that
@@ -68,7 +68,7 @@ def sensitivity_grid(
             for a marginal statement, which does not survive a choice after looking.
 
     Formal guarantees:
-        Let the m distances be independent draws, as from `dpjax.sensitivity_samples`, with
+        Let the m distances be independent draws, as from `dpjax.sample_distances`, with
         distribution function Phi. Let J points with a confidence be fixed in advance. With
         probability at least 1 - sum_j (1 - C_j)/J all of them have Phi(estimate) >= 1 - gamma. So
         for every C, however the choice depends on the samples: the probability that the chosen

@@ -38,8 +38,8 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 
     Returns:
         A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to a function
-        of points of shape (dims,). Use it through `dpjax.on_lattice`. `kernel_density_on_lattice`
-        computes the same values faster.
+        of points of shape (dims,). Use it through `dpjax.evaluate_on_lattice`.
+        `kernel_density_on_lattice` computes the same values faster.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -92,8 +92,8 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> BoundedSum:
     """The values of `kernel_density` on the lattice of a Bernstein polynomial, as a target.
 
-    The same as `dpjax.on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`, up to
-    rounding, but faster. A Gaussian kernel is a product over coordinates, so a record takes
+    The same as `dpjax.evaluate_on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`,
+    up to rounding, but faster. A Gaussian kernel is a product over coordinates, so a record takes
     dims (degree + 1) exponentials for all lattice points.
 
     Args:

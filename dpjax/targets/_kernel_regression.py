@@ -31,7 +31,7 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Database], Callable[[jax.Ar
 
     Returns:
         A target: takes {"x": (n,), "y": (n,)} to a function of points of shape (1,) in [0, 1]. Use
-        it through `dpjax.on_lattice`.
+        it through `dpjax.evaluate_on_lattice`.
 
     Raises:
         TypeError: if the bandwidth is not a number.
@@ -81,7 +81,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
     Returns:
         A target with a known `sensitivity`, in linf: takes {"x": (n,), "y": (n,)} to a function of
-        points of shape (1,) in [0, 1]. Use it through `dpjax.on_lattice`.
+        points of shape (1,) in [0, 1]. Use it through `dpjax.evaluate_on_lattice`.
 
     Raises:
         TypeError: if a parameter is not a number.

@@ -12,7 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
-from dpjax.sensitivity._analytic import analytic_sensitivity
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.sensitivity._sum_targets import Summable
 from dpjax.targets._bounds import VectorNorm, running_dtype
 
@@ -75,7 +75,7 @@ class KnownSensitivity(KnowsSensitivity):
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
-        made = analytic_sensitivity(bound, norm=norm, n=n, relation=relation)
+        made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
         return dataclasses.replace(made, known_by=type(self).__name__, inside=self._is_rounded)
 
 

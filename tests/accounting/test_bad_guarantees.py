@@ -25,7 +25,7 @@ from dpjax.accounting import (
     compose_events,
     group,
     parallel,
-    transfer,
+    under_distribution_shift,
 )
 
 GOOD = Guarantee(0.5, 1e-8, 0.05, 0.99, (SampledEvent(0.05, 0.99, "a"),))
@@ -83,7 +83,7 @@ USES = {
     "compose": compose,
     "compose with a good one": lambda one: compose(GOOD, one),
     "group": lambda one: group(one, 2),
-    "transfer": lambda one: transfer(one, kl=0.1, n=10),
+    "under_distribution_shift": lambda one: under_distribution_shift(one, kl=0.1, n=10),
     "parallel": on_parts,
     "compose_at": lambda one: compose_at(one, Guarantee(3.0), delta=1e-6),
     "compose_at, kov": lambda one: compose_at(one, Guarantee(3.0), delta=1e-6, method="kov"),
@@ -137,7 +137,7 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
         assert "holds no guarantee" in str(said)
 
 
-BOUND = dpjax.analytic_sensitivity(1.0, norm="l1")  # Which a mechanism has.
+BOUND = dpjax.assume_sensitivity(1.0, norm="l1")  # Which a mechanism has.
 
 
 @pytest.mark.parametrize("zcdp", [(-100.0, 0.0), (float("nan"), 0.0), (0.1, -1.0), (0.1, 2.0)])

@@ -64,7 +64,7 @@ def test_mechanisms_compose_as_recorded(reference):
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 @pytest.mark.parametrize("method", ["pld", "renyi"])
 def test_mechanisms_keep_the_relation_of_their_sensitivity(relation, method):
-    sensitivity = dpjax.analytic_sensitivity(2.0, norm="l2", relation=relation)
+    sensitivity = dpjax.assume_sensitivity(2.0, norm="l2", relation=relation)
     mechanism = dpjax.gaussian(sensitivity, 1.0, 1e-5)
     found = compose_events(mechanism.dp_event, delta=1e-5, relation=relation, method=method)
     assert found.relation is mechanism.guarantee.relation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
-from dpjax.accounting import compose, group, post_process, transfer
+from dpjax.accounting import compose, group, post_process, under_distribution_shift
 
 
 def sampled(epsilon, gamma, confidence, identity, delta=0.0):
@@ -108,7 +108,11 @@ def test_relations_mix_under_replace_one():
 def test_notes_are_kept_once():
     noted = [Guarantee(1.0, notes=notes) for notes in (("no noise",), (), ("no noise", "other"))]
     assert compose(*noted).notes == ("no noise", "other")
-    assert group(noted[0], 2).notes == transfer(noted[0], kl=0.1, n=5).notes == ("no noise",)
+    assert (
+        group(noted[0], 2).notes
+        == under_distribution_shift(noted[0], kl=0.1, n=5).notes
+        == ("no noise",)
+    )
 
 
 # One event.
@@ -147,7 +151,7 @@ def test_guarantees_written_by_hand_stay_apart_in_steps():
     expected = pytest.approx((4.0, 0.0, 0.1, 0.96), rel=1e-12)
     assert statement(compose(compose(*ones[:2]), compose(*ones[2:]))) == expected
     assert statement(compose(compose(compose(*ones[:2]), ones[2]), ones[3])) == expected
-    for step in (lambda one: group(one, 1), lambda one: transfer(one, kl=0, n=5)):
+    for step in (lambda one: group(one, 1), lambda one: under_distribution_shift(one, kl=0, n=5)):
         assert statement(compose(*map(step, ones))) == expected
 
 
@@ -163,7 +167,7 @@ def test_the_order_of_releases_does_not_matter():
 
 def test_a_guarantee_whose_gamma_was_changed_by_hand_counts_at_its_worst():
     changed = dataclasses.replace(A, gamma=0.2)
-    for made in (changed, group(changed, 1), transfer(changed, kl=0, n=5)):
+    for made in (changed, group(changed, 1), under_distribution_shift(changed, kl=0, n=5)):
         assert statement(compose(made)) == pytest.approx((0.5, 1e-6, 0.2, 0.99), rel=1e-12)
     assert compose(changed, A, B).gamma == pytest.approx(0.22, rel=1e-12)
     assert group(changed, 2).gamma == pytest.approx(0.4, rel=1e-12)
@@ -297,7 +301,11 @@ def test_a_bad_traced_parameter_never_becomes_a_finite_promise():
     mechanism = jax.jit(lambda sensitivity: dpjax.laplace(sensitivity, 1.0))(0.0)
     bad = mechanism.guarantee
     assert math.isnan(bad.epsilon)
-    for function in (compose, lambda g: group(g, 2), lambda g: transfer(g, kl=0.1, n=5)):
+    for function in (
+        compose,
+        lambda g: group(g, 2),
+        lambda g: under_distribution_shift(g, kl=0.1, n=5),
+    ):
         with pytest.raises(ValueError, match="is NaN"):
             function(bad)
 
@@ -309,14 +317,22 @@ def test_batches_are_refused():
 
 
 def test_accounting_runs_on_the_host():
-    for function in (compose, lambda g: group(g, 2), lambda g: transfer(g, kl=0.1, n=5)):
+    for function in (
+        compose,
+        lambda g: group(g, 2),
+        lambda g: under_distribution_shift(g, kl=0.1, n=5),
+    ):
         with pytest.raises(TypeError, match="host"):
             jax.jit(function)(A)
 
 
 @pytest.mark.parametrize("bad", [1.0, None, "a", (1.0, 0.0)])
 def test_only_guarantees_compose(bad):
-    for function in (compose, lambda g: group(g, 2), lambda g: transfer(g, kl=0.1, n=5)):
+    for function in (
+        compose,
+        lambda g: group(g, 2),
+        lambda g: under_distribution_shift(g, kl=0.1, n=5),
+    ):
         with pytest.raises(TypeError, match="Guarantee"):
             function(bad)
 

@@ -236,7 +236,7 @@ def test_what_is_refused_before_a_release_costs_nothing(ledger, keys):
     with pytest.raises(TypeError, match="integer categories"):
         private(keys(0), RECORDS)
     assert paid(ledger) == 0
-    bound = dpjax.analytic_sensitivity(1.0, norm="l1", n=3)
+    bound = dpjax.assume_sensitivity(1.0, norm="l1", n=3)
     with pytest.raises(ValueError, match="n=3"):
         dpjax.privatize(jnp.mean, dpjax.laplace(bound, 0.1), ledger=ledger)(keys(0), RECORDS)
     with pytest.raises(dpjax.BudgetExceededError):
@@ -284,14 +284,14 @@ def scaled(factor):
 
 
 def sampled(identity):
-    made = dpjax.analytic_sensitivity(1.0, norm="l1")
+    made = dpjax.assume_sensitivity(1.0, norm="l1")
     return dataclasses.replace(made, gamma=0.01, confidence=0.9, identity=identity)
 
 
 def test_requests_that_differ_in_anything_pay(path, keys):
     ledger = dpjax.Ledger(path, epsilon=10)
     later = dpjax.Ledger(path, epsilon=10, version="2027")
-    bound = dpjax.analytic_sensitivity(1.0, norm="l1", n=5)
+    bound = dpjax.assume_sensitivity(1.0, norm="l1", n=5)
     small = RECORDS.astype("float16")
     asked = [
         (scaled(1.0), LAPLACE, RECORDS, ledger),

@@ -13,20 +13,20 @@ PARAMETERS = {
     "compose_at, delta": lambda x: accounting.compose_at(ONE, ONE, delta=x),
     "zcdp_to_epsilon, rho": lambda x: accounting.zcdp_to_epsilon(x, delta=1e-6),
     "zcdp_to_epsilon, delta": lambda x: accounting.zcdp_to_epsilon(0.125, delta=x),
-    "transfer, kl": lambda x: accounting.transfer(ONE, kl=x, n=10),
+    "under_distribution_shift, kl": lambda x: accounting.under_distribution_shift(ONE, kl=x, n=10),
     "PrivacyFilter, epsilon": lambda x: accounting.PrivacyFilter(epsilon=x, delta=1e-6),
     "PrivacyFilter, delta": lambda x: accounting.PrivacyFilter(epsilon=1.0, delta=x),
 }
 COUNTS = {
     "group, size": lambda x: accounting.group(ONE, x),
-    "transfer, n": lambda x: accounting.transfer(ONE, kl=0.0, n=x),
+    "under_distribution_shift, n": lambda x: accounting.under_distribution_shift(ONE, kl=0.0, n=x),
 }
 GUARANTEES = {
     "compose": accounting.compose,
     "group": lambda x: accounting.group(x, 2),
     "parallel": lambda x: accounting.parallel(x, x),
     "compose_at": lambda x: accounting.compose_at(x, delta=1e-6),
-    "transfer": lambda x: accounting.transfer(x, kl=0.0, n=10),
+    "under_distribution_shift": lambda x: accounting.under_distribution_shift(x, kl=0.0, n=10),
 }
 
 

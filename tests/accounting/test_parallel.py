@@ -101,7 +101,7 @@ def count(epsilon, relation=ADD):
     sensitivity = (
         query.sensitivity(relation=relation)
         if relation is ADD
-        else dpjax.analytic_sensitivity(1.0, norm="l1", relation=relation)
+        else dpjax.assume_sensitivity(1.0, norm="l1", relation=relation)
     )
     return dpjax.privatize(query, dpjax.laplace(sensitivity, epsilon))
 
@@ -111,13 +111,13 @@ def release(records, epsilon, **options):
 
 
 def test_parts_of_a_column_are_disjoint_and_show_no_size():
-    found = queries.parts(TABLE, column="cut", keys=["Ideal", "none", "Fair"], capacity=700)
+    found = queries.split_by(TABLE, column="cut", keys=["Ideal", "none", "Fair"], capacity=700)
     assert [int(part.present.sum()) for part in found.values()] == [300, 0, 100]
     assert {part.present.shape for part in found.values()} == {(700,)}
     assert max(sum(np.asarray(part.present, int) for part in found.values())) == 1
     assert float(found["Fair"].records[np.asarray(found["Fair"].present)].max()) == 10.0
     padded = queries.padded_records(TABLE, capacity=700)
-    (part,) = queries.parts(padded, column="cut", keys=["Good"], of="price").values()
+    (part,) = queries.split_by(padded, column="cut", keys=["Good"], of="price").values()
     assert int(part.present.sum()) == 200
 
 
@@ -131,7 +131,7 @@ def test_parts_do_not_show_how_many_records_there_are():
 
     def published(n, **options):
         table = {"sex": np.arange(n) % 2, "age": np.full(n, 40.0)}
-        (part, _) = queries.parts(table, column="sex", keys=[0, 1], **options).values()
+        (part, _) = queries.split_by(table, column="sex", keys=[0, 1], **options).values()
         release = queries.private_mean(
             dpjax.random.seeded_key(n), part, lower=0, upper=100, epsilon=0.5, relation=ADD
         )
@@ -142,7 +142,7 @@ def test_parts_do_not_show_how_many_records_there_are():
         with pytest.raises(ValueError, match="capacity must be a public number of slots"):
             published(2**14, **options)
     with pytest.raises(ValueError, match="only there, got 700 and PaddedRecords"):
-        queries.parts(SLOTS, column="cut", keys=CUTS, capacity=700)
+        queries.split_by(SLOTS, column="cut", keys=CUTS, capacity=700)
     with pytest.raises(ValueError, match="capacity must be enough"):
         published(9, capacity=8)
 
@@ -152,7 +152,7 @@ def test_a_block_costs_the_part_that_costs_most(ledger_under, relation):
     """After every release the ledger has paid for all that was published so far: exactly."""
     ledger = ledger_under(relation)
     steps = [("Fair", "0.1"), ("Good", "0.1"), ("Fair", "0.2"), ("Good", "0.3"), ("Ideal", "0.05")]
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     times, of_part = (2 if relation is REPLACE else 1), dict.fromkeys(CUTS, Decimal(0))
     with ledger.parallel("cut") as part:
         for cut, epsilon in steps:
@@ -210,7 +210,7 @@ def test_a_block_for_replaced_records_by_enumeration():
 
 
 def test_a_replay_in_a_part_is_of_that_part(ledger):
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     keys = map(dpjax.random.seeded_key, itertools.count())
 
     def answers(column):
@@ -237,7 +237,7 @@ def test_a_replay_in_a_part_is_of_that_part(ledger):
 
 def test_private_statistics_of_parts_cost_once(ledger):
     """Used to raise BudgetExceededError at the second group of a budget for one."""
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     means = []
     with ledger.parallel("cut") as part:
         for cut, records in found.items():
@@ -256,7 +256,7 @@ def test_private_statistics_of_parts_cost_once(ledger):
 
 
 def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     with contextlib.suppress(RuntimeError), ledger.parallel("cut") as part:
         with part("Fair"):
             release(found["Fair"], 2.0)
@@ -281,7 +281,7 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
 
 def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch):
     """A crash in the draw, in the middle of a block, leaves what it would have published paid."""
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     seen, draw = [], Prepared.noisy_value
 
     def crash(self, key, value):
@@ -321,7 +321,7 @@ def test_threads_of_a_block_share_its_sums(ledger):
 
 
 def test_what_is_no_part_is_refused(ledger, monkeypatch):
-    found = queries.parts(SLOTS, column="cut", keys=CUTS)
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
     with ledger.parallel("cut") as part:
         with part("Fair"), pytest.raises(ValueError, match="add-or-remove-one"):
             count(1.0, REPLACE)(dpjax.random.secure_key(), found["Fair"])

@@ -24,7 +24,7 @@ REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
 
 
 def added(value, norm):
-    return dpjax.analytic_sensitivity(value, norm=norm, relation=ADD)
+    return dpjax.assume_sensitivity(value, norm=norm, relation=ADD)
 
 
 ONE_MORE = dpjax.gaussian(added(1.0, "l2"), 0.5, 1e-6)
@@ -285,7 +285,7 @@ def of_training(key):
 
 INHERIT = {
     "number": lambda key: dpjax.laplace(1.0, 0.5),
-    "analytic": lambda key: dpjax.analytic_sensitivity(1.0, norm="l1"),
+    "analytic": lambda key: dpjax.assume_sensitivity(1.0, norm="l1"),
     "query": lambda key: queries.histogram_query(3).sensitivity(),
     "proved": lambda key: _proved(),
     "events": lambda key: accounting.compose_events(
@@ -340,7 +340,7 @@ def _proved():
     shape = jax.ShapeDtypeStruct((8,), jnp.float32)
     for records in (shape, PaddedRecords(shape, jax.ShapeDtypeStruct((8,), jnp.bool_))):
         try:
-            return dpjax.global_sensitivity(total, records, bounds=(0, 1), norm="l1")
+            return dpjax.prove_sensitivity(total, records, bounds=(0, 1), norm="l1")
         except TypeError:
             continue
     raise AssertionError
@@ -393,7 +393,7 @@ def test_a_part_and_a_share_pass_a_relation_on(tmp_path):
         assert dpjax.laplace(1.0, 0.5).guarantee.relation is ADD
     with dpjax.Ledger(tmp_path / "y.db", epsilon=1, relation=ADD).share(0.5):
         assert dpjax.laplace(1.0, 0.5).guarantee.relation is ADD
-        assert dpjax.laplace(dpjax.analytic_sensitivity(1.0, norm="l1", relation=REPLACE), 1.0)
+        assert dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1", relation=REPLACE), 1.0)
 
 
 def test_the_relation_of_a_file_never_changes(tmp_path):

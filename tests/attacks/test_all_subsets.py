@@ -11,7 +11,7 @@ import scipy
 import dpjax
 from dpjax.attacks import (
     guessing_bound,
-    most_wrong,
+    max_wrong_guesses,
     reconstruct_from_all_subsets,
     subset_counts,
     subset_distortions,
@@ -58,7 +58,7 @@ def test_at_most_four_e_are_wrong_and_that_happens(n):
     for halves in range(n + 3):
         error = Fraction(halves, 2)
         possible = np.asarray(apart) <= float(2 * error)
-        assert np.max(wrong[possible]) == most_wrong(n, error=error) == min(n, 4 * error)
+        assert np.max(wrong[possible]) == max_wrong_guesses(n, error=error) == min(n, 4 * error)
 
 
 @sizes
@@ -72,7 +72,7 @@ def test_an_attack_that_goes_as_wrong_as_can_be(n):
     assert np.max(np.abs(answers - counts(truth))) == error
     guesses = reconstruct_from_all_subsets(jnp.asarray(answers, jnp.float32))
     assert guesses.tolist() == decoy.tolist()
-    assert np.sum(np.asarray(guesses) != truth) == 4 * error == most_wrong(n, error=error)
+    assert np.sum(np.asarray(guesses) != truth) == 4 * error == max_wrong_guesses(n, error=error)
 
 
 @sizes
@@ -82,7 +82,9 @@ def test_random_noise_is_within_the_theorem(n):
     for halves in range(4):
         noise = rng.integers(-halves, halves + 1, size=2**n) / 2
         guesses = reconstruct_from_all_subsets(jnp.asarray(counts(truth) + noise, jnp.float32))
-        assert np.sum(np.asarray(guesses) != truth) <= most_wrong(n, error=Fraction(halves, 2))
+        assert np.sum(np.asarray(guesses) != truth) <= max_wrong_guesses(
+            n, error=Fraction(halves, 2)
+        )
 
 
 def test_nothing_happens_between_n_over_400_and_n_over_401():
@@ -90,18 +92,18 @@ def test_nothing_happens_between_n_over_400_and_n_over_401():
     is right up to n/8."""
     for n in range(1, 2_001):
         for parts in (401, 400, 399):
-            wrong = most_wrong(n, error=Fraction(n, parts))
+            wrong = max_wrong_guesses(n, error=Fraction(n, parts))
             assert wrong <= Fraction(4 * n, parts)
-        assert most_wrong(n, error=Fraction(n, 400)) <= Fraction(n, 100)
-        assert most_wrong(n, error=Fraction(n, 401)) < Fraction(n, 100)
-    assert most_wrong(200, error=Fraction(200, 400)) == 2 == 200 // 100
-    assert [most_wrong(10_000, error=Fraction(10_000, x)) for x in (401, 400, 399)] == [
+        assert max_wrong_guesses(n, error=Fraction(n, 400)) <= Fraction(n, 100)
+        assert max_wrong_guesses(n, error=Fraction(n, 401)) < Fraction(n, 100)
+    assert max_wrong_guesses(200, error=Fraction(200, 400)) == 2 == 200 // 100
+    assert [max_wrong_guesses(10_000, error=Fraction(10_000, x)) for x in (401, 400, 399)] == [
         98,
         100,
         100,
     ]
-    assert most_wrong(8_000, error=1_000) == 4_000
-    assert most_wrong(8_000, error=2_000) == 8_000
+    assert max_wrong_guesses(8_000, error=1_000) == 4_000
+    assert max_wrong_guesses(8_000, error=2_000) == 8_000
 
 
 def test_private_counts_resist(key):
@@ -132,6 +134,6 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="at most 20"):
         subset_counts(jnp.zeros(21))
     with pytest.raises(ValueError, match="error"):
-        most_wrong(10, error=-1)
+        max_wrong_guesses(10, error=-1)
     with pytest.raises(ValueError, match="error"):
-        most_wrong(10, error=Fraction(-1, 2))
+        max_wrong_guesses(10, error=Fraction(-1, 2))

@@ -98,7 +98,7 @@ def test_private_counts_of_the_same_table_tell_no_diagnosis(register, anonymized
 
     codes = jnp.asarray(cell * DIAGNOSES + table["diagnosis"])
     # Under replace-one a record leaves one cell and enters another.
-    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(2, norm="l1"), EPSILON)
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(2, norm="l1"), EPSILON)
     release = dpjax.privatize(counts, mechanism)(key, codes)
     bound = guessing_bound(release.guarantee, categories=DIAGNOSES)
     alone = anonymity(table, on=QUASI_IDENTIFIERS) == 1

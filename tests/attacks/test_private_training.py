@@ -75,7 +75,7 @@ def test_a_sensitivity_that_is_sampled_anew_in_every_trial_covers_what_gamma_say
 
     def release(key, database):
         key_sample, key_noise = jax.random.split(key)
-        distances = dpjax.sensitivity_samples(
+        distances = dpjax.sample_distances(
             key_sample, jnp.sum, heavy, n=1, norm="l1", m=m, chunk_size=m
         )
         scale = dpjax.order_statistic(distances, point.k) / epsilon

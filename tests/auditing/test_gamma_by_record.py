@@ -28,7 +28,7 @@ def found(uncovered, pairs, drawn=False, confidence=0.99):
 
 
 def by_record(key, target=MEAN, oracle=ORACLE, value=DELTA / N, **kwargs):
-    bound = kwargs.pop("bound", dpjax.analytic_sensitivity(value, norm="l1"))
+    bound = kwargs.pop("bound", dpjax.assume_sensitivity(value, norm="l1"))
     settings = {"n": N, "records": jnp.asarray(LISTED, jnp.float32), "pairs": 4000}
     return dpjax.gamma_by_record(key, target, oracle, sensitivity=bound, **settings | kwargs)
 
@@ -98,7 +98,7 @@ def test_a_distance_that_rounding_lowers_is_raised(key):
         key,
         lambda database: database.sum(),
         oracle,
-        sensitivity=dpjax.analytic_sensitivity(2.0**24, norm="l1"),
+        sensitivity=dpjax.assume_sensitivity(2.0**24, norm="l1"),
         n=1,
         records=jnp.array([0, far], jnp.int32),
         pairs=50,
@@ -144,7 +144,7 @@ def test_what_is_refused(key):
         by_record(key, bound=1.0)
     added = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
     with pytest.raises(ValueError, match="replace-one"):
-        by_record(key, bound=dpjax.analytic_sensitivity(1.0, norm="l1", relation=added))
+        by_record(key, bound=dpjax.assume_sensitivity(1.0, norm="l1", relation=added))
 
 
 def test_records_are_clamped_as_for_a_release(key):
@@ -154,7 +154,7 @@ def test_records_are_clamped_as_for_a_release(key):
         return jnp.sum(jnp.minimum(database, 2 - database))
 
     records = jax.ShapeDtypeStruct((4,), jnp.float32)
-    proved = dpjax.global_sensitivity(folded, records, bounds=(0, 1), norm="l1")
+    proved = dpjax.prove_sensitivity(folded, records, bounds=(0, 1), norm="l1")
     half = dataclasses.replace(proved, value=0.5)
     coins = oracles.independent(lambda key: 2.0 * jax.random.bernoulli(key).astype(jnp.float32))
     settings = {"n": 4, "records": jnp.array([0.0, 2.0]), "pairs": 100}
@@ -167,7 +167,7 @@ import jax, jax.numpy as jnp, dpjax
 from dpjax import oracles, targets
 oracle = oracles.independent(jax.random.exponential)
 mean = targets.summable(lambda x: x, average=True)
-settings = {"sensitivity": dpjax.analytic_sensitivity(0.15, norm="l1"), "n": 20, "pairs": 50}
+settings = {"sensitivity": dpjax.assume_sensitivity(0.15, norm="l1"), "n": 20, "pairs": 50}
 key = dpjax.random.seeded_key(0)
 def uncovered():
     return dpjax.gamma_by_record(key, mean, oracle, records=3, **settings).uncovered.tolist()

@@ -72,7 +72,7 @@ def test_guesses_and_truth_are_counted():
 
 COIN = dpjax.oracles.independent(lambda key: jax.random.bernoulli(key).astype(jnp.float32))
 MEAN = dpjax.targets.summable(lambda x: x, average=True)
-LIMIT = dpjax.analytic_sensitivity(0.2, norm="l1")
+LIMIT = dpjax.assume_sensitivity(0.2, norm="l1")
 
 
 def gammas(records, key=KEY):

@@ -286,7 +286,7 @@ def test_the_text_is_a_table(key):
 
 
 def test_pairs_are_others_than_those_of_a_sensitivity(key):
-    distances = dpjax.sensitivity_samples(key, jnp.mean, exponential, n=N, norm="l1", m=100)
+    distances = dpjax.sample_distances(key, jnp.mean, exponential, n=N, norm="l1", m=100)
     profile = dpjax.privacy_profile(
         key, (jnp.mean, dpjax.laplace(1.0, 1.0)), exponential, n=N, m=100
     )
@@ -316,7 +316,7 @@ def test_what_is_refused(key):
     for releases in ([], jnp.mean, [(jnp.mean, 1.0)], [laplace]):
         with pytest.raises(TypeError, match="releases"):
             profile(releases)
-    added = dpjax.analytic_sensitivity(
+    added = dpjax.assume_sensitivity(
         1.0, norm="l1", relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
     )
     with pytest.raises(ValueError, match="replace-one"):
@@ -378,7 +378,7 @@ def test_what_is_profiled_is_what_is_released(key):
         return jnp.sum(jnp.minimum(database, 2 - database))
 
     records = jax.ShapeDtypeStruct((4,), jnp.float32)
-    proved = dpjax.global_sensitivity(folded, records, bounds=(0, 1), norm="l1")
+    proved = dpjax.prove_sensitivity(folded, records, bounds=(0, 1), norm="l1")
 
     def coins(key, n):
         return 2.0 * jax.random.bernoulli(key, shape=(n,)).astype(jnp.float32)

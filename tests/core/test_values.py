@@ -18,7 +18,7 @@ from dpjax._core._pytree import TreeSpec
 EVENT = SampledEvent(0.05, 0.99, "a")
 SAMPLED = Guarantee(1.0, 0.0, 0.05, 0.99, (EVENT,))
 MARGINAL = Guarantee(1.0, 0.0, 0.05, None, (SampledEvent(0.05, None, "b"),))
-ANALYTIC = dpjax.analytic_sensitivity(0.01, norm="l1", n=100)
+ANALYTIC = dpjax.assume_sensitivity(0.01, norm="l1", n=100)
 ESTIMATE = Sensitivity(
     0.033,
     0.05,
@@ -87,7 +87,7 @@ def test_a_guarantee_of_nan_prints():
         ),
         (ANALYTIC, "Sensitivity(0.01 in l1, n=100, replace-one; analytic)"),
         (
-            dpjax.analytic_sensitivity(2, norm="linf"),
+            dpjax.assume_sensitivity(2, norm="linf"),
             "Sensitivity(2 in linf, any n, replace-one; analytic)",
         ),
         (
@@ -124,7 +124,7 @@ def test_a_function_prints_by_its_name():
     def largest_jump(difference):
         return jnp.max(jnp.abs(difference))
 
-    assert "in largest_jump," in repr(dpjax.analytic_sensitivity(1.0, norm=largest_jump))
+    assert "in largest_jump," in repr(dpjax.assume_sensitivity(1.0, norm=largest_jump))
 
 
 def test_a_grid_of_guarantees_prints():
@@ -284,32 +284,32 @@ def test_analytic_sensitivity_has_gamma_zero_and_confidence_one():
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_analytic_bounds_must_be_positive_and_finite(value):
     with pytest.raises(ValueError, match=f"value must be .* got {value}"):
-        dpjax.analytic_sensitivity(value, norm="l1")
+        dpjax.assume_sensitivity(value, norm="l1")
 
 
 @pytest.mark.parametrize("value", ["1", None, True, [1.0], 1j])
 def test_analytic_bounds_must_be_numbers(value):
     with pytest.raises(TypeError, match="value"):
-        dpjax.analytic_sensitivity(value, norm="l1")
+        dpjax.assume_sensitivity(value, norm="l1")
 
 
 def test_analytic_sensitivity_refuses_the_rest():
     with pytest.raises(ValueError, match="norm must be"):
-        dpjax.analytic_sensitivity(1.0, norm="l3")
+        dpjax.assume_sensitivity(1.0, norm="l3")
     with pytest.raises(ValueError, match=r"n must be .* got 0"):
-        dpjax.analytic_sensitivity(1.0, norm="l1", n=0)
+        dpjax.assume_sensitivity(1.0, norm="l1", n=0)
     with pytest.raises(TypeError, match="relation must be"):
-        dpjax.analytic_sensitivity(1.0, norm="l1", relation="replace-one")
+        dpjax.assume_sensitivity(1.0, norm="l1", relation="replace-one")
 
 
 def test_zero_bound_must_be_asked_for_by_name():
-    sensitivity = dpjax.analytic_sensitivity(0, norm="l1", allow_zero=True)
+    sensitivity = dpjax.assume_sensitivity(0, norm="l1", allow_zero=True)
     assert "no noise" in repr(dpjax.laplace(sensitivity, 1.0).guarantee)
 
 
 def test_a_bad_traced_bound_becomes_nan():
     def bound(value):
-        return dpjax.analytic_sensitivity(value, norm="l1").value
+        return dpjax.assume_sensitivity(value, norm="l1").value
 
     for value in (0.0, -1.0, np.inf, np.nan):
         assert np.isnan(jax.jit(bound)(value))

@@ -81,7 +81,7 @@ def test_mechanism_of_ones_own_is_sampled_released_and_guaranteed(key):
     assert (release.guarantee.epsilon, release.guarantee.delta) == (0.5, 0.0)
     assert release.guarantee.gamma == sensitivity.gamma > 0
     with pytest.raises(ValueError, match="norm weighted"):
-        additive(dpjax.analytic_sensitivity(1.0, norm="l1"), 1.0, norm=weighted, noise=LAPLACE)
+        additive(dpjax.assume_sensitivity(1.0, norm="l1"), 1.0, norm=weighted, noise=LAPLACE)
 
 
 def test_multiplier_makes_the_scale_of_epsilon_and_delta():
@@ -330,7 +330,7 @@ def test_values_that_are_not_real_arrays_are_refused(key):
 
 
 def test_zero_sensitivity_by_name_gives_the_value_and_says_so(key):
-    zero = dpjax.analytic_sensitivity(0.0, norm="l1", allow_zero=True)
+    zero = dpjax.assume_sensitivity(0.0, norm="l1", allow_zero=True)
     release = dpjax.laplace(zero, 1.0)(key, jnp.asarray([1.5, 2.5]))
     assert release.value.tolist() == [1.5, 2.5]
     assert "no noise" in repr(release.guarantee)
@@ -405,7 +405,7 @@ def test_event_of_noise_in_another_norm_is_not_that_of_the_noise():
 
 
 def test_without_noise_there_is_no_grid():
-    zero = dpjax.analytic_sensitivity(0.0, norm="l1", allow_zero=True)
+    zero = dpjax.assume_sensitivity(0.0, norm="l1", allow_zero=True)
     mechanism = dpjax.laplace(zero, 1.0)
     assert (mechanism.grid, mechanism.effective_scale(), mechanism.error(confidence=0.9)) == (
         0,

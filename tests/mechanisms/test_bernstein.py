@@ -183,14 +183,16 @@ def test_points_of_another_dimension_are_refused(points):
 
 
 def test_lattice_has_coordinate_i_along_axis_i():
-    target = dpjax.on_lattice(lambda shift: lambda x: x[0] + 10 * x[1] + shift, degree=4, dims=2)
+    target = dpjax.evaluate_on_lattice(
+        lambda shift: lambda x: x[0] + 10 * x[1] + shift, degree=4, dims=2
+    )
     values = target(jnp.asarray(100.0))
     i, j = np.meshgrid(np.arange(5), np.arange(5), indexing="ij")
     np.testing.assert_allclose(values, i / 4 + 10 * j / 4 + 100, rtol=1e-6)
 
 
 def test_function_of_several_scalars_gives_one_lattice_each():
-    target = dpjax.on_lattice(lambda _: lambda x: (x[0], x[0] > 0.5), degree=2, dims=1)
+    target = dpjax.evaluate_on_lattice(lambda _: lambda x: (x[0], x[0] > 0.5), degree=2, dims=1)
     line, step = target(jnp.zeros(3))
     assert line.tolist() == [0.0, 0.5, 1.0]
     assert step.tolist() == [False, False, True]
@@ -198,11 +200,11 @@ def test_function_of_several_scalars_gives_one_lattice_each():
 
 def test_targets_without_a_lattice_are_refused():
     with pytest.raises(TypeError, match="target must be a function"):
-        dpjax.on_lattice(jnp.zeros(3), degree=2, dims=1)
+        dpjax.evaluate_on_lattice(jnp.zeros(3), degree=2, dims=1)
     with pytest.raises(TypeError, match="value of the target must be a function"):
-        dpjax.on_lattice(jnp.mean, degree=2, dims=1)(jnp.zeros(3))
+        dpjax.evaluate_on_lattice(jnp.mean, degree=2, dims=1)(jnp.zeros(3))
     with pytest.raises(ValueError, match="must return scalars"):
-        dpjax.on_lattice(lambda _: lambda x: x, degree=2, dims=1)(jnp.zeros(3))
+        dpjax.evaluate_on_lattice(lambda _: lambda x: x, degree=2, dims=1)(jnp.zeros(3))
     with pytest.raises(ValueError, match="must return scalars"):
         dpjax.approximate_bernstein(lambda x: jnp.stack([x[0], 10 * x[0]]), degree=2, dims=1)
 
@@ -219,7 +221,7 @@ def test_sizes_below_one_are_refused(name, value):
     if name != "order":
         del sizes["order"]
         with pytest.raises(ValueError, match=message):
-            dpjax.on_lattice(lambda _: lambda x: x[0], **sizes)
+            dpjax.evaluate_on_lattice(lambda _: lambda x: x[0], **sizes)
 
 
 @pytest.mark.parametrize("size", [2.0, "2", None, True])
@@ -330,8 +332,8 @@ def test_curve_of_a_database_is_released(key):
     def distribution(database):
         return lambda x: jnp.mean(database <= x[0])
 
-    target = dpjax.on_lattice(distribution, degree=5, dims=1)
-    bound = dpjax.analytic_sensitivity(1 / 40, norm="linf", n=40)
+    target = dpjax.evaluate_on_lattice(distribution, degree=5, dims=1)
+    bound = dpjax.assume_sensitivity(1 / 40, norm="linf", n=40)
     private = dpjax.privatize(target, dpjax.bernstein(bound, 1e6, degree=5, dims=1))
     curve = private(key, np.linspace(0, 1, 40)).value
     np.testing.assert_allclose(curve.values, [1 / 40, 0.2, 0.4, 0.6, 0.8, 1.0], atol=0.01)

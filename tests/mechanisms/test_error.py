@@ -81,7 +81,7 @@ def test_every_array_of_a_tree_has_its_bound(draws):
 def test_shaped_noise_keeps_a_bound_for_each_coordinate(draws):
     from mechanism_table import SHAPE
 
-    bound = dpjax.analytic_sensitivity(1.0, norm=SHAPE)
+    bound = dpjax.assume_sensitivity(1.0, norm=SHAPE)
     mechanism, value = dpjax.shaped_gaussian(bound, 1e4, 1e-2), jnp.asarray([0.123456, -0.7])
     distances = far_from(draws(mechanism, value, COUNT), value)
     for confidence in CONFIDENCES:

@@ -231,7 +231,7 @@ def test_numbers_of_any_kind_are_accepted(name):
 def test_sensitivity_in_another_norm_is_refused(name):
     make, _ = EVERY[name]
     norm = make(1.0, 1.0).norm
-    other = dpjax.analytic_sensitivity(1.0, norm="l2" if norm != "l2" else "l1")
+    other = dpjax.assume_sensitivity(1.0, norm="l2" if norm != "l2" else "l1")
     if name in MECHANISMS:
         with pytest.raises(ValueError, match=f"sensitivity must be in the norm {norm}, got one in"):
             make(other, 1.0)
@@ -268,7 +268,7 @@ def test_bad_traced_parameter_is_never_released(name, key):
 
 def test_bad_traced_bound_is_never_released(key):
     def release(bound):
-        return dpjax.laplace(dpjax.analytic_sensitivity(bound, norm="l1"), 1.0)(key, 0.0)
+        return dpjax.laplace(dpjax.assume_sensitivity(bound, norm="l1"), 1.0)(key, 0.0)
 
     batch = jax.jit(jax.vmap(release))(jnp.asarray([*BAD, 2.0]))
     assert_closed(batch, slice(4))
@@ -350,7 +350,7 @@ def test_event_of_a_large_epsilon(name):
 
 @pytest.mark.parametrize("make", [dpjax.laplace, dpjax.exponential])
 def test_event_without_noise(make):
-    zero = dpjax.analytic_sensitivity(0.0, norm=make(1.0, 1.0).norm, allow_zero=True)
+    zero = dpjax.assume_sensitivity(0.0, norm=make(1.0, 1.0).norm, allow_zero=True)
     assert isinstance(make(zero, 1.0).dp_event, dp_accounting.DpEvent)
 
 
@@ -416,7 +416,7 @@ def test_another_parameter_compiles_nothing(name, key, compilations):
     """Not epsilon, the sensitivity, nor anything that says where the sensitivity comes from."""
     make, value = EVERY[name]
     norm = make(1.0, 1.0).norm
-    analytic = dpjax.analytic_sensitivity(1.0, norm=norm)
+    analytic = dpjax.assume_sensitivity(1.0, norm=norm)
     sampled = dataclasses.replace(
         analytic, value=2.0, gamma=0.05, confidence=None, n=1000, m=900, k=871, identity="another"
     )

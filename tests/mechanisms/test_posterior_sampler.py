@@ -148,7 +148,7 @@ def test_the_sampler_refuses_integers_in_the_range(targets):
     with pytest.raises(ValueError, match="floats"):
         dpjax.sample_sensitivity(jax.random.key(0), target, oracle, gamma=0.2, **settings)
     with pytest.raises(ValueError, match="floats"):
-        dpjax.sensitivity_samples(jax.random.key(0), target, oracle, **settings)
+        dpjax.sample_distances(jax.random.key(0), target, oracle, **settings)
 
 
 def test_values_that_are_alike_are_rounded_all_the_same():
@@ -246,7 +246,7 @@ def test_the_profile_charges_casts_of_large_integers(rule, key):
 @each_rule
 def test_scores_that_rise_alike_keep_their_gaps(rule, log_probs):
     """Near the largest float, too: clamping some of them would change what the range hides."""
-    sensitivity = dpjax.analytic_sensitivity(1e37, norm="range")
+    sensitivity = dpjax.assume_sensitivity(1e37, norm="range")
     mechanism = RULES[rule](sensitivity, 1.0)
     low = np.array([1.6e38, 1.5e38, 1.4e38], np.float32)
     there = log_probs(mechanism, np.arange(3), low + np.float32(1.2e38))
@@ -269,7 +269,7 @@ def test_a_gap_is_bounded_with_weights_too(log_probs):
 def test_what_is_no_public_list_is_refused():
     with pytest.raises(TypeError, match="Markov chain"):
         dpjax.posterior_sampler(1.0, 1.0, log_prior=lambda theta: -(theta**2))
-    linf = dpjax.analytic_sensitivity(1.0, norm="linf")
+    linf = dpjax.assume_sensitivity(1.0, norm="linf")
     with pytest.raises(ValueError, match="norm range"):
         dpjax.posterior_sampler(linf, 1.0, log_prior=[0.0])
     for bad in ([], [[0.0]], [np.nan], [np.inf], [-np.inf, -np.inf]):
@@ -287,4 +287,4 @@ def test_what_is_no_public_list_is_refused():
         dpjax.exponential(1.0, 1.0, log_base=[0.0, 1.0])(dpjax.random.seeded_key(0), jnp.zeros(3))
     # A sum shows a shift of all coordinates.
     with pytest.raises(ValueError, match="range"):
-        additive(dpjax.analytic_sensitivity(1.0, norm="range"), 1.0, norm="range", noise=LAPLACE)
+        additive(dpjax.assume_sensitivity(1.0, norm="range"), 1.0, norm="range", noise=LAPLACE)

@@ -25,7 +25,7 @@ DRAWS = 20_000
 
 
 def bound(value=1.0):
-    return dpjax.analytic_sensitivity(value, norm=SHAPE)
+    return dpjax.assume_sensitivity(value, norm=SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_range_is_that_of_the_grid_before_the_map(mechanism):
 def test_another_norm_is_refused():
     for norm in ("l2", "l1", lambda difference: jnp.zeros(())):
         with pytest.raises(ValueError, match="must be in the norm of a NoiseShape"):
-            dpjax.shaped_gaussian(dpjax.analytic_sensitivity(1.0, norm=norm), EPSILON, DELTA)
+            dpjax.shaped_gaussian(dpjax.assume_sensitivity(1.0, norm=norm), EPSILON, DELTA)
     with pytest.raises(TypeError, match=r"must be a dpjax.Sensitivity whose norm .* got 1.0"):
         dpjax.shaped_gaussian(1.0, EPSILON, DELTA)
     with pytest.raises(ValueError, match="must be in the norm l2"):
@@ -170,7 +170,7 @@ def test_releases_are_the_same_in_a_program_and_in_a_batch(mechanism, key):
 def test_float64_and_narrow_floats_keep_their_dtype(key, x64):
     value = {"a": jnp.zeros(2, "float64"), "b": jnp.zeros(2, "bfloat16"), "c": jnp.zeros(2, int)}
     shape = shape_of(np.eye(6), TreeSpec.of(value), 2.0**-20, None)
-    made = dpjax.shaped_gaussian(dpjax.analytic_sensitivity(1.0, norm=shape), EPSILON, DELTA)
+    made = dpjax.shaped_gaussian(dpjax.assume_sensitivity(1.0, norm=shape), EPSILON, DELTA)
     released = made(key, value).value
     assert [x.dtype.name for x in jax.tree.leaves(released)] == ["float64", "bfloat16", "float64"]
 
@@ -235,5 +235,5 @@ def test_patients_get_noise_of_sixty_percent_of_the_energy():
     shaped = dpjax.shaped_gaussian(sampled[0], EPSILON, DELTA)
     isotropic = dpjax.gaussian(sampled[1], EPSILON, DELTA)
     assert energy(shaped, 30) <= 0.6 * energy(isotropic, 30)
-    fresh = dpjax.sensitivity_samples(key_fresh, fit, oracle, n=369, norm=shape, m=4_000)
+    fresh = dpjax.sample_distances(key_fresh, fit, oracle, n=369, norm=shape, m=4_000)
     assert np.mean(np.asarray(fresh) <= float(shaped.sensitivity.value)) >= 0.95

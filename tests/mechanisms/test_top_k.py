@@ -134,7 +134,7 @@ def test_nan_and_infinities_are_like_the_ends():
 
 @pytest.mark.slow
 def test_without_noise_the_order_is_the_truth():
-    public = dpjax.analytic_sensitivity(0.0, norm="linf", allow_zero=True)
+    public = dpjax.assume_sensitivity(0.0, norm="linf", allow_zero=True)
     mechanism = top_k(public, epsilon=1.0, k=4)
     assert mechanism(dpjax.random.seeded_key(0), SCORES).value.tolist() == [0, 2, 1, 3]
     ties = mechanism(dpjax.random.seeded_key(0), np.array([1, 1, 0, 0])).value
@@ -150,7 +150,7 @@ def test_what_cannot_be_selected_is_refused():
     with pytest.raises(ValueError, match="k must be an integer of at least 1, got 0"):
         top_k(1.0, 1.0, k=0)
     with pytest.raises(ValueError, match="norm linf"):
-        top_k(dpjax.analytic_sensitivity(1.0, norm="l1"), 1.0, k=1)
+        top_k(dpjax.assume_sensitivity(1.0, norm="l1"), 1.0, k=1)
 
 
 def test_scores_of_nan_end_in_a_large_batch():

@@ -82,8 +82,8 @@ def test_distances_are_the_same_bits_as_from_whole_databases(key, positions):
     oracle = independent(lambda key: jnp.floor(64 * jax.random.uniform(key, (2,))) / 64)
     target = dpjax.targets.summable(lambda x: x)
     settings = {"n": 5, "norm": "l1", "m": 20, "positions": positions}
-    two = dpjax.sensitivity_samples(key, target, oracle, **settings)
-    whole = dpjax.sensitivity_samples(key, lambda x: target(x), oracle, **settings)
+    two = dpjax.sample_distances(key, target, oracle, **settings)
+    whole = dpjax.sample_distances(key, lambda x: target(x), oracle, **settings)
     np.testing.assert_array_equal(two, whole)
     assert len(np.unique(two)) > 10
 

@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused(ax):
         ((np.zeros((2, 2)),), r"distances must have shape \(m,\)"),
         ((np.full(3, np.inf),), "distances must hold a finite number"),
         ((DISTANCES[:-1], POINT), "point must be of the m=199 given pairs, got m=200"),
-        ((DISTANCES, dpjax.analytic_sensitivity(1.0, norm="l1")), "got m=None"),
+        ((DISTANCES, dpjax.assume_sensitivity(1.0, norm="l1")), "got m=None"),
     ):
         with pytest.raises(ValueError, match=message):
             sensitivity_ecdf(*arguments, ax=ax)

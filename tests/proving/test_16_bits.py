@@ -97,7 +97,7 @@ def test_a_product_in_16_bits_is_that_of_its_operands_and_little_more():
     assert found["l2"] <= np.linalg.norm(MATRIX) / 100 * 1.04
     assert (
         "dot_general"
-        in dpjax.global_sensitivity(target, records, bounds=(0, 1), norm="l2").explain()
+        in dpjax.prove_sensitivity(target, records, bounds=(0, 1), norm="l2").explain()
     )
 
 
@@ -124,7 +124,7 @@ def test_factors_pass_through_16_bits():
         return back * 2.0**45 * 2.0**-16
 
     with pytest.raises(NoProofError, match="combines"):
-        dpjax.global_sensitivity(target, RECORDS, bounds=(0, 2.0**-100), norm="l1")
+        dpjax.prove_sensitivity(target, RECORDS, bounds=(0, 2.0**-100), norm="l1")
 
 
 def test_what_depends_on_16_bits_has_no_lemma():
@@ -140,7 +140,7 @@ def test_what_depends_on_16_bits_has_no_lemma():
     assert bounds_of(mapped, RECORDS, (-1, 1))["l2"] > 3
     rows = lambda x: jnp.var((x * 0.3).astype(jnp.bfloat16).astype(jnp.float32) * 2)  # noqa: E731
     assert (
-        "lemma" not in dpjax.global_sensitivity(rows, RECORDS, bounds=(-1, 1), norm="l1").explain()
+        "lemma" not in dpjax.prove_sensitivity(rows, RECORDS, bounds=(-1, 1), norm="l1").explain()
     )
 
 
@@ -208,7 +208,7 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_arithmetic_in_16_bits_is_refused_with_its_line(why):
     with pytest.raises(NoProofError, match=why) as refusal:
-        dpjax.global_sensitivity(REFUSED[why], RECORDS, bounds=(-1, 1), norm="l1")
+        dpjax.prove_sensitivity(REFUSED[why], RECORDS, bounds=(-1, 1), norm="l1")
     assert "test_16_bits.py" in str(refusal.value)
 
 

@@ -33,7 +33,7 @@ def padded(shape=(), dtype=jnp.float32, n=N):
 
 def bound(target, norm="l1", bounds=(-1, 1), records=None):
     records = padded() if records is None else records
-    return dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm, relation=ADDED).value
+    return dpjax.prove_sensitivity(target, records, bounds=bounds, norm=norm, relation=ADDED).value
 
 
 def every_pair():
@@ -237,7 +237,7 @@ def test_rounding_in_other_slots_counts():
 
 def test_the_guarantee_names_the_relation():
     target = PROVED["sum of all slots"]
-    found = dpjax.global_sensitivity(
+    found = dpjax.prove_sensitivity(
         target, padded(n=8), bounds=(0, 1), norm="l1", relation="add-or-remove-one"
     )
     assert (found.gamma, found.n, found.relation, found.method) == (0, 8, ADDED, "proved")

@@ -19,7 +19,7 @@ START, END = 100000.125, 100000.25
 
 
 def bound(target, records=FLOATS, bounds=(START, END)):
-    return dpjax.global_sensitivity(target, records, bounds=bounds, norm="linf").value
+    return dpjax.prove_sensitivity(target, records, bounds=bounds, norm="linf").value
 
 
 # Nothing of these is left in the compiled program.
@@ -136,7 +136,7 @@ def test_a_product_with_ones_is_rounded_at_each_term_in_l2_too():
     records = jax.ShapeDtypeStruct((2, 64, 64), jnp.float32)
     ones = np.ones((64, 1), np.float32)
     found, whole = (
-        dpjax.global_sensitivity(target, records, bounds=(1000, 1000.01), norm="l2").value
+        dpjax.prove_sensitivity(target, records, bounds=(1000, 1000.01), norm="l2").value
         for target in (lambda x: x.sum(2) @ ones, lambda x: x.sum((1, 2)))
     )
     assert found >= whole > 2 * 4096 * 1000 * 4096 * 2.0**-24
@@ -146,7 +146,7 @@ def test_a_mean_of_sums_is_rounded_at_each_term():
     """Records of 4,096 terms that cancel: the mean in a variance may add up all of them."""
     records = jax.ShapeDtypeStruct((100, 4096), jnp.float32)
     variance = lambda x: jnp.var(x.sum(1) / 1)  # noqa: E731
-    found = dpjax.global_sensitivity(variance, records, bounds=(-1e-3, 1e-3), norm="l1")
+    found = dpjax.prove_sensitivity(variance, records, bounds=(-1e-3, 1e-3), norm="l1")
     off = 100 * 4096 * 2.0**-24 * 4.096
     assert found.value >= 8.192**2 * 99 / 100**2 + 2 * off**2
 
@@ -278,7 +278,7 @@ def test_a_release_on_another_platform_is_refused(monkeypatch):
         _privatize._check_platform(_Elsewhere())
     _privatize._check_platform({"x": jnp.zeros(3)})
     jax.jit(lambda x: (_privatize._check_platform(x), x)[1])(jnp.zeros(3))
-    proved = dpjax.global_sensitivity(jnp.mean, FLOATS, bounds=(0, 1), norm="l1")
+    proved = dpjax.prove_sensitivity(jnp.mean, FLOATS, bounds=(0, 1), norm="l1")
     private = dpjax.privatize(jnp.mean, dpjax.laplace(proved, 1.0))
     monkeypatch.setattr(_privatize, "_PROVED_ON", frozenset())
     with pytest.raises(ValueError, match="CPUs and GPUs"):

@@ -21,7 +21,7 @@ from dpjax._core._record_bounds import Interval, RecordBounds
 from dpjax._tracing._programs import Program
 from dpjax.proving import NoProofError
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._entry import walked_bound
+from dpjax.proving._prove_sensitivity import walked_bound
 from dpjax.queries import PaddedRecords
 
 N = 4
@@ -116,7 +116,7 @@ def bound(target, records, bounds, relation=REPLACED):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return dpjax.global_sensitivity(
+            return dpjax.prove_sensitivity(
                 target, records, bounds=bounds, norm="l1", relation=relation
             ).value
     except (NoProofError, TypeError, ValueError) as refusal:
@@ -204,4 +204,4 @@ def test_random_keys_are_refused():
         lambda x: x.sum() + jax.random.uniform(jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32))),
     ):
         with pytest.raises(NoProofError, match="random bits"):
-            dpjax.global_sensitivity(target, records, bounds=(0, 1), norm="l1")
+            dpjax.prove_sensitivity(target, records, bounds=(0, 1), norm="l1")

@@ -190,12 +190,12 @@ TIGHT = {
 @pytest.mark.parametrize("case", TIGHT)
 def test_bounds_are_tight_up_to_rounding(case):
     target, records, bounds, norm, truth = TIGHT[case]
-    found = dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm=norm)
     assert truth * (1 - 1e-4) <= found.value <= 1.01 * truth
 
 
 def test_explain_names_the_lemma():
-    found = dpjax.global_sensitivity(jax.nn.softmax, VECTORS, bounds=(-1, 1), norm="l1")
+    found = dpjax.prove_sensitivity(jax.nn.softmax, VECTORS, bounds=(-1, 1), norm="l1")
     assert "lemma softmax" in found.explain()
 
 
@@ -209,7 +209,7 @@ def test_explain_names_the_lemma():
 )
 def test_what_looks_like_softmax_is_not(softmax):
     try:
-        found = dpjax.global_sensitivity(softmax, VECTORS, bounds=(-1, 1), norm="l1")
+        found = dpjax.prove_sensitivity(softmax, VECTORS, bounds=(-1, 1), norm="l1")
     except NoProofError:
         return
     assert ": lemma" not in found.explain()
@@ -221,7 +221,7 @@ def test_a_number_that_becomes_an_integer_is_another_one():
         return length(x) * by.astype(jnp.int32).astype(x.dtype)
 
     clip = lambda x: x / jnp.maximum(1e-3, scaled(x, 1.999))  # noqa: E731
-    assert dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2").value >= 2
+    assert dpjax.prove_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2").value >= 2
 
 
 def test_another_function_of_that_name_is_no_search():
@@ -231,7 +231,7 @@ def test_another_function_of_that_name_is_no_search():
 
     for levels in (jnp.ones((2, 2)), jnp.ones(()), jnp.arange(3.0)):
         target = lambda x, levels=levels: searchsorted(levels, x).sum()  # noqa: E731
-        assert dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 1
+        assert dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1").value >= 1
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_another_function_of_that_name_is_no_search():
     ],
 )
 def test_what_looks_like_a_mean_is_none(target, truth):
-    found = dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
     ones = jnp.ones(100)
     pairs = [(ones, ones.at[0].set(0)), (0 * ones, (0 * ones).at[0].set(1))]
     reached = max(float(jnp.abs(target(a) - target(b))) for a, b in pairs)
@@ -274,7 +274,7 @@ def test_a_slice_that_reads_something_else_is_none():
 )
 def test_what_looks_like_a_clip_is_not(clip):
     """Rows of length 20 become longer than 1."""
-    found = dpjax.global_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2")
+    found = dpjax.prove_sensitivity(clip, VECTORS, bounds=(-10, 10), norm="l2")
     assert found.value > 2.1
 
 
@@ -295,7 +295,7 @@ def deviation(x):
 )
 def test_what_looks_like_a_norm_is_not(norm):
     """No pair is further apart than is proved; many records, and one that changes sign."""
-    found = dpjax.global_sensitivity(norm, VECTORS, bounds=(-10, 10), norm="l2")
+    found = dpjax.prove_sensitivity(norm, VECTORS, bounds=(-10, 10), norm="l2")
     rng = np.random.default_rng(0)
     for row in (np.full(4, 10.0), rng.choice([-10.0, 10], 4), np.array([10.0, -10, 0, 0])):
         first = np.full((100, 4), -row).astype(np.float32)
@@ -323,7 +323,7 @@ def test_what_looks_like_a_norm_is_not(norm):
 def test_refusals(target, match):
     spec = jax.ShapeDtypeStruct((N, 2), jnp.float32)
     with pytest.raises(NoProofError, match=match):
-        dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
+        dpjax.prove_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
 
 
 REGRESSION = {"x": jax.ShapeDtypeStruct((50, 2), jnp.float32), "y": NUMBERS}
@@ -338,7 +338,7 @@ REGRESSION = {"x": jax.ShapeDtypeStruct((50, 2), jnp.float32), "y": NUMBERS}
     ],
 )
 def test_learners_have_the_bounds_of_their_own_proofs(target, norm):
-    found = dpjax.global_sensitivity(target, REGRESSION, bounds=(-1, 1), norm=norm, n=50)
+    found = dpjax.prove_sensitivity(target, REGRESSION, bounds=(-1, 1), norm=norm, n=50)
     assert found.value == target.sensitivity(norm, n=50).value
     assert "itself" in found.explain()
 
@@ -347,13 +347,13 @@ def test_learners_have_the_bounds_of_their_own_proofs(target, norm):
 @pytest.mark.parametrize("name", query_table.CASES)
 def test_queries_have_the_bounds_of_their_own_proofs(name, norm):
     query, records, *_ = query_table.CASES[name]
-    found = dpjax.global_sensitivity(query, records, bounds=(-2, 7), norm=norm)
+    found = dpjax.prove_sensitivity(query, records, bounds=(-2, 7), norm=norm)
     assert found.value == query.sensitivity(norm).value
 
 
 def test_a_proved_query_is_released():
     query = queries.histogram_query(4)
-    found = dpjax.global_sensitivity(query, np.arange(8), bounds=(0, 3), norm="l1")
+    found = dpjax.prove_sensitivity(query, np.arange(8), bounds=(0, 3), norm="l1")
     private = dpjax.privatize(query, dpjax.laplace(found, epsilon=1e6))
     release = private(dpjax.random.seeded_key(0), np.arange(8))
     assert release.value.tolist() == [1, 1, 1, 5]
@@ -361,7 +361,7 @@ def test_a_proved_query_is_released():
 
 def test_the_smaller_of_two_proofs_counts():
     target = BoundedTarget(jnp.mean, bound=lambda norm, n, dtype: 5.0)
-    found = dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
     assert found.value < 0.0101
 
 
@@ -375,5 +375,5 @@ def test_an_object_that_claims_a_bound_is_not_believed():
         def __call__(self, x):
             return x.sum()
 
-    found = dpjax.global_sensitivity(Claims(), NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(Claims(), NUMBERS, bounds=(0, 1), norm="l1")
     assert found.value >= 1

@@ -122,7 +122,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_bounds_of_long_loops(name):
     target, truth = KNOWN[name]
-    found = dpjax.global_sensitivity(target, MANY, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(target, MANY, bounds=(0, 1), norm="l1")
     assert truth * 0.99 <= found.value <= truth * 1.02 + 1e-5
 
 
@@ -180,7 +180,7 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_does_not_close_is_refused_with_its_line(why):
     with pytest.raises(NoProofError, match=why) as refusal:
-        dpjax.global_sensitivity(REFUSED[why], MANY, bounds=(0, 1), norm="l1")
+        dpjax.prove_sensitivity(REFUSED[why], MANY, bounds=(0, 1), norm="l1")
     assert "test_loops.py" in str(refusal.value)
     assert "Remedy" in str(refusal.value)
 
@@ -209,7 +209,7 @@ def test_what_was_not_walked_holds_nothing():
 
 
 def test_explain_shows_the_body_once():
-    found = dpjax.global_sensitivity(
+    found = dpjax.prove_sensitivity(
         lambda x: over(lambda c, r: (jnp.tanh(0.5 * c + r), None), x)[0],
         MANY,
         bounds=(0, 1),

@@ -16,7 +16,7 @@ TABLE = np.arange(12, dtype=np.float32) * 10
 
 
 def bound(target, records=RECORDS):
-    return dpjax.global_sensitivity(target, records, bounds=(0, 9), norm="l1").value
+    return dpjax.prove_sensitivity(target, records, bounds=(0, 9), norm="l1").value
 
 
 def pad(x, before=1, after=1):

@@ -69,7 +69,7 @@ def proved(target, databases, bounds, norm):
     leaves, structure = jax.tree.flatten(spec.records)
     bounds = PaddedRecords(jax.tree.unflatten(structure, [bounds] * len(leaves)), (0, 1))
     try:
-        return dpjax.global_sensitivity(target, spec, bounds=bounds, norm=norm).value
+        return dpjax.prove_sensitivity(target, spec, bounds=bounds, norm=norm).value
     except ValueError as error:
         if "no record moves it" not in str(error):
             raise
@@ -108,7 +108,7 @@ def test_a_count_is_not_public():
     assert proved(queries.counting_query(), databases, (0, 1), "l1") == 1
     spec = jax.ShapeDtypeStruct((SLOTS,), jnp.float32)
     with pytest.raises(ValueError, match="no record moves it"):
-        dpjax.global_sensitivity(queries.counting_query(), spec, bounds=(0, 1), norm="l1")
+        dpjax.prove_sensitivity(queries.counting_query(), spec, bounds=(0, 1), norm="l1")
 
 
 def test_the_bound_of_a_query_is_the_larger_of_both():

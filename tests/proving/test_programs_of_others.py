@@ -81,7 +81,7 @@ def test_no_pair_lies_further_apart(library, norm):
     for place, (name, target) in enumerate(library().items()):
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             spec = programs.spec(np.float32)
-            found = dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm=norm)
+            found = dpjax.prove_sensitivity(target, spec, bounds=(-1, 1), norm=norm)
             rng = np.random.default_rng(place)
             reached = programs.best_attack(target, rng, norm, np.float32)
         assert 0 < reached <= found.value, (name, reached, found.value)

@@ -45,7 +45,7 @@ def line_of(target, spec, norm="l1", estimate=0.1):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_line_where_a_proof_exists_and_none_elsewhere(case):
-    """It has the number that `global_sensitivity` proves for the bounds that it names."""
+    """It has the number that `prove_sensitivity` proves for the bounds that it names."""
     target, spec, bounds = CASES[case]
     line = line_of(target, spec)
     if bounds is None:
@@ -53,7 +53,7 @@ def test_a_line_where_a_proof_exists_and_none_elsewhere(case):
         return
     named = {UNIT: "records in [0, 1]", WIDE: "records in [-2^20, 2^20]", "all": "all records"}
     assert line.endswith(f"for {named['all' if bounds is ALL else bounds]}")
-    proved = dpjax.global_sensitivity(target, spec, bounds=bounds, norm="l1").value
+    proved = dpjax.prove_sensitivity(target, spec, bounds=bounds, norm="l1").value
     assert float(re.search("proves (.*) at gamma 0", line)[1]) == pytest.approx(proved, rel=1e-5)
 
 
@@ -100,11 +100,11 @@ def test_a_sample_says_so_in_one_line_and_compiles_nothing_for_it(monkeypatch, c
     line = found.explain()
     assert repr(found).endswith(f"; {line})")
     assert "\n" not in repr(found)
-    assert "dpjax.global_sensitivity" in line
+    assert "dpjax.prove_sensitivity" in line
     assert jax.jit(lambda s: s)(found).explain() == line
     program = Program.trace("target", lambda x: jnp.clip(x, 0, 3).mean(), NUMBERS)
     assert compilations(lambda: provable(jnp.mean, program, "l1", 0.1)) == []
-    monkeypatch.setattr("dpjax.sensitivity._sampler.provable", lambda *arguments: None)
+    monkeypatch.setattr("dpjax.sensitivity._sample_sensitivity.provable", lambda *arguments: None)
     silent = sample()
     assert (silent.value, silent.identity) == (found.value, found.identity)
     with pytest.raises(ValueError, match="no proof is known"):

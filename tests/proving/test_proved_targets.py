@@ -22,10 +22,10 @@ def test_proofs_are_as_tight_as_the_page_says(name):
     target, records, bounds, norm, truth, limit = TARGETS[name]
     if truth is None:
         with pytest.raises(NoProofError, match="lu"):
-            dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+            dpjax.prove_sensitivity(target, records, bounds=bounds, norm=norm)
         assert shown_ratios()[name] == "refused"
         return
-    found = dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm=norm)
     assert truth * (1 - 1e-5) <= found.value <= limit * truth
     assert float(shown_ratios()[name]) == pytest.approx(found.value / truth, abs=2e-3)
     assert (found.gamma, found.confidence, found.method) == (0, 1, "proved")

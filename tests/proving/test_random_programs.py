@@ -18,7 +18,7 @@ COUNT = int(os.environ.get("DPJAX_PROGRAMS", "1000"))
 def proved_bound(target, spec, bounds, norm):
     """None if there is none."""
     try:
-        return dpjax.global_sensitivity(target, spec, bounds=bounds, norm=norm).value
+        return dpjax.prove_sensitivity(target, spec, bounds=bounds, norm=norm).value
     except dpjax.proving.NoProofError:
         return None
     except ValueError as error:

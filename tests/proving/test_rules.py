@@ -206,7 +206,7 @@ def test_a_wave_between_its_ends(wave, start):
     """The range of an interval, and so the sensitivity, against a grid."""
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
     values = wave(np.linspace(start, start + 2, 10**5, dtype=np.float32))
-    found = dpjax.global_sensitivity(
+    found = dpjax.prove_sensitivity(
         lambda x: wave(x).sum(), spec, bounds=(start, start + 2), norm="l1"
     )
     width = float(values.max() - values.min())
@@ -247,13 +247,13 @@ def test_no_pair_of_vectors_lies_further_apart(target, bounds, moved_vectors):
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int8, np.bool_])
 def test_integers(dtype):
     spec = jax.ShapeDtypeStruct((N,), dtype)
-    total = dpjax.global_sensitivity(
+    total = dpjax.prove_sensitivity(
         lambda x: x.astype(jnp.int32).sum(), spec, bounds=(0, 1), norm="l1"
     )
     assert total.value == pytest.approx(1, rel=1e-9)
     if dtype in (np.uint8, np.int8):
         with pytest.raises(NoProofError, match="overflow"):
-            dpjax.global_sensitivity(lambda x: x * x, spec, bounds=(0, 100), norm="l1")
+            dpjax.prove_sensitivity(lambda x: x * x, spec, bounds=(0, 100), norm="l1")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_integers(dtype):
 def test_parameters_without_a_rule_are_refused(target, match):
     spec = jax.ShapeDtypeStruct((N,), jnp.float32)
     with pytest.raises(NoProofError, match=match):
-        dpjax.global_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
+        dpjax.prove_sensitivity(target, spec, bounds=(-1, 1), norm="l1")
 
 
 def pair_bound(target, low, high, dtype="float64", n=1):

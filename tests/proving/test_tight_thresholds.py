@@ -106,7 +106,7 @@ def tried(low, high):
 
 def proved(target, bounds):
     try:
-        return dpjax.global_sensitivity(target, RECORDS, bounds=bounds, norm="l1").value
+        return dpjax.prove_sensitivity(target, RECORDS, bounds=bounds, norm="l1").value
     except NoProofError:
         return None
     except ValueError as error:

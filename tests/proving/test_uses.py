@@ -27,7 +27,7 @@ def from_large(x, start=0.0):
 
 def bound(target, shape, norm="l1", bounds=BOUNDS, dtype=np.float32):
     spec = jax.ShapeDtypeStruct(shape, dtype)
-    return dpjax.global_sensitivity(target, spec, bounds=bounds, norm=norm).value
+    return dpjax.prove_sensitivity(target, spec, bounds=bounds, norm=norm).value
 
 
 def test_the_weights_of_a_mean_are_used_in_two_sums():

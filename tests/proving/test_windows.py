@@ -163,7 +163,7 @@ def test_factors_of_a_convolution_are_those_of_a_product():
         return convolved(x * 2.0**60, kernel) * 2.0**-16
 
     with pytest.raises(NoProofError, match="combines"):
-        dpjax.global_sensitivity(target, spec, bounds=(0, 2.0**-100), norm="l1")
+        dpjax.prove_sensitivity(target, spec, bounds=(0, 2.0**-100), norm="l1")
 
 
 REFUSED = {
@@ -178,14 +178,14 @@ REFUSED = {
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_has_no_rule_is_refused_with_its_line(why):
     with pytest.raises(NoProofError, match=why) as refusal:
-        dpjax.global_sensitivity(REFUSED[why], RECORDS, bounds=(-1, 1), norm="l1")
+        dpjax.prove_sensitivity(REFUSED[why], RECORDS, bounds=(-1, 1), norm="l1")
     assert "test_windows.py" in str(refusal.value)
     assert "Remedy" in str(refusal.value)
 
 
 def test_a_release_of_a_convolution_is_one_of_a_cpu(monkeypatch):
     target = lambda x: convolved(x, WIDE).mean(0)  # noqa: E731
-    found = dpjax.global_sensitivity(target, RECORDS, bounds=(-1, 1), norm="l1")
+    found = dpjax.prove_sensitivity(target, RECORDS, bounds=(-1, 1), norm="l1")
     assert "conv_general_dilated" in found.explain()
     private = dpjax.privatize(target, dpjax.laplace(found, 1.0))
     private(dpjax.random.seeded_key(0), jnp.zeros(RECORDS.shape))

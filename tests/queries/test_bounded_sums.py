@@ -189,13 +189,13 @@ def test_the_difference_of_the_bounds_is_enough_noise(low, high, relation):
     query = queries.sum_query(lower=low, upper=high, capacity=10**6)
     moved = {REPLACE: high - low, ADD: max(abs(low), abs(high))}[relation]
     records = queries.padded_records(np.linspace(low, high, 10), capacity=16)
-    stated = dpjax.analytic_sensitivity(moved, norm="l1", relation=relation)
+    stated = dpjax.assume_sensitivity(moved, norm="l1", relation=relation)
     mechanism = dpjax.laplace(stated, 1.0)
     release = dpjax.privatize(query, mechanism)(dpjax.random.seeded_key(0), records)
     assert release.value.dtype == jnp.result_type(float)
     inside = query._inside(mechanism).mechanism
     assert inside.sensitivity.value >= query._integers.reach("l1", relation) * (1 - 1e-15)
-    short = dpjax.analytic_sensitivity(moved * (1 - 1e-9), norm="l1", relation=relation)
+    short = dpjax.assume_sensitivity(moved * (1 - 1e-9), norm="l1", relation=relation)
     with pytest.raises(ValueError, match="too small for this target"):
         dpjax.privatize(query, dpjax.laplace(short, 1.0))(dpjax.random.seeded_key(0), records)
 
@@ -272,7 +272,7 @@ def test_floats_of_a_sum_get_no_noise_of_its_integers(key):
     assert float(release.value) == pytest.approx(100, rel=1e-3)
     # Nor is a proof of the integers one of the floats.
     with pytest.raises(dpjax.proving.NoProofError, match="its own sensitivity"):
-        dpjax.global_sensitivity(query, np.ones(5), bounds=(0, 1), norm="l1")
+        dpjax.prove_sensitivity(query, np.ones(5), bounds=(0, 1), norm="l1")
 
 
 def test_selections_by_sums_release_indices(key):

@@ -101,7 +101,7 @@ def test_no_record_moves_the_groups_further(values, name, relation):
         else:
             assert found > 0.6 * stated  # Records of this domain need not attain it.
     blocks = np.abs(moved.reshape(len(moved), len(KEYS), -1)).max(axis=2).sum(axis=1).max()
-    assert blocks <= grouped.reach(queries.linf_by_group, relation)
+    assert blocks <= grouped.reach(queries.sum_of_group_maxima, relation)
 
 
 def test_reach_is_that_of_the_query_or_of_two_groups():
@@ -367,7 +367,7 @@ def test_selections_in_all_groups_cost_one_epsilon(kind, relation):
         options = [np.reshape(x, (2, 2)) for x in itertools.product(range(3), repeat=4)]
     else:
         grouped = queries.by(queries.histogram_query([-2, 0, 2, 9]), column=0, keys=KEYS)
-        reach = grouped.sensitivity(queries.linf_by_group, relation=relation)
+        reach = grouped.sensitivity(queries.sum_of_group_maxima, relation=relation)
         mechanism = queries.top_k(reach, epsilon, k=2)
         orders = list(itertools.permutations(range(3), 2))
         options = [np.array(x) for x in itertools.product(orders, repeat=2)]
@@ -387,8 +387,8 @@ def test_selections_in_all_groups_cost_one_epsilon(kind, relation):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
 def test_selections_by_group_attain_epsilon_for_any_division_between_two_groups(share):
-    """The worst scores that `linf_by_group` allows: the option selected falls, the others rise."""
-    reach = dpjax.analytic_sensitivity(8.0, norm=queries.linf_by_group)
+    """The worst scores that the norm allows: the option selected falls, the others rise."""
+    reach = dpjax.assume_sensitivity(8.0, norm=queries.sum_of_group_maxima)
     moved = np.array([8 * share, 8 * (1 - share), 0])[:, None]
     sign = np.array([-1, 1, 1])
     one_row = np.array([0, 1000, 0])[None] + np.zeros((3, 1))
@@ -430,7 +430,9 @@ def test_quantiles_of_groups_are_those_of_a_loop():
 
 def test_selections_by_group_refuse_other_shapes():
     """So that rows which all move are never taken for disjoint groups."""
-    by_group = queries.by(SMALL["buckets"], column=0, keys=[0]).sensitivity(queries.linf_by_group)
+    by_group = queries.by(SMALL["buckets"], column=0, keys=[0]).sensitivity(
+        queries.sum_of_group_maxima
+    )
     with pytest.raises(ValueError, match=r"\(groups, 2, K\)"):
         queries.select_each(by_group, 1.0, count=2)(KEY, jnp.zeros((2, 5), int))
     with pytest.raises(ValueError, match=r"\(groups, K\)"):
@@ -550,7 +552,7 @@ def test_only_a_table_has_columns(shape):
     """
     records, keys = np.ones(shape), [0, 1]
     with pytest.raises(ValueError, match="database must have a column 0"):
-        queries.parts(
+        queries.split_by(
             records,
             column=lambda x: (x.ravel()[0] > 1).astype(int),
             keys=keys,
@@ -560,4 +562,4 @@ def test_only_a_table_has_columns(shape):
     codes = np.array([0, 1, 1])
     for database in ((np.ones(3), codes), np.stack([codes, codes], axis=1)):
         with pytest.raises(ValueError, match="database must have a column -1"):
-            queries.parts(database, column=-1, keys=keys, capacity=4)
+            queries.split_by(database, column=-1, keys=keys, capacity=4)

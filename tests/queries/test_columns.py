@@ -329,7 +329,7 @@ def test_slots_and_parts_keep_all_numbers():
         table = {"id": column, "x": np.array([5e9 + 1, 5e9, 1.0, 2.0])}
         slots = queries.padded_records(table, capacity=9)
         assert by_id(slots).tolist() == expected
-        parts = queries.parts(slots, column="id", keys=[2**60, 2**60 + 1])
+        parts = queries.split_by(slots, column="id", keys=[2**60, 2**60 + 1])
         counted = queries.histogram_query([0, 5e9 + 1, 6e9])
         assert [counted(part).tolist() for part in parts.values()] == [
             [expected[0], 0],
@@ -422,7 +422,7 @@ ASKED = {
         ["column 'x' of database", "interval[int64", ".astype(", "leave it out"],
     ),
     "a frame to prove": (
-        lambda: dpjax.global_sensitivity(
+        lambda: dpjax.prove_sensitivity(
             lambda d: jnp.mean(d["a"]), pa.table({"a": DAYS}), bounds=(0, 1), norm="l1"
         ),
         ["column 'a' of records", "date32[day]", '.cast("string")'],

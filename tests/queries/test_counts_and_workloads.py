@@ -302,7 +302,7 @@ def test_a_database_without_records_is_padded():
 def test_a_release_shows_no_private_number_of_records(key):
     """Whatever the target is: one of the caller's too, unless the slots are public by name."""
     counted, scores = queries.counting_query(), queries.quantile_scores(0.5, grid=[0, 1])
-    bound = dpjax.analytic_sensitivity(1.0, norm="l1", relation=ADD)
+    bound = dpjax.assume_sensitivity(1.0, norm="l1", relation=ADD)
     records = np.ones(4, "float32")
     for target, mechanism in (
         (counted, dpjax.laplace(counted.sensitivity(relation=ADD), 1.0)),
@@ -313,7 +313,7 @@ def test_a_release_shows_no_private_number_of_records(key):
         for plain in (records, {"x": records}, [queries.padded_records(records, capacity=4)]):
             with pytest.raises(ValueError, match="padded_records"):
                 private(key, plain)
-    slots = dpjax.analytic_sensitivity(1.0, norm="l1", relation=ADD, n=4)
+    slots = dpjax.assume_sensitivity(1.0, norm="l1", relation=ADD, n=4)
     private = dpjax.privatize(jnp.sum, dpjax.laplace(slots, 1.0))
     assert private(key, records).guarantee.relation is ADD
 

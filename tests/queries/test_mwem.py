@@ -179,7 +179,7 @@ def test_the_average_keeps_its_bound():
 @pytest.mark.slow
 @pytest.mark.parametrize("sensitivity", [2, 0.2])
 def test_the_auditor_refutes_a_sensitivity_that_is_too_small_and_no_other(key, sensitivity):
-    claimed = dpjax.analytic_sensitivity(sensitivity, norm="linf")
+    claimed = dpjax.assume_sensitivity(sensitivity, norm="linf")
     mechanism = dataclasses.replace(mechanism_at(1.0), sensitivity=claimed)
     truth, neighbor = jnp.asarray([10, 10, 10, 10]), jnp.asarray([10, 10, 8, 12])
     result = dpjax.auditing.audit(

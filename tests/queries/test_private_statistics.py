@@ -413,7 +413,7 @@ def test_clusters_are_found(key, points):
 
 def test_all_iterations_cost_what_is_asked_for():
     """The noise of T iterations is that of rho = T (reach / sigma)^2 / 2, within a percent."""
-    sensitivity = dpjax.analytic_sensitivity(2.0, norm="l2")
+    sensitivity = dpjax.assume_sensitivity(2.0, norm="l2")
     for steps in (1, 7):
         mechanism, together = _k_means._share_of(sensitivity, steps, 1.0, 1e-6, 9)
         rho = steps * (2 / mechanism.scale) ** 2 / 2

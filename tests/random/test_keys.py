@@ -166,7 +166,7 @@ def test_the_note_survives_accounting(key):
     for made in (
         account.compose(other, one, one),
         account.group(one, 2),
-        account.transfer(one, kl=0.1, n=9),
+        account.under_distribution_shift(one, kl=0.1, n=9),
     ):
         assert made.notes == ("seeded key",)
 
@@ -190,7 +190,7 @@ def test_samples_do_not_depend_on_the_kind_of_the_key(key):
         return jax.random.uniform(key, (n,))
 
     def sample(key):
-        return dpjax.sensitivity_samples(key, jnp.max, oracle, n=3, norm="l1", m=10)
+        return dpjax.sample_distances(key, jnp.max, oracle, n=3, norm="l1", m=10)
 
     np.testing.assert_array_equal(sample(key), sample(secure_twin(key)))
 
@@ -252,7 +252,7 @@ def test_ledger_refuses_a_key_that_was_used(where, tmp_path, keys):
 
 def test_a_refused_database_uses_no_key(keys):
     ledger = dpjax.random.KeyLedger()
-    sensitivity = dpjax.analytic_sensitivity(1.0, norm="l1", n=3)
+    sensitivity = dpjax.assume_sensitivity(1.0, norm="l1", n=3)
     private = dpjax.privatize(jnp.mean, dpjax.laplace(sensitivity, 1.0), ledger=ledger)
     with pytest.raises(ValueError, match="n=3"):
         private(keys(0), np.zeros(4))

@@ -1,6 +1,6 @@
 """Noise for less than a target is known to need is refused, whatever brings it in.
 
-What else reaches `privatize` with a sensitivity: a bare number, `analytic_sensitivity`, that of
+What else reaches `privatize` with a sensitivity: a bare number, `assume_sensitivity`, that of
 another query or target, `dataclasses.replace`, a traced number, a mechanism of any kind, and a
 target in other clothes (`jax.jit`, a bound method, by group, on a lattice, a lambda). `rehearse`
 and `privacy_profile` draw without `privatize`. A sampled or a proved sensitivity belongs to its
@@ -89,7 +89,7 @@ def test_noise_for_less_is_refused_with_both_numbers_and_enough_is_not(name):
     assert repr(short) in told
     assert repr(float(known.value)) in told
     refused(target, database, laplace(dataclasses.replace(known, value=short)))
-    refused(target, database, laplace(dpjax.analytic_sensitivity(short, norm="l1", n=N)))
+    refused(target, database, laplace(dpjax.assume_sensitivity(short, norm="l1", n=N)))
     for enough in (known, float(known.value), 2 * float(known.value)):
         released = dpjax.privatize(target, laplace(enough))(KEY, database)
         assert released.guarantee.epsilon == 1.0
@@ -117,13 +117,13 @@ OTHER_MECHANISMS = {
     "select each": (lambda s: queries.select_each(s, 1.0, count=2), "linf", SCORES, AGES),
     "select each, by group": (
         lambda s: queries.select_each(s, 1.0, count=2),
-        queries.linf_by_group,
+        queries.sum_of_group_maxima,
         SCORES_BY_GROUP,
         GROUPED,
     ),
     "top k, by group": (
         lambda s: queries.top_k(s, 1.0, k=2),
-        queries.linf_by_group,
+        queries.sum_of_group_maxima,
         BY_GROUP,
         GROUPED,
     ),
@@ -142,7 +142,7 @@ OTHER_MECHANISMS = {
     "Bernstein": (
         lambda s: dpjax.bernstein(s, 1.0, degree=4, dims=1),
         "linf",
-        dpjax.on_lattice(DENSITY, degree=4, dims=1),
+        dpjax.evaluate_on_lattice(DENSITY, degree=4, dims=1),
         CUBE,
     ),
     "Bernstein, at once": (
@@ -158,7 +158,7 @@ OTHER_MECHANISMS = {
 def test_every_kind_of_mechanism_is_compared(name):
     make, norm, target, database = OTHER_MECHANISMS[name]
     known = need(getattr(target, "target", target), norm)
-    short = dpjax.analytic_sensitivity(float(known.value) * 0.99, norm=norm)
+    short = dpjax.assume_sensitivity(float(known.value) * 0.99, norm=norm)
     refused(target, database, make(short))
     dpjax.privatize(target, make(known))(KEY, database)
 
@@ -175,7 +175,7 @@ def test_the_range_of_counts_is_known():
     signed = queries.linear_workload([[1, 0], [0, -1]])
     assert signed.sensitivity("range", relation=ADDED).value == 2
     slots = queries.padded_records(CODES, capacity=64)
-    half = dpjax.analytic_sensitivity(0.5, norm="linf", relation=ADDED)
+    half = dpjax.assume_sensitivity(0.5, norm="linf", relation=ADDED)
     refused(HISTOGRAM, slots, queries.top_k(half, 1.0, k=3))
     known = HISTOGRAM.sensitivity("range", relation=ADDED)
     by_range, by_half = queries.top_k(known, 1.0, k=3), queries.top_k(half, 1.0, k=3)
@@ -183,7 +183,7 @@ def test_the_range_of_counts_is_known():
     np.testing.assert_array_equal(released.value, by_half(KEY, HISTOGRAM(slots)).value)
     with pytest.raises(ValueError, match="too small"):
         dpjax.privatize(
-            HISTOGRAM, dpjax.exponential(dpjax.analytic_sensitivity(1.0, norm="range"), 1.0)
+            HISTOGRAM, dpjax.exponential(dpjax.assume_sensitivity(1.0, norm="range"), 1.0)
         )(KEY, CODES)
 
 
@@ -203,7 +203,7 @@ def test_range_is_what_records_attain():
     [
         dpjax.randomized_response(1.0, categories=10),
         queries.select_each(
-            dpjax.analytic_sensitivity(1.0, norm=queries.linf_by_group), 1.0, count=2
+            dpjax.assume_sensitivity(1.0, norm=queries.sum_of_group_maxima), 1.0, count=2
         ),
     ],
     ids=["hamming", "by group"],
@@ -215,7 +215,7 @@ def test_a_norm_in_which_nothing_is_known_is_refused(made):
 
 
 def test_a_relation_in_which_nothing_is_known_is_refused():
-    bound = dpjax.analytic_sensitivity(100.0, norm="l1", relation=ADDED, n=N)
+    bound = dpjax.assume_sensitivity(100.0, norm="l1", relation=ADDED, n=N)
     with pytest.raises(ValueError, match="l1, l2, linf under replace-one, got one in l1 under add"):
         dpjax.privatize(MEAN, laplace(bound))(KEY, AGES)
 
@@ -235,7 +235,7 @@ def test_what_a_query_says_of_itself_is_for_nothing_else():
         jax.vmap(lambda s: dpjax.privatize(jnp.sum, laplace(s))(KEY, AGES).value)(
             jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], COUNT.sensitivity())
         )
-    stated = dpjax.analytic_sensitivity(1.0, norm="l1")  # One's own promise.
+    stated = dpjax.assume_sensitivity(1.0, norm="l1")  # One's own promise.
     dpjax.privatize(lambda ages: COUNT(ages), laplace(stated))(KEY, AGES)
 
 
@@ -318,7 +318,7 @@ def test_a_sampled_sensitivity_may_be_smaller():
 def test_a_proved_sensitivity_may_be_smaller():
     """Its records are clamped first."""
     mean = BoundedTarget(jnp.mean, bound=lambda norm, n, dtype: 5.0)
-    proved = dpjax.global_sensitivity(mean, AGES, bounds=(0, 1), norm="l1")
+    proved = dpjax.prove_sensitivity(mean, AGES, bounds=(0, 1), norm="l1")
     assert proved.value < 0.1
     assert dpjax.privatize(mean, laplace(proved))(KEY, AGES).guarantee.gamma == 0
     refused(mean, AGES, laplace(float(proved.value)))

@@ -65,6 +65,6 @@ def test_what_is_kept_goes_with_the_mechanism():
 def test_mechanisms_of_one_structure_share_a_program():
     """So they share their programs, whatever their sensitivity, m and gamma."""
     one = dpjax.laplace(1.0, 1.0)
-    other = dpjax.laplace(dpjax.analytic_sensitivity(2.0, norm="l1", n=7), 3.0)
+    other = dpjax.laplace(dpjax.assume_sensitivity(2.0, norm="l1", n=7), 3.0)
     assert prepared(one).compiled is prepared(other).compiled
     assert prepared(one).compiled is not prepared(dpjax.gaussian(1.0, 1.0, 1e-5)).compiled

@@ -97,7 +97,7 @@ def test_another_size_is_refused(n, private, key):
 
 
 def test_another_size_than_that_of_an_analytic_bound_is_refused(key):
-    bound = dpjax.analytic_sensitivity(1 / N, norm="l1", n=N)
+    bound = dpjax.assume_sensitivity(1 / N, norm="l1", n=N)
     private = dpjax.privatize(jnp.mean, dpjax.laplace(bound, 1.0))
     private(key, np.zeros(N))
     with pytest.raises(ValueError, match=f"n={N} records"):

@@ -75,7 +75,7 @@ def test_answers_of_people_have_a_name_too(key):
 
 
 def test_where_a_sensitivity_comes_from_counts(key):
-    bound = dpjax.analytic_sensitivity(1.0, norm="l1")
+    bound = dpjax.assume_sensitivity(1.0, norm="l1")
     others = [
         dataclasses.replace(bound, **{field: value})
         for field, value in {

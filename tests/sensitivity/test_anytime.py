@@ -15,7 +15,7 @@ from dpjax import oracles, targets
 from dpjax._running._layout import Layout
 from dpjax.sensitivity import _anytime
 from dpjax.sensitivity._plan import point_of_each
-from dpjax.sensitivity._sampler import _IF_WATCHED
+from dpjax.sensitivity._sample_sensitivity import _IF_WATCHED
 from dpjax.sensitivity._watch import Watch
 
 ORACLE = oracles.independent(jax.random.exponential)
@@ -114,7 +114,7 @@ def test_it_ends_when_both_order_statistics_are_near(key, capsys, tmp_path):
     assert 126 <= found.m < 126_000
     # It is the order statistic of the first pairs.
     chunk = {"chunk_size": found.chunk_size}
-    distances = dpjax.sensitivity_samples(key, MEAN, ORACLE, n=20, norm="l1", m=found.m, **chunk)
+    distances = dpjax.sample_distances(key, MEAN, ORACLE, n=20, norm="l1", m=found.m, **chunk)
     assert np.sort(distances)[found.k - 1] == pytest.approx(found.value, rel=1e-5)
     # The file has all that is needed, and a closer limit goes on from there.
     again = sample(key, until=1.3, checkpoint=file, progress=True)

@@ -133,9 +133,7 @@ def test_a_resumed_run_adds_what_probes_had_seen(key, uniform, sample, computed)
     computed.clear()
     assert sample(target=target).value == first.value
     assert computed == []
-    distances = dpjax.sensitivity_samples(
-        key, target, uniform, n=4, norm="l1", m=M, chunk_size=SIZE
-    )
+    distances = dpjax.sample_distances(key, target, uniform, n=4, norm="l1", m=M, chunk_size=SIZE)
     assert 0.001 < first.value - np.sort(distances)[first.k - 1] < 0.002
 
 

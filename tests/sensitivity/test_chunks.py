@@ -109,7 +109,7 @@ def test_pairs_of_a_target_that_spreads_itself_are_not_spread_too(key, uniform, 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("one",))
     spec = jax.sharding.PartitionSpec()
     spread = jax.shard_map(jnp.max, mesh=mesh, in_specs=spec, out_specs=spec)
-    sample = functools.partial(dpjax.sensitivity_samples, key, n=4, norm="l1", m=20)
+    sample = functools.partial(dpjax.sample_distances, key, n=4, norm="l1", m=20)
     assert np.all(sample(spread, uniform) == sample(jnp.max, uniform))
     monkeypatch.setattr(_chunks, "devices_of", lambda *_, **__: (None, None))
     with pytest.raises(ValueError, match=r"mesh must be None or one device .* jax\.shard_map"):
@@ -188,7 +188,7 @@ def test_a_program_that_fits_is_compiled_once(keys, uniform, compilations):
     assert compilations(sample).count("jit(_compiled_step)") == 1
     mean = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
     names = compilations(
-        lambda: dpjax.sensitivity_samples(keys(0), mean, uniform, n=7, norm="l1", m=70)
+        lambda: dpjax.sample_distances(keys(0), mean, uniform, n=7, norm="l1", m=70)
     )
     assert names.count("jit(_compiled_step)") == 1
 

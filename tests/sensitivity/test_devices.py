@@ -25,7 +25,7 @@ def sample(mesh=None, **settings):
     settings = {"n": 50, "norm": "l1", "m": 1000, "gamma": 0.05, "chunk_size": 64, **settings}
     return dpjax.sample_sensitivity(key, jnp.mean, oracle, mesh=mesh, **settings).value
 def distances(mesh=None):
-    return np.asarray(dpjax.sensitivity_samples(
+    return np.asarray(dpjax.sample_distances(
         key, jnp.mean, oracle, n=50, norm="l1", m=1000, chunk_size=64, mesh=mesh))
 """
 
@@ -47,7 +47,7 @@ for mesh in meshes:
     np.testing.assert_array_equal(distances(mesh), expected, str(mesh))
 with jax.set_mesh(meshes[0]):
     assert sample() == sample(meshes[1]) == value
-inside = jax.jit(lambda: dpjax.sensitivity_samples(
+inside = jax.jit(lambda: dpjax.sample_distances(
     key, jnp.mean, oracle, n=50, norm="l1", m=1000, chunk_size=64, mesh=meshes[1]))()
 np.testing.assert_allclose(inside, expected, rtol=1e-3)
 each = [sample(mesh, n=3, m=100, positions="each", gamma=0.2) for mesh in (None, meshes[2])]
@@ -233,9 +233,9 @@ calls = {
     "checkpoint": lambda: sample(mesh, checkpoint="/nowhere/run" if bad else None),
     "interruption": lambda: dpjax.sample_sensitivity(
         key, untraceable, oracle, mesh=mesh, **settings),
-    "oracle": lambda: dpjax.sensitivity_samples(key, jnp.mean, no_oracle, mesh=mesh, **settings),
-    "host": lambda: dpjax.sensitivity_samples(key, host, oracle, mesh=mesh, **settings),
-    "key": lambda: dpjax.sensitivity_samples(
+    "oracle": lambda: dpjax.sample_distances(key, jnp.mean, no_oracle, mesh=mesh, **settings),
+    "host": lambda: dpjax.sample_distances(key, host, oracle, mesh=mesh, **settings),
+    "key": lambda: dpjax.sample_distances(
         jax.random.key(process), jnp.mean, oracle, mesh=mesh, **settings),
 }
 for name, call in calls.items():
@@ -327,7 +327,7 @@ assert values[0] == values[1]
 
 
 def test_float64_distances_keep_their_dtype(key, x64):
-    distances = dpjax.sensitivity_samples(
+    distances = dpjax.sample_distances(
         key, jnp.mean, lambda key, n: jax.random.normal(key, (n,)), n=5, norm="l1", m=10
     )
     assert distances.dtype == np.float64

@@ -78,7 +78,7 @@ def test_directions_that_nothing_moves_get_some_noise():
 
 def test_distances_are_of_what_gets_noise(shape):
     """To the last bit: of A^-1 f as a release computes it, not of a product in floats."""
-    distances = dpjax.sensitivity_samples(
+    distances = dpjax.sample_distances(
         KEY_SAMPLE, target, oracle, n=N, norm=shape, m=4, chunk_size=4
     )
     for index, distance in enumerate(np.asarray(distances)):
@@ -93,7 +93,7 @@ def test_the_grid_before_the_map_is_in_the_distances(shape):
     coarse = type(shape)(
         shape.matrix, shape.inverse, shape.bits, 3, shape.outputs, shape.sampled_with
     )
-    distances = dpjax.sensitivity_samples(KEY_SAMPLE, target, oracle, n=N, norm=coarse, m=100)
+    distances = dpjax.sample_distances(KEY_SAMPLE, target, oracle, n=N, norm=coarse, m=100)
     assert np.mean(np.asarray(distances) == 0) > 0.5
 
 
@@ -120,7 +120,7 @@ def test_one_key_for_shape_and_sensitivity_is_refused(shape, same):
     with pytest.raises(ValueError, match="another than the one that the shape"):
         sample(same, norm=shape)
     with pytest.raises(ValueError, match="another than the one that the shape"):
-        dpjax.sensitivity_samples(same, target, oracle, n=N, norm=shape, m=4)
+        dpjax.sample_distances(same, target, oracle, n=N, norm=shape, m=4)
 
 
 def test_a_shape_of_another_value_is_refused(shape):

@@ -38,7 +38,7 @@ def test_recorded_distances(reference, row, x64):
     if name.startswith("Bernstein"):
         degree = int(name.split("k=")[1].rstrip(")"))
         family = curve if dims == 1 else surface
-        norm, target = "linf", dpjax.on_lattice(family, degree=degree, dims=dims)
+        norm, target = "linf", dpjax.evaluate_on_lattice(family, degree=degree, dims=dims)
     elif name.startswith("Exponential"):
         norm, target = "linf", letter_counts
     else:

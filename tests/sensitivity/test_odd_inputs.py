@@ -90,7 +90,7 @@ def test_keys_of_others_are_refused():
 def test_numbers_that_are_none_are_refused():
     for value in [*odd_inputs.NO_NUMBERS, *odd_inputs.NO_PARAMETERS]:
         with pytest.raises((TypeError, ValueError), match="value must"):
-            dpjax.analytic_sensitivity(value, norm="l1")
+            dpjax.assume_sensitivity(value, norm="l1")
 
 
 def test_distances_that_hide_something_have_no_order_statistic():

@@ -79,7 +79,7 @@ def test_records_in_order_are_refused_by_every_way_of_sampling(way):
 
 
 def test_a_profile_of_records_in_order_is_refused(key):
-    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(1.0, norm="l1", n=N), epsilon=1.0)
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1", n=N), epsilon=1.0)
     with pytest.raises(ValueError, match=REFUSED):
         dpjax.privacy_profile(key, (jnp.mean, mechanism), IN_ORDER["sorted"], n=N, m=1000)
 

@@ -327,9 +327,9 @@ def test_an_order_that_few_databases_show_is_refused_before_the_rest_is_drawn(
 
 
 def test_probed_pairs_have_the_distances_of_the_others(key, uniform):
-    """They are the pairs of `sensitivity_samples`, whatever number of them is probed."""
+    """They are the pairs of `sample_distances`, whatever number of them is probed."""
     settings = {"n": 20, "norm": "l1", "m": 300, "chunk_size": 10}
-    distances = np.sort(dpjax.sensitivity_samples(key, jnp.mean, uniform, **settings))
+    distances = np.sort(dpjax.sample_distances(key, jnp.mean, uniform, **settings))
     for gamma in (0.05, 0.5):
         found = dpjax.sample_sensitivity(key, jnp.mean, uniform, **settings, gamma=gamma)
         np.testing.assert_allclose(found.value, distances[found.k - 1], rtol=1e-4)

@@ -63,7 +63,7 @@ def test_it_is_the_order_statistic_of_the_definition(row, longest):
 def test_no_fit_moves_further(longest):
     """True distances of the same pairs, which the sampler draws under the same key."""
     key = jax.random.key(3)
-    true = dpjax.sensitivity_samples(key, FIT, PEOPLE, n=N, norm="l2", m=200)
+    true = dpjax.sample_distances(key, FIT, PEOPLE, n=N, norm="l2", m=200)
     allowed = longest(key, 200, N) / (N * STRENGTH) + 2e-4
     ratio = np.asarray(true) / allowed
     assert ratio.max() <= 1

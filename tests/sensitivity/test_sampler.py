@@ -81,14 +81,14 @@ def hundreds(database):
 def test_it_is_the_order_statistic_of_the_samples(sample_quickly, key, uniform):
     # Whole numbers have no rounding, so the estimate is one of the distances.
     sensitivity = sample_quickly(hundreds, m=200, gamma=0.2)
-    distances = dpjax.sensitivity_samples(key, hundreds, uniform, n=1, norm="l1", m=200)
+    distances = dpjax.sample_distances(key, hundreds, uniform, n=1, norm="l1", m=200)
     assert sensitivity.value == np.sort(distances)[sensitivity.k - 1]
     assert sensitivity.k == dpjax.operating_point(m=200, gamma=0.2).k
 
 
 def test_floats_add_the_resolution(sample_quickly, key, uniform):
     estimate = sample_quickly(jnp.max).value
-    distances = dpjax.sensitivity_samples(key, jnp.max, uniform, n=1, norm="l1", m=100)
+    distances = dpjax.sample_distances(key, jnp.max, uniform, n=1, norm="l1", m=100)
     added = estimate - float(np.max(distances))
     assert added == pytest.approx(np.finfo(np.float32).eps, rel=0.05)  # Of a value near 1
 
@@ -132,7 +132,7 @@ def test_one_call_of_the_oracle_draws_all_the_records(key, uniform):
         asked.append(n)
         return jnp.where(uniform(key, 1) < 0.5, 1000.0, 0.0) + uniform(key, n)
 
-    distances = dpjax.sensitivity_samples(key, jnp.mean, shared_cause, n=5, norm="l1", m=100)
+    distances = dpjax.sample_distances(key, jnp.mean, shared_cause, n=5, norm="l1", m=100)
     assert set(asked) == {6}
     assert np.max(distances) <= 0.2 + 1e-3
 
@@ -146,7 +146,7 @@ def test_records_without_replacement_never_collide(key, uniform):
     def largest_gap(database):
         return jnp.max(jnp.diff(jnp.sort(database)))
 
-    distances = dpjax.sensitivity_samples(key, largest_gap, shuffled, n=5, norm="l1", m=100)
+    distances = dpjax.sample_distances(key, largest_gap, shuffled, n=5, norm="l1", m=100)
     # One number of 0..5 is missing on each side: the gap is 2 in the middle, 1 at an end.
     assert set(np.asarray(distances)) <= {0.0, 1.0}
     assert 0.2 < np.mean(np.asarray(distances)) < 0.8
@@ -234,7 +234,7 @@ def first_plus_mean(database):
 
 def test_each_position_covers_the_worst_one(sample, key, uniform):
     sensitivity = sample(first_plus_mean, positions="each", m=1000, gamma=0.1)
-    each = dpjax.sensitivity_samples(
+    each = dpjax.sample_distances(
         key, first_plus_mean, uniform, n=5, norm="l1", m=1000, positions="each"
     )
     assert each.shape == (5, 1000)
@@ -259,7 +259,7 @@ def changed_record(difference):
 
 @pytest.mark.parametrize("positions", ["last", "average", "each"])
 def test_which_record_is_changed(key, uniform, positions):
-    places = dpjax.sensitivity_samples(
+    places = dpjax.sample_distances(
         key, lambda x: x, uniform, n=6, norm=changed_record, m=1200, positions=positions
     )
     if positions == "last":
@@ -288,7 +288,7 @@ def test_rare_bad_values_count_as_the_largest_distances(sample_quickly, key, uni
         return jnp.where(database[0] > 0.99, bad, database[0])
 
     sensitivity = sample_quickly(target, m=200, gamma=0.1)
-    distances = dpjax.sensitivity_samples(key, target, uniform, n=1, norm="l1", m=200)
+    distances = dpjax.sample_distances(key, target, uniform, n=1, norm="l1", m=200)
     assert 0 < np.isinf(distances).sum() < 200 - sensitivity.k
     expected = np.sort(distances)[sensitivity.k - 1]
     assert sensitivity.value == pytest.approx(expected, rel=1e-5)
@@ -393,7 +393,7 @@ def test_distances_in_whole_steps_of_a_float_target_may_be_counted(sample_quickl
         (lambda x: np.array(["a", "b"]), "be real numbers or booleans"),
         (lambda x: jax.lax.complex(x, x), "be real numbers or booleans, got dtype complex64"),
         (lambda x: jax.random.key(0), "be real numbers or booleans"),
-        (lambda x: lambda t: t, "be arrays, got a function.*on_lattice"),
+        (lambda x: lambda t: t, "be arrays, got a function.*evaluate_on_lattice"),
         (lambda x: {}, "hold at least one array"),
         (lambda x: None, "hold at least one array"),
         (lambda x: x[:0], "not be empty"),
@@ -530,7 +530,7 @@ def test_other_keys_are_refused(sample, uniform, kind):
     with pytest.raises((TypeError, ValueError), match=f"key must be .*{message}"):
         sample(key=make())
     with pytest.raises((TypeError, ValueError), match=f"key must be .*{message}"):
-        dpjax.sensitivity_samples(make(), jnp.mean, uniform, n=5, norm="l1", m=10)
+        dpjax.sample_distances(make(), jnp.mean, uniform, n=5, norm="l1", m=10)
 
 
 @pytest.mark.parametrize(
@@ -565,13 +565,13 @@ def test_norms_must_return_scalars(sample, key, uniform, norm):
     with pytest.raises((TypeError, ValueError), match=r"norm .*scalar"):
         sample(lambda x: x, norm=norm, positions="each")
     with pytest.raises((TypeError, ValueError), match=r"norm .*scalar"):
-        dpjax.sensitivity_samples(key, lambda x: x, uniform, n=5, norm=norm, m=10)
+        dpjax.sample_distances(key, lambda x: x, uniform, n=5, norm=norm, m=10)
 
 
 def test_it_runs_on_the_host(sample, key):
-    with pytest.raises(TypeError, match=r"on the host.*sensitivity_samples"):
+    with pytest.raises(TypeError, match=r"on the host.*sample_distances"):
         jax.jit(lambda key: sample(key=key).value)(key)
-    with pytest.raises(TypeError, match=r"traced value.*sensitivity_samples"):
+    with pytest.raises(TypeError, match=r"traced value.*sample_distances"):
         jax.vmap(lambda factor: sample(scaled_mean(factor)).value)(jnp.ones(2))
 
 

@@ -82,7 +82,9 @@ def test_two_records_decide_affine_sums_over_independent_records(key, target, or
     assert guarantee.events[0].records == decided
     if decided is None:
         with pytest.raises(ValueError, match="records=2"):
-            dpjax.accounting.transfer(guarantee, kl=1e-3, n=20, records=2)
+            dpjax.accounting.under_distribution_shift(guarantee, kl=1e-3, n=20, records=2)
     else:
-        moved = dpjax.accounting.transfer(guarantee, kl=1e-3, n=20, records=2)
-        assert moved.gamma < dpjax.accounting.transfer(guarantee, kl=1e-3, n=20).gamma
+        moved = dpjax.accounting.under_distribution_shift(guarantee, kl=1e-3, n=20, records=2)
+        assert (
+            moved.gamma < dpjax.accounting.under_distribution_shift(guarantee, kl=1e-3, n=20).gamma
+        )

@@ -63,7 +63,7 @@ def both(key, name, **settings):
     target, oracle, norm = (AFFINE | OTHERS)[name]
     settings = {"n": 20, "norm": norm, "m": 64, **settings}
     return [
-        dpjax.sensitivity_samples(key, f, oracle, **settings)
+        dpjax.sample_distances(key, f, oracle, **settings)
         for f in (target, lambda database: target(database))
     ]
 
@@ -139,7 +139,7 @@ def test_nothing_cancels(key):
 def test_rounding_of_the_release_is_added(key):
     target, oracle, norm = AFFINE["mean"]
     found = dpjax.sample_sensitivity(key, target, oracle, n=200, norm=norm, m=500, gamma=0.05)
-    distances = dpjax.sensitivity_samples(key, target, oracle, n=200, norm=norm, m=500)
+    distances = dpjax.sample_distances(key, target, oracle, n=200, norm=norm, m=500)
     bare = float(dpjax.order_statistic(distances, found.k))
     assert bare + 2**-26 < found.value < bare * 1.001
 
@@ -152,7 +152,7 @@ def test_both_roundings_and_the_disagreement_are_added(key):
     # The positions that probes replace a record at.
     settings = {"n": 4, "norm": "l1", "m": 90, "positions": "average"}
     exact, rounded = (
-        np.asarray(dpjax.sensitivity_samples(key, f, oracle, **settings))
+        np.asarray(dpjax.sample_distances(key, f, oracle, **settings))
         for f in (target, lambda database: target(database))
     )
     disagreement = np.abs(exact - rounded).max()
@@ -231,7 +231,7 @@ def test_rounding_that_finish_enlarges_is_refused_or_covered(key, positions):
 
     far = independent(lambda key: 1000 + jax.random.normal(key))
     settings = {"norm": "l1", "n": 1000, "m": 500, "gamma": 0.05, "positions": positions}
-    dense = dpjax.sensitivity_samples(
+    dense = dpjax.sample_distances(
         key, lambda x: variance(x), far, **{k: settings[k] for k in ("norm", "n", "m", "positions")}
     )
     try:

@@ -124,7 +124,7 @@ def test_without_parameters_there_are_repeats(key, draw):
 
 def test_trees_of_arrays_are_traced_together(key):
     data = {"x": np.arange(6.0).reshape(3, 2), "y": np.array([1, 0, 1])}
-    batch = jax.vmap(lambda v: dpjax.analytic_sensitivity(v, norm="l1"))(jnp.array([0.5, 2.0]))
+    batch = jax.vmap(lambda v: dpjax.assume_sensitivity(v, norm="l1"))(jnp.array([0.5, 2.0]))
 
     def function(key, data, sensitivity):
         scale = dpjax.laplace(sensitivity, 1.0).scale

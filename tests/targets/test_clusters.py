@@ -14,7 +14,7 @@ def column_means(database):
 output = jax.ShapeDtypeStruct((2,), "float32")
 target = dpjax.targets.host(column_means, output=output)
 def distances():
-    return np.asarray(dpjax.sensitivity_samples(
+    return np.asarray(dpjax.sample_distances(
         jax.random.key(0), target, oracle, n=5, norm="l1", m=50))
 alone = distances()
 with joblib.parallel_config("{backend}", n_jobs=2):

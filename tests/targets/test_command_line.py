@@ -181,7 +181,7 @@ def private_script(tmp_path):
     script = tmp_path / "program"
     script.write_text("#!/bin/sh\necho 1 2\n")
     script.chmod(0o700)
-    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(1.0, norm="l1", n=N), epsilon=1e6)
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1", n=N), epsilon=1e6)
     return script, lambda *arguments: dpjax.privatize(command([*arguments]), mechanism)
 
 

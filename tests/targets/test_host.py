@@ -44,7 +44,7 @@ def column_means(database):
 
 
 def distances(key, target, oracle=oracle, m=20, **options):
-    return dpjax.sensitivity_samples(key, target, oracle, n=N, norm="l1", m=m, **options)
+    return dpjax.sample_distances(key, target, oracle, n=N, norm="l1", m=m, **options)
 
 
 def pair(key, index):
@@ -176,7 +176,7 @@ def test_a_failure_in_an_oracle_names_the_pair(key):
 def test_a_norm_on_the_host_is_refused(key):
     norm = targets.host(lambda d: np.sum(np.abs(d)), output=jnp.zeros(()))
     with pytest.raises(ValueError, match="norm must be JAX code"):
-        dpjax.sensitivity_samples(key, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=norm, m=20)
+        dpjax.sample_distances(key, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=norm, m=20)
 
 
 def test_raw_callbacks_are_refused_everywhere(key, keys):
@@ -297,7 +297,7 @@ def support_vectors(database):
 def test_neighbors_are_released_whether_the_program_fails_or_not(keys):
     public = np.array([5.0, -5.0], "float32")
     target = targets.host(support_vectors, output=VALUE, failure=public)
-    sensitivity = dpjax.analytic_sensitivity(1.0, norm="l1", n=N)
+    sensitivity = dpjax.assume_sensitivity(1.0, norm="l1", n=N)
     private = dpjax.privatize(target, dpjax.laplace(sensitivity, epsilon=1e4))
     failing, working = (private(keys(0), database) for database in one_label(1))
     np.testing.assert_allclose(failing.value, public, atol=0.01)

@@ -83,7 +83,7 @@ def test_nothing_is_released_and_the_debit_stands(what, tmp_path, keys):
     times = tmp_path / "interrupted"
     times.touch()
     target = targets.host(interrupted(number, str(times)), output=NUMBER, failure=100.0)
-    sensitivity = dpjax.analytic_sensitivity(1.0, norm="l1", n=N)
+    sensitivity = dpjax.assume_sensitivity(1.0, norm="l1", n=N)
     with dpjax.Ledger(tmp_path / "ledger", epsilon=3e5) as ledger:
         private = dpjax.privatize(target, dpjax.laplace(sensitivity, epsilon=1e5))
         with pytest.raises(BaseException) as found:  # noqa: PT011
@@ -104,7 +104,7 @@ CALLS = {
     "a sample": lambda target: dpjax.sample_sensitivity(
         jax.random.key(0), target, oracle, n=N, norm="l1", m=20
     ),
-    "distances": lambda target: dpjax.sensitivity_samples(
+    "distances": lambda target: dpjax.sample_distances(
         jax.random.key(0), target, oracle, n=N, norm="l1", m=20
     ),
     "a sweep": lambda target: dpjax.sweep(

@@ -28,7 +28,9 @@ def lattice(degree, dims):
 
 def both(database, h, degree, dims):
     """The values on the lattice, point by point and by sums over records."""
-    function = dpjax.on_lattice(targets.kernel_density(bandwidth=h), degree=degree, dims=dims)
+    function = dpjax.evaluate_on_lattice(
+        targets.kernel_density(bandwidth=h), degree=degree, dims=dims
+    )
     summed = targets.kernel_density_on_lattice(bandwidth=h, degree=degree, dims=dims)
     return jax.jit(lambda x: (function(x), summed(x)))(jnp.asarray(database))
 

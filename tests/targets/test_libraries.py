@@ -315,7 +315,7 @@ def test_a_target_of_a_library_is_sampled_and_released(target, lenient):
         allow_cancellation=True,
     )
     # Hardly any noise, so that what is released can be compared.
-    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(1e-4, norm="l1"), 1e3)
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(1e-4, norm="l1"), 1e3)
     database = np.linspace(0, 1, N, dtype=np.float32)
     value = jax.jit(target)(database)
     release = dpjax.privatize(target, mechanism)(dpjax.random.seeded_key(1), database)

@@ -96,7 +96,7 @@ def test_target_moves_by_no_more_than_the_moments_bound(key):
         return 4 * jax.random.normal(key, (n,))
 
     target = targets.moments(order=3, lower=-2, upper=3)
-    distances = dpjax.sensitivity_samples(key, target, oracle, n=10, norm="l1", m=1000)
+    distances = dpjax.sample_distances(key, target, oracle, n=10, norm="l1", m=1000)
     bound = target.sensitivity("l1", n=10).value
     assert 0.8 * bound < np.max(distances) <= bound * (1 + 1e-5)
 

@@ -18,7 +18,7 @@ SHARP = 1e5
 
 
 def released(target, wrap=lambda x: x):
-    mechanism = dpjax.laplace(dpjax.analytic_sensitivity(1.0, norm="l1"), SHARP)
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1"), SHARP)
     return lambda array: dpjax.privatize(target, mechanism)(KEY, wrap(array)).value
 
 

@@ -111,7 +111,7 @@ def test_the_sampler_adds_two_copies_of_the_parameters(optimizer, kept):
 
     def sample(key):
         options = {"n": 4, "norm": "l2", "m": 500, "chunk_size": 500}
-        return dpjax.sensitivity_samples(
+        return dpjax.sample_distances(
             key, fit, lambda key, n: jax.random.normal(key, (n,)), **options
         )
 

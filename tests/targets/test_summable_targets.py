@@ -119,8 +119,8 @@ def test_integers_that_jax_does_not_sum(dtype, key):
     assert int(total(jnp.asarray([1, 0, 7, 3, 7], dtype))) == 18
     settings = {"n": 4, "norm": "l1", "m": 5}
     np.testing.assert_array_equal(
-        dpjax.sensitivity_samples(key, total, oracle, **settings),
-        dpjax.sensitivity_samples(
+        dpjax.sample_distances(key, total, oracle, **settings),
+        dpjax.sample_distances(
             key, total, lambda *given: oracle(*given).astype("int32"), **settings
         ),
     )

@@ -142,7 +142,7 @@ def test_a_release_is_no_further_from_its_neighbor_than_was_proved():
     here = np.full(5000, -1.9, np.float32)
     there = np.r_[here[1:], np.float32(1.9)]
     spec = jax.ShapeDtypeStruct(here.shape, jnp.float32)
-    proved = dpjax.global_sensitivity(target, spec, bounds=(-1.9, 1.9), norm="l1")
+    proved = dpjax.prove_sensitivity(target, spec, bounds=(-1.9, 1.9), norm="l1")
     private = dpjax.privatize(target, dpjax.laplace(proved, epsilon=1e6))
     key = dpjax.random.seeded_key(0)
     apart = float(private(key, there).value) - float(private(key, here).value)

@@ -76,7 +76,9 @@ KNOWN = {
     "a transformation": lambda: lambda x: jax.vmap(lambda y: jax.grad(jnp.sin)(y))(x),
     "a sum": lambda: targets.summable(lambda x: x * 2.0, average=True),
     "a density": lambda: targets.kernel_density_on_lattice(bandwidth=0.1, degree=3, dims=1),
-    "a lattice": lambda: dpjax.on_lattice(lambda x: lambda t: jnp.mean(x) * t[0], degree=3, dims=1),
+    "a lattice": lambda: dpjax.evaluate_on_lattice(
+        lambda x: lambda t: jnp.mean(x) * t[0], degree=3, dims=1
+    ),
 }
 
 

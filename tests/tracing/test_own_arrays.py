@@ -97,7 +97,7 @@ def test_a_program_of_equal_arrays_is_its_own(name):
 def test_a_release_keeps_its_target(key):
     weights = ones()
     target = TARGETS["a closure"](weights)
-    proved = dpjax.global_sensitivity(target, RECORDS, bounds=(0, 1), norm="l1")
+    proved = dpjax.prove_sensitivity(target, RECORDS, bounds=(0, 1), norm="l1")
     private = dpjax.privatize(target, dpjax.laplace(proved, epsilon=1e6))
     released = jax.jit(lambda x: private(key, x).value)
     assert float(released(ONES)) == pytest.approx(1, abs=1e-3)

@@ -131,7 +131,7 @@ def test_what_is_sampled_proved_and_released_is_the_function(name, key):
     plain = dpjax.sample_sensitivity(key, jnp.mean, halves, norm="l1", **settings)
     np.testing.assert_allclose(sampled.value, plain.value, rtol=1e-5)
     records = jnp.linspace(0, 1, 20)
-    proved = dpjax.global_sensitivity(target, records, bounds=(0.0, 1.0), norm="l1")
+    proved = dpjax.prove_sensitivity(target, records, bounds=(0.0, 1.0), norm="l1")
     assert 0.05 <= proved.value < 0.0501
     private = dpjax.privatize(target, dpjax.laplace(proved, 1e6))
     keys = jax.random.split(dpjax.random.seeded_key(1), 3)

@@ -21,7 +21,7 @@ def samples(key, uniform):
 
     def samples(target=jnp.max, oracle=uniform, **settings):
         settings = {"n": 5, "norm": "l1", "m": 20, **settings}
-        return dpjax.sensitivity_samples(settings.pop("key", key), target, oracle, **settings)
+        return dpjax.sample_distances(settings.pop("key", key), target, oracle, **settings)
 
     return samples
 
@@ -158,4 +158,4 @@ def test_bad_settings_are_refused(samples, settings, message):
 
 
 def test_the_docstring_says_what_to_do_for_several_gammas():
-    assert "1 - (1 - C)/J" in dpjax.sensitivity_samples.__doc__
+    assert "1 - (1 - C)/J" in dpjax.sample_distances.__doc__

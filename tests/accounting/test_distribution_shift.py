@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpjax import Guarantee, SampledEvent
 from dpjax._core._saved import guarantee_from_json, guarantee_to_json
-from dpjax.accounting import compose, group, transfer
+from dpjax.accounting import compose, group, under_distribution_shift
 
 
 def sampled(epsilon, gamma, confidence, identity, delta=0.0):
@@ -29,7 +29,7 @@ KINDS = ("kl", "reverse_kl", "chi2", "ratio")
 
 
 def moved(gamma, n=1, **bound):
-    return transfer(sampled(1.0, gamma, 0.99, "a"), n=n, **bound).gamma
+    return under_distribution_shift(sampled(1.0, gamma, 0.99, "a"), n=n, **bound).gamma
 
 
 def divergence(a, b):
@@ -101,58 +101,62 @@ def test_no_event_exceeds_the_bounds(count):
 def test_a_group_moves_all_of_its_records(kind):
     """A pair of databases that differ in t records holds n + t of them."""
     bound = 1 + 1e-4 if kind == "ratio" else 1e-6
-    found = transfer(group(A, 3), n=197, **{kind: bound})
+    found = under_distribution_shift(group(A, 3), n=197, **{kind: bound})
     assert (
         found.gamma
-        == transfer(sampled(1.5, group(A, 3).gamma, 0.99, "a"), n=199, **{kind: bound}).gamma
+        == under_distribution_shift(
+            sampled(1.5, group(A, 3).gamma, 0.99, "a"), n=199, **{kind: bound}
+        ).gamma
     )
     assert found.group_size == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_capped_and_leaves_bounds_alone(kind):
-    assert transfer(A, n=1000, **{kind: 10.0}).gamma == 1.0
-    assert transfer(A, n=1000, **{kind: 1e300}).gamma == 1.0
-    assert repr(transfer(PURE, n=1000, **{kind: 10.0})) == repr(PURE)
+    assert under_distribution_shift(A, n=1000, **{kind: 10.0}).gamma == 1.0
+    assert under_distribution_shift(A, n=1000, **{kind: 1e300}).gamma == 1.0
+    assert repr(under_distribution_shift(PURE, n=1000, **{kind: 10.0})) == repr(PURE)
     same = 1.0 if kind == "ratio" else 0.0
-    assert transfer(A, n=1000, **{kind: same}).gamma == pytest.approx(0.05, rel=1e-12)
+    assert under_distribution_shift(A, n=1000, **{kind: same}).gamma == pytest.approx(
+        0.05, rel=1e-12
+    )
 
 
 def test_a_composition_moves_once():
-    found = transfer(compose(A, B), kl=1e-6, n=199)
+    found = under_distribution_shift(compose(A, B), kl=1e-6, n=199)
     assert found.gamma == pytest.approx(moved(0.07, 199, kl=1e-6), rel=1e-12)
     assert found.confidence == pytest.approx(0.94)
-    marginal = transfer(compose(A, M), kl=1e-6, n=199)
+    marginal = under_distribution_shift(compose(A, M), kl=1e-6, n=199)
     assert marginal.gamma == pytest.approx(moved(0.16, 199, kl=1e-6), rel=1e-12)
     assert marginal.confidence is None
 
 
 def test_releases_of_one_sampling_share_its_event():
-    both = [transfer(g, kl=1e-6, n=199) for g in (A, sampled(2.0, 0.05, 0.99, "a"))]
+    both = [under_distribution_shift(g, kl=1e-6, n=199) for g in (A, sampled(2.0, 0.05, 0.99, "a"))]
     assert compose(*both).gamma == both[0].gamma
-    other = transfer(A, reverse_kl=1e-6, n=199)
+    other = under_distribution_shift(A, reverse_kl=1e-6, n=199)
     assert compose(both[0], other).gamma > both[0].gamma  # Another statement may be another event.
-    assert compose(*both, transfer(B, kl=1e-6, n=199)).gamma > both[0].gamma
+    assert compose(*both, under_distribution_shift(B, kl=1e-6, n=199)).gamma > both[0].gamma
 
 
 @pytest.mark.parametrize(("kl", "n"), [(-1e-9, 5), (math.nan, 5), (math.inf, 5), (0.1, 0)])
 def test_out_of_range(kl, n):
     with pytest.raises(ValueError, match=r"(kl|n) must be"):
-        transfer(A, kl=kl, n=n)
+        under_distribution_shift(A, kl=kl, n=n)
 
 
 @pytest.mark.parametrize("bounds", [{}, {"kl": 0.1, "chi2": 0.1}])
 def test_one_bound_is_given(bounds):
     with pytest.raises(ValueError, match="kl must be given, or one of reverse_kl, chi2 and ratio"):
-        transfer(A, n=5, **bounds)
+        under_distribution_shift(A, n=5, **bounds)
     with pytest.raises(ValueError, match="ratio must be at least 1"):
-        transfer(A, n=5, ratio=0.9)
+        under_distribution_shift(A, n=5, ratio=0.9)
 
 
 def test_tiny_numbers_are_not_rounded_to_none():
     """sqrt(c N gamma) is as large as gamma here, though c gamma is below every float."""
     tiny = Guarantee(1.0, gamma=1e-200, confidence=0.9)
-    assert transfer(tiny, chi2=1e-201, n=9).gamma >= 2e-200
+    assert under_distribution_shift(tiny, chi2=1e-201, n=9).gamma >= 2e-200
 
 
 TWO = Guarantee(1.0, 0.0, 0.05, 0.99, (SampledEvent(0.05, 0.99, "two", 2),))
@@ -162,27 +166,32 @@ TWO = Guarantee(1.0, 0.0, 0.05, 0.99, (SampledEvent(0.05, 0.99, "two", 2),))
 def test_exponential_means_that_are_off(by, expected):
     """Two records decide, whatever n is: the true gamma is .05 ** (1 / by)."""
     tau = math.log(by) + 1 / by - 1
-    found = transfer(TWO, kl=tau, n=1000, records=2)
+    found = under_distribution_shift(TWO, kl=tau, n=1000, records=2)
     assert found.gamma == pytest.approx(expected, abs=5e-5)
-    assert 0.05 ** (1 / by) < found.gamma < transfer(TWO, kl=tau, n=1000).gamma
-    assert transfer(TWO, kl=tau, n=10**9, records=2).gamma == found.gamma
+    assert 0.05 ** (1 / by) < found.gamma < under_distribution_shift(TWO, kl=tau, n=1000).gamma
+    assert under_distribution_shift(TWO, kl=tau, n=10**9, records=2).gamma == found.gamma
 
 
 def test_groups_count_two_records_for_each():
-    three = transfer(group(TWO, 3), kl=1e-3, n=1000, records=2)
+    three = under_distribution_shift(group(TWO, 3), kl=1e-3, n=1000, records=2)
     assert three.gamma == pytest.approx(moved(0.15, 5, kl=1e-3))
-    assert transfer(compose(TWO, TWO), kl=1e-3, n=9, records=2).gamma == pytest.approx(
-        moved(0.05, 1, kl=1e-3)
-    )
+    assert under_distribution_shift(
+        compose(TWO, TWO), kl=1e-3, n=9, records=2
+    ).gamma == pytest.approx(moved(0.05, 1, kl=1e-3))
 
 
 @pytest.mark.parametrize(
     "guarantee",
-    [A, compose(TWO, A), dataclasses.replace(TWO, gamma=0.06), transfer(TWO, kl=0.0, n=9)],
+    [
+        A,
+        compose(TWO, A),
+        dataclasses.replace(TWO, gamma=0.06),
+        under_distribution_shift(TWO, kl=0.0, n=9),
+    ],
 )
 def test_records_that_do_not_decide_all_are_refused(guarantee):
     with pytest.raises(ValueError, match="records=2"):
-        transfer(guarantee, kl=1e-3, n=1000, records=2)
+        under_distribution_shift(guarantee, kl=1e-3, n=1000, records=2)
 
 
 def test_a_saved_guarantee_knows_its_records():

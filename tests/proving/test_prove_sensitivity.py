@@ -32,14 +32,14 @@ EXACT = {
 @pytest.mark.parametrize("case", EXACT)
 def test_bounds_are_exact_up_to_rounding(case):
     target, records, bounds, norm, truth = EXACT[case]
-    found = dpjax.global_sensitivity(target, records, bounds=bounds, norm=norm)
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm=norm)
     assert truth * (1 - 1e-6) <= found.value <= 1.01 * truth
     assert (found.gamma, found.confidence, found.n, found.method) == (0, 1, N, "proved")
 
 
 def test_the_released_target_clamps_its_records():
     """Unclamped records would move the mean by much more than the bound."""
-    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
     private = dpjax.privatize(jnp.mean, dpjax.laplace(found, epsilon=1e6))
     wild = jnp.full(N, 1e9).at[:50].set(jnp.nan).at[50:60].set(-jnp.inf)
     release = private(dpjax.random.seeded_key(0), wild)
@@ -48,13 +48,13 @@ def test_the_released_target_clamps_its_records():
 
 
 def test_a_mechanism_alone_is_refused_because_nothing_clamps():
-    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
     with pytest.raises(ValueError, match="privatize"):
         dpjax.laplace(found, 1.0)(dpjax.random.seeded_key(0), jnp.zeros(()))
 
 
 def test_another_target_is_refused():
-    found = dpjax.global_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
     with pytest.raises(ValueError, match="not the one"):
         dpjax.privatize(jnp.sum, dpjax.laplace(found, 1.0))
 
@@ -79,7 +79,7 @@ def test_clamps_keep_their_promise(bound):
 @pytest.mark.parametrize(
     ("target", "match"),
     [
-        (lambda x: 1 / x.mean(), "div.*test_global_sensitivity.py:.*may be 0"),
+        (lambda x: 1 / x.mean(), "div.*test_prove_sensitivity.py:.*may be 0"),
         (lambda x: x.reshape(50, 2).sum(0), "reshape"),
         (lambda x: jax.lax.while_loop(lambda y: y.sum() > 1, lambda y: y / 2, x), "while"),
         (jnp.argmax, "argmax.*dpjax.exponential"),
@@ -91,15 +91,15 @@ def test_clamps_keep_their_promise(bound):
 )
 def test_refusals_name_the_operation_the_line_and_a_remedy(target, match):
     with pytest.raises(NoProofError, match=match) as caught:
-        dpjax.global_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
+        dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
     assert "Remedy" in str(caught.value)
 
 
 def test_explain_shows_every_step():
-    found = dpjax.global_sensitivity(lambda x: jnp.tanh(x).sum(), NUMBERS, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(lambda x: jnp.tanh(x).sum(), NUMBERS, bounds=(0, 1), norm="l1")
     lines = found.explain().splitlines()
     assert [line.split()[0] for line in lines] == ["tanh", "reduce_sum"]
-    assert "test_global_sensitivity.py" in lines[0]
+    assert "test_prove_sensitivity.py" in lines[0]
 
 
 def by_a_wrong_norm(x):
@@ -109,7 +109,7 @@ def by_a_wrong_norm(x):
 @pytest.mark.parametrize("wrapped", [by_a_wrong_norm, jax.jit(by_a_wrong_norm)])
 def test_explain_says_where_a_bound_is_lost_and_what_to_use(wrapped):
     """A record of length 10 becomes one of length 10^.5, but the rule knows only the least norm."""
-    found = dpjax.global_sensitivity(wrapped, VECTORS, bounds=(-10, 10), norm="l2")
+    found = dpjax.prove_sensitivity(wrapped, VECTORS, bounds=(-10, 10), norm="l2")
     text = found.explain()
     (said,) = (line for line in text.splitlines() if "^" in line)
     step = 2 * 10 * 3**0.5
@@ -125,7 +125,7 @@ def test_explain_says_where_a_bound_is_lost_and_what_to_use(wrapped):
 
 
 def test_a_proof_travels_without_its_program():
-    found = dpjax.global_sensitivity(by_a_wrong_norm, VECTORS, bounds=(-10, 10), norm="l2")
+    found = dpjax.prove_sensitivity(by_a_wrong_norm, VECTORS, bounds=(-10, 10), norm="l2")
     copy = pickle.loads(pickle.dumps(found.proof))
     assert copy.steps == found.proof.steps == tuple(copy.explained().splitlines())
 
@@ -137,7 +137,7 @@ def test_random_neighbors_stay_within_the_bounds_of_every_step(bounds):
     def descent(x):
         return jax.lax.fori_loop(0, 2, lambda i, w: w - jnp.tanh(x @ w).mean(), jnp.ones(3))
 
-    found = dpjax.global_sensitivity(descent, VECTORS, bounds=bounds, norm="l1")
+    found = dpjax.prove_sensitivity(descent, VECTORS, bounds=bounds, norm="l1")
     losses = found.proof.losses
     moved, _ = losses._moved()
     assert all(moved[s.key] <= norm_of([s.value], "l1") for s in losses.steps)
@@ -150,9 +150,9 @@ def test_random_neighbors_stay_within_the_bounds_of_every_step(bounds):
 def test_sums_are_charged_for_their_rounding():
     """Both sums may be off by gamma N, and the real bound is 1."""
     many = jax.ShapeDtypeStruct((1000,), jnp.float32)
-    found = dpjax.global_sensitivity(jnp.sum, many, bounds=(0, 1), norm="l1")
+    found = dpjax.prove_sensitivity(jnp.sum, many, bounds=(0, 1), norm="l1")
     assert found.value >= 1 + 2 * 999 * 2.0**-24 * 1000 * 0.99
-    whole = dpjax.global_sensitivity(lambda x: (x > 0.5).sum(), many, bounds=(0, 1), norm="l1")
+    whole = dpjax.prove_sensitivity(lambda x: (x > 0.5).sum(), many, bounds=(0, 1), norm="l1")
     assert whole.value < 1 + 1e-9
 
 
@@ -162,7 +162,7 @@ def test_a_lemma_is_known_by_its_program_and_not_by_its_name():
     def _var(x, correction):
         return 100 * x.mean() + correction.astype(x.dtype)
 
-    found = dpjax.global_sensitivity(
+    found = dpjax.prove_sensitivity(
         lambda x: jax.jit(_var)(x, jnp.int32(0)), NUMBERS, bounds=(0, 1), norm="l1"
     )
     assert found.value >= 1
@@ -170,7 +170,7 @@ def test_a_lemma_is_known_by_its_program_and_not_by_its_name():
 
 def test_queries_one_by_one_are_refused_because_nothing_clamps():
     spec = jax.ShapeDtypeStruct((4,), jnp.float32)
-    proved = dpjax.global_sensitivity(jnp.sum, spec, bounds=(0, 1), norm="linf")
+    proved = dpjax.prove_sensitivity(jnp.sum, spec, bounds=(0, 1), norm="linf")
     mechanism = dpjax.above_threshold(proved, epsilon=1.0, threshold=1.0)
     with pytest.raises(ValueError, match="clamped records"):
         mechanism.start(dpjax.random.seeded_key(0))

@@ -1,6 +1,6 @@
 """What a guarantee is worth where the records come from another distribution than the oracle.
 
-docs/proofs/transfer.md has the proofs.
+docs/proofs/distribution-shift.md has the proofs.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from dpjax.accounting._composition import distinct_events, joint
 _ERROR = 16 * sys.float_info.epsilon
 
 
-def transfer(
+def under_distribution_shift(
     guarantee: Guarantee,
     *,
     kl: float | None = None,
@@ -64,19 +64,19 @@ def transfer(
 
     Formal guarantees:
         Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
-        compose first and transfer last. A guarantee without samplings holds under any Q, and is
+        compose first and shift last. A guarantee without samplings holds under any Q, and is
         returned unchanged. For `kl` the result is never above Pinsker's gamma + sqrt(N tau / 2).
 
     Source:
         Rubinstein and Aldà (2017), Proposition 8, with the data processing inequality of each
-        divergence in place of Pinsker's (docs/proofs/transfer.md).
+        divergence in place of Pinsker's (docs/proofs/distribution-shift.md).
 
     Example:
         >>> import dpjax
         >>> sampled = dpjax.Guarantee(1.0, gamma=0.05, confidence=0.99)
-        >>> dpjax.accounting.transfer(sampled, kl=1e-6, n=999)
+        >>> dpjax.accounting.under_distribution_shift(sampled, kl=1e-6, n=999)
         (epsilon=1, delta=0, gamma=0.0603506)-random DP, confidence 0.99, under replace-one
-        >>> dpjax.accounting.transfer(sampled, ratio=1.0001, n=999)
+        >>> dpjax.accounting.under_distribution_shift(sampled, ratio=1.0001, n=999)
         (epsilon=1, delta=0, gamma=0.0552583)-random DP, confidence 0.99, under replace-one
     """
     under_p = concrete(guarantee)

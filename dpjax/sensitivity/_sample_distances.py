@@ -19,7 +19,7 @@ from dpjax.sensitivity._plan import Sampling
 
 
 @outside_any_mesh
-def sensitivity_samples(
+def sample_distances(
     key: jax.Array,
     target: Target,
     oracle: Oracle,
@@ -75,7 +75,7 @@ def sensitivity_samples(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import dpjax
-        >>> distances = dpjax.sensitivity_samples(
+        >>> distances = dpjax.sample_distances(
         ...     dpjax.random.seeded_key(0),
         ...     jnp.mean,
         ...     lambda key, n: jax.random.uniform(key, (n,)),

@@ -6,7 +6,7 @@ from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.sensitivity._norms import norm_function
 
 
-def analytic_sensitivity(
+def assume_sensitivity(
     value: Scalar,
     *,
     norm: Norm,
@@ -42,7 +42,7 @@ def analytic_sensitivity(
 
     Example:
         >>> import dpjax
-        >>> dpjax.analytic_sensitivity(1 / 1000, norm="l1", n=1000)
+        >>> dpjax.assume_sensitivity(1 / 1000, norm="l1", n=1000)
         Sensitivity(0.001 in l1, n=1000, replace-one; analytic)
     """
     norm_function(norm)

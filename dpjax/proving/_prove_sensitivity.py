@@ -40,7 +40,7 @@ from dpjax.proving._walk import Walk
 ProvedNorm = Literal["l1", "l2", "linf"]
 
 
-def global_sensitivity(
+def prove_sensitivity(
     target: Target,
     records: Database,
     *,
@@ -97,7 +97,7 @@ def global_sensitivity(
         >>> import jax, jax.numpy as jnp
         >>> import dpjax
         >>> records = jax.ShapeDtypeStruct((100,), jnp.float32)
-        >>> found = dpjax.global_sensitivity(jnp.mean, records, bounds=(0, 1), norm="l1")
+        >>> found = dpjax.prove_sensitivity(jnp.mean, records, bounds=(0, 1), norm="l1")
         >>> round(found.value, 3), found.gamma
         (0.01, 0.0)
     """

@@ -65,7 +65,7 @@ def sample_sensitivity(
 ) -> Sensitivity:
     """Estimates the sensitivity of a target from random pairs of neighboring databases.
 
-    Where `dpjax.global_sensitivity` has a proof, nothing need be sampled: it takes public bounds.
+    Where `dpjax.prove_sensitivity` has a proof, nothing need be sampled: it takes public bounds.
     The result says so when it is printed, for programs of at most 80 operations.
 
     Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
@@ -150,13 +150,13 @@ def sample_sensitivity(
         there.
         In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
         typically the outliers, may be less protected than epsilon says. Assumes that the private
-        database is a draw from the oracle (`dpjax.accounting.transfer` bounds what a wrong oracle
-        costs), and that m, gamma, confidence and the key were fixed before the samples were looked
-        at; of method "anytime" all but m. Oracle, n, target and tuning must come from public
-        knowledge; then the estimate may be published. For several oracles this holds for each of
-        them, and for every mixture that draws one of them for the whole pair: each is sampled at
-        confidence 1 - (1 - C)/J, and the largest estimate counts. A mixture that draws an oracle
-        for each record is another oracle.
+        database is a draw from the oracle (`dpjax.accounting.under_distribution_shift` bounds what
+        a wrong oracle costs), and that m, gamma, confidence and the key were fixed before the
+        samples were looked at; of method "anytime" all but m. Oracle, n, target and tuning must
+        come from public knowledge; then the estimate may be published. For several oracles this
+        holds for each of them, and for every mixture that draws one of them for the whole pair:
+        each is sampled at confidence 1 - (1 - C)/J, and the largest estimate counts. A mixture that
+        draws an oracle for each record is another oracle.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -200,13 +200,13 @@ def sample_sensitivity(
     with together(mesh) as team:
         key = sampling_key(key)
         _checks.host_only(
-            "sample_sensitivity", key, "dpjax.sensitivity_samples and dpjax.order_statistic"
+            "sample_sensitivity", key, "dpjax.sample_distances and dpjax.order_statistic"
         )
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
         if not pair.is_concrete:
             raise TypeError(
                 "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
-                " the host: use dpjax.sensitivity_samples inside jit and vmap"
+                " the host: use dpjax.sample_distances inside jit and vmap"
             )
         point, stated = point_of_each(
             pair.positions_sampled,
