@@ -1,3 +1,3 @@
 """The version: checkpoints carry it, for another one may draw other pairs."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
