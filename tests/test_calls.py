@@ -1,0 +1,22 @@
+"""Upper limits on the calls that a reader has to follow, see calls.py."""
+
+import calls
+
+# Calls, and files that they lead to. Those of a sampling depend a little on how fast it runs.
+LIMITS = {
+    "warm mean, 1,000 records": (151, 24),
+    "warm histogram, 1,000 records": (5103, 36),
+    "trace of a step of DP-SGD": (2967, 20),
+    "warm sampling in one chunk": (480, 34),
+    "10 further chunks of a sampling": (400, 13),
+}
+
+
+def test_no_run_makes_more_calls_than_its_limit():
+    found = {name: calls.sizes(counter) for name, counter in calls.counted().items()}
+    beyond = {
+        name: (number, files)
+        for name, (number, _, files) in found.items()
+        if number > LIMITS[name][0] or files > LIMITS[name][1]
+    }
+    assert not beyond
