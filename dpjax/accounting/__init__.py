@@ -14,7 +14,7 @@ from dpjax.accounting._distribution_shift import (
 from dpjax.accounting._dp_sgd import Sampling as Sampling
 from dpjax.accounting._dp_sgd import dp_sgd as dp_sgd
 from dpjax.accounting._dp_sgd import dp_sgd_noise_multiplier as dp_sgd_noise_multiplier
-from dpjax.accounting._ledger_report import LedgerReport as LedgerReport
+from dpjax.accounting._ledger import LedgerReport as LedgerReport
 from dpjax.accounting._parallel import Part as Part
 from dpjax.accounting._parallel import Parts as Parts
 from dpjax.accounting._parallel import parallel as parallel

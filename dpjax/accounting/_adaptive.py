@@ -12,10 +12,8 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_errors import BudgetExceededError
-from dpjax.accounting._composition import compose
+from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
-from dpjax.accounting._ideal_noise import SHARE, charged
-from dpjax.accounting._relations import release_under
 
 # An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1

@@ -17,7 +17,7 @@ import scipy
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
-from dpjax.accounting._left_out_orders import left_out_orders_hidden
+from dpjax.accounting._compose_events import left_out_orders_hidden
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
 from dpjax.random._facade import GAUSSIAN
 

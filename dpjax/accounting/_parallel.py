@@ -23,8 +23,7 @@ from dpjax._core._open_ledgers import (
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
-from dpjax.accounting._composition import compose, concrete
-from dpjax.accounting._relations import delta_of_steps, under
+from dpjax.accounting._composition import compose, concrete, delta_of_steps, under
 
 Amount: TypeAlias = tuple[int, int]
 """Epsilon and delta, in units of a ledger."""

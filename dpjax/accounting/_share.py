@@ -16,9 +16,7 @@ from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._ledger_chain import EPSILON_DIGITS
 from dpjax._files._ledger_errors import BudgetExceededError
-from dpjax.accounting._composition import compose
-from dpjax.accounting._ideal_noise import SHARE, charged
-from dpjax.accounting._relations import under
+from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.random._facade import GAUSSIAN
 
 _MARGIN = 1e-6  # Covers what float64 rounds in the functions below.

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Scalar
-from dpjax.learning._clipped_sum import ClippedSum, sealed
-from dpjax.learning._clipping import ClippedGradients
+from dpjax.learning._clipping import ClippedGradients, ClippedSum, sealed
 from dpjax.learning._rounding import Digits, slack
 from dpjax.learning._sampling import Batch, BatchSampling
 

@@ -1,13 +1,18 @@
 """A whole private training in one call."""
 
+import contextlib
 import dataclasses
+import json
 import math
 import os
+import pathlib
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
@@ -15,7 +20,8 @@ from dpjax._core._records import PaddedRecords, record_arrays
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact._numerics import outward
-from dpjax._files._durable import Json
+from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
+from dpjax._files._durable import Json, alone, check_folder
 from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
@@ -27,10 +33,8 @@ from dpjax.accounting._dp_sgd import (
 )
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import ClippedGradients, clipped_gradients
-from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, rounded_down
-from dpjax.learning._guarantee import guarantee
+from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, guarantee, rounded_down
 from dpjax.learning._sampling import BatchSampling, poisson_sampling
-from dpjax.learning._training_file import TrainingFile, words
 from dpjax.targets._optax_training import optax_promotion
 
 if TYPE_CHECKING:
@@ -298,3 +302,71 @@ def _texts(tree: PyTree) -> list[str]:
     """The leaves of a tree, and its structure, as texts."""
     leaves, structure = jax.tree.flatten(tree)
     return [*map(str, leaves), str(structure)]
+
+
+_KIND = "training"
+
+
+class TrainingFile:
+    """A file with an epoch and a state, for one process at a time; without a path, no file."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
+        """Refuses a path that no file can have; a run is public, and of numbers and texts."""
+        self._path = None if path is None else pathlib.Path(os.fspath(path))
+        self._run = json.loads(json.dumps(run))  # As it is read from a file.
+        self._open = contextlib.ExitStack()
+        if self._path is not None:
+            check_folder(self._path, "checkpoint")
+            if self._path.is_dir():
+                raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
+
+    def __enter__(self) -> Self:
+        """Refuses a file that another process uses: both would show steps with the same keys."""
+        if self._path is not None:
+            lock = self._path.with_name(f"{self._path.name}.lock")
+            refusal = f"checkpoint {self._path} is used by another training: name another file"
+            self._open.enter_context(alone(lock, refusal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def read(self, like: PyTree) -> tuple[int, PyTree] | None:
+        """The epoch and the state that are there, if any; `like` has the same structure."""
+        if self._path is None:
+            return None
+        files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
+        if not files:
+            return None
+        (file,) = files
+        check_run(file, self._run, f"checkpoint {self._path}", place="file")
+        leaves, structure = jax.tree.flatten(like)
+        kept = [_restored(x, leaf) for x, leaf in zip(file.arrays, leaves, strict=True)]
+        return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
+
+    def write(self, epoch: int, state: PyTree) -> None:
+        """Replaces the epoch that is there. It is on the disk when this returns."""
+        if self._path is not None:
+            arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
+            header = {"run": self._run, "epoch": epoch}
+            write_chunks(self._path, _KIND, header, arrays, secret=True)
+
+    def remove(self) -> None:
+        """Removes the file, whose keys nobody needs any more."""
+        if self._path is not None:
+            self._path.unlink()
+
+
+def _is_key(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def words(leaf: jax.Array) -> jax.Array:
+    """An array of numbers: the words of a key, or the array itself."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
+    return jnp.asarray(array)

@@ -1,5 +1,6 @@
 """Noise for clipped sums, as gradient transformations of optax."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -10,15 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import static
+from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import NoiseKind, Scalar
+from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
-from dpjax.learning._clipped_sum import ClippedSum
+from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
+from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum, sealed
+from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
-from dpjax.mechanisms._mechanism import check_noise
-from dpjax.random._facade import GAUSSIAN, Calibration, Noise, add_noise, check_key, key_for_each
+from dpjax.mechanisms._mechanism import check_noise, nothing_promised
+from dpjax.random._facade import (
+    GAUSSIAN,
+    Calibration,
+    Noise,
+    add_noise,
+    check_key,
+    is_seeded,
+    key_for_each,
+)
 from dpjax.release._transaction import refuse_unpaid_steps
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
@@ -256,3 +268,234 @@ def after_a_step(
 def rounded_down(multiplier: Scalar) -> jax.Array:
     """A noise multiplier as an array, of the same type in every step."""
     return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))
+
+
+@frozen_pytree
+class AdaptiveNoiseState:
+    """The state of adaptive clipping.
+
+    Attributes:
+        noise: the `NoiseState`, which `learning.guarantee` takes.
+        clip_norm: for the next `clipped(..., clip_norm=)`; public.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    noise: NoiseState
+    clip_norm: jax.Array
+
+
+def adaptive_noise(
+    key: Key,
+    *,
+    noise_multiplier: float,
+    batch_size: float,
+    initial_clip_norm: float,
+    quantile: float = 0.5,
+    learning_rate: float = 0.2,
+    count_noise: float | None = None,
+    noise: NoiseKind = "exact",
+) -> "optax.GradientTransformation":
+    """The noise of DP-SGD with a clip norm that moves to a quantile of the gradients' norms.
+
+    Each step also counts, with noise, the gradients within the clip norm C, and multiplies C by
+    exp(-learning_rate (fraction - quantile)). Both releases together are one Gaussian mechanism
+    with the noise multiplier z. A record has the weight 1/2 in the count, which gets noise sigma_b.
+    So the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
+
+    Args:
+        key: as for `gaussian_noise`.
+        noise_multiplier: z, of the whole step.
+        batch_size: B, the expected size of a batch, public.
+        initial_clip_norm: of the first step, from 1e-10 to 1e10.
+        quantile: of the gradients' norms, in (0, 1). The clip norm moves to it.
+        learning_rate: above 0.
+        count_noise: sigma_b, above z / 2; B / 20, but at least z, if None.
+        noise: "exact", or "float" for sweeps where nothing is published.
+
+    Returns:
+        An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
+        state is an `AdaptiveNoiseState`: hand its `clip_norm` to the next call of the
+        `ClippedGradients`.
+
+    Raises:
+        TypeError: if the key is not a typed key or a parameter not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Those of `gaussian_noise` at the same noise multiplier: the count is paid for. The clip norm
+        is made of noisy counts alone, so it is public.
+
+    Source:
+        Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive
+        clipping" (2021), Theorem 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+        >>> noise = learning.adaptive_noise(
+        ...     dpjax.random.secure_key(), noise_multiplier=0.8, batch_size=100,
+        ...     initial_clip_norm=1.0,
+        ... )
+        >>> state = noise.init(jnp.zeros(2))
+        >>> examples = 9 * jnp.ones((100, 2))
+        >>> batch = clipped(jnp.zeros(2), examples, True, clip_norm=state.clip_norm)
+        >>> gradient, state = noise.update(batch, state)
+        >>> bool(state.clip_norm > 1)
+        True
+    """
+    total = _checks.positive("noise_multiplier", noise_multiplier)
+    _checks.host_only("noise_multiplier", total, "gaussian_noise")
+    size = _checks.positive("batch_size", batch_size)
+    quantile = _checks.fraction("quantile", quantile)
+    rate = _checks.positive("learning_rate", learning_rate)
+    start = _checks.positive("initial_clip_norm", initial_clip_norm)
+    if not LEAST_NORM <= start <= LARGEST_NORM:
+        raise ValueError(f"initial_clip_norm must be from 1e-10 to 1e10, got {start:g}")
+    counted = max(size / 20, total) if count_noise is None else count_noise
+    counted = _checks.positive("count_noise", counted)
+    multiplier = gradient_noise_multiplier(total, counted)
+    distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+    plain = gaussian_noise(key, noise_multiplier=total, batch_size=size, noise=noise)
+
+    def init(parameters: PyTree) -> AdaptiveNoiseState:
+        state = plain.init(parameters)
+        assert isinstance(state, NoiseState)
+        both = dataclasses.replace(state, dims=state.dims + 1)
+        return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
+
+    def update(
+        updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
+    ) -> tuple[PyTree, AdaptiveNoiseState]:
+        del params
+        check_step(updates, state.noise, noise, more=1)
+        next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
+        gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
+        # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
+        count = sealed(updates.within, 1.0, updates.within, slots=updates.slots)
+        noisy = with_noise(count_key, count, 2 * counted, distribution)
+        fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
+        norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
+        norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
+        after = after_a_step(state.noise, updates, next_key, total)
+        return gradient, AdaptiveNoiseState(after, norm)
+
+    return transformation(init, update)
+
+
+def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
+    """The noise multiplier of the gradients, if the count takes its part; rounded up."""
+    left = float(total) ** -2 - (2 * count_noise) ** -2
+    if left <= 0:
+        raise ValueError(
+            f"count_noise must be above noise_multiplier / 2 = {total / 2:g}, got {count_noise:g}"
+        )
+    return left**-0.5 * (1 + 1e-12)
+
+
+def guarantee(
+    state: NoiseState | AdaptiveNoiseState,
+    sampling: BatchSampling,
+    *,
+    delta: float,
+    relation: NeighboringRelation | None = None,
+    method: AccountingMethod = "pld",
+) -> Guarantee:
+    """The guarantee of publishing all results of the steps so far.
+
+    Steps, noise multiplier and number of parameters are read from the state of the noise. So the
+    guarantee is that of the actual training, not of a plan.
+
+    Args:
+        state: of `gaussian_noise` or `adaptive_noise`, after the last step.
+        sampling: drew the batches.
+        delta: of the guarantee, in (0, 1).
+        relation: which databases are neighbors, as for `accounting.dp_sgd`.
+        method: "pld" or "renyi", see `accounting.dp_sgd`.
+
+    Returns:
+        A `Guarantee`; under a seeded key it says so, and noise in floats promises nothing.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if the state is not one of noise, or is traced.
+        ValueError: if no step was taken, if the state is a batch of states, if another sampling
+            drew the batch of some step, or as `accounting.dp_sgd` does.
+
+    Formal guarantees:
+        Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
+        `clipped_gradients` took the batch and its records, and every state followed the last one.
+        Batches of your own choice, with a mask or True, are taken for batches of the sampling.
+
+    Source:
+        Those of `accounting.dp_sgd`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> def loss(w, example):
+        ...     return jnp.dot(w, example)
+        >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
+        >>> noise = learning.gaussian_noise(
+        ...     dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10
+        ... )
+        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)), True)
+        >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
+        >>> sampling = learning.poisson_sampling(1000, batch_size=10)
+        >>> learning.guarantee(state, sampling, delta=1e-5)
+        (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
+    """
+    given: object = state
+    noise = given.noise if isinstance(given, AdaptiveNoiseState) else given
+    if not isinstance(noise, NoiseState):
+        raise TypeError(
+            "state must be that of gaussian_noise or adaptive_noise, the first of a chain's, got"
+            f" {_checks.described(state)}"
+        )
+    _checks.host_only("state", noise.step, "it outside")
+    if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
+        raise ValueError(
+            f"state must be that of one training, got steps of shape {np.shape(noise.step)}: take"
+            " one, as by jax.tree.map(lambda x: x[0], state)"
+        )
+    if noise.step == 0:
+        raise ValueError(
+            "state must be that after the last step, which update returned, got that of init:"
+            " nothing was released, and nothing is promised"
+        )
+    if noise.noise == "float":
+        added = NeighboringRelation.ADD_OR_REMOVE_ONE
+        return nothing_promised(0.0, relation_or_inherited(relation, added))
+    check_precision(noise)
+    seeded = _by_seeded_keys(noise, sampling)
+    promised = dp_sgd(
+        sampling,
+        noise_multiplier=float(noise.noise_multiplier),
+        steps=int(noise.step),
+        delta=delta,
+        dims=noise.dims,
+        relation=relation,
+        method=method,
+    )
+    if seeded or is_seeded(noise.key):
+        promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
+    return promised
+
+
+def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
+    """Whether seeds drew the batches; refuses a sampling that did not draw all of them."""
+    drawn_by = int(state.drawn_by)
+    numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
+    if drawn_by and drawn_by not in numbers:
+        raise ValueError(
+            f"sampling must be the one that drew the batches of all steps, got {sampling}: batches"
+            " of another sampling, of seeded keys beside secret ones, or of records of your own"
+            " choice were among them. Account for each kind of steps by accounting.dp_sgd"
+        )
+    return numbers.get(drawn_by, False)

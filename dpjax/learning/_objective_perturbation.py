@@ -1,25 +1,55 @@
 """Linear classifiers by objective perturbation: noise in what is minimized."""
 
 import functools
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
+from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import MadeByFactory, TreeSpec, frozen_pytree, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
-from dpjax.learning._perturbation_plan import PerturbationPlan, calibrations, perturbation_plan
-from dpjax.learning._perturbed_minimizer import perturbed_minimizer
-from dpjax.random._facade import GAUSSIAN, add_noise, check_key, key_for_each
+from dpjax._exact._fixed_point import average
+from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
+from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, add_noise, check_key, key_for_each
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import is_float
-from dpjax.targets._bounds import running_dtype
-from dpjax.targets._strong_convexity import check_carried, check_strength
+from dpjax.targets._bounds import running_dtype, unit
+from dpjax.targets._spd_solve import solve
+from dpjax.targets._strong_convexity import (
+    WalkPlan,
+    check_carried,
+    check_strength,
+    walk_error,
+    walk_plan,
+    walk_to_minimizer,
+)
 from dpjax.targets._unit_ball import into_unit_ball
+
+
+class PerturbationPlan(NamedTuple):
+    """The numbers of objective perturbation, all public.
+
+    Attributes:
+        linear_scale: sigma, of the linear term's noise.
+        output_scale: tau, of the noise on the weights.
+        error: E, a bound on the distance of the computed weights from the minimizer.
+        pull: S, a bound on the pull of a record.
+        solver: finds the weights.
+    """
+
+    linear_scale: Scalar
+    output_scale: Scalar
+    error: Scalar
+    pull: Scalar
+    solver: WalkPlan
 
 
 @frozen_pytree
@@ -204,3 +234,245 @@ def objective_perturbation(
         regularization, n=n, d=dims, epsilon=epsilon, delta=delta, dtype=running
     )
     return ObjectivePerturbation.made(epsilon, delta, regularization, plan, n, dims, running)
+
+
+# A bound on the distance between the gradients of two records in the unit ball: each is shorter
+# than 1.
+_REACH = 2.0
+# The part of delta for noise that is longer than B: 10^-6 in the proof.
+_LONGER = 1e-6
+# Ends of intervals of a Rayleigh variable. The expectation is bounded by a sum over them.
+_INTERVALS = np.linspace(0.0, 14.0, 2001)
+# Covers the roundings of this file, which computes in float64.
+_OUTWARD = 1 + 1e-9
+# A limit for steps of the solver. Newton's steps sufficed in all tests, but that is no proof, and
+# float32 counts no further than 2^24.
+_MOST_STEPS = 1e7
+# A bound on the drawn scale over the planned one, without the charge for rounding to the grid.
+_DRAWN = 1 + 2.0**-10
+
+
+def perturbation_plan(
+    regularization: float, *, n: int, d: int, epsilon: float, delta: float, dtype: np.dtype
+) -> PerturbationPlan:
+    """The least noise that the proof allows.
+
+    mu^2 = mu_1^2 + mu_2^2 is shared between two noises. That of the linear term moves the weights
+    as if it were noise for the sensitivity 2 / (n lambda). That of the weights is noise for the
+    sensitivity 2 E. Shares in proportion to these leave the least variance.
+    """
+    left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
+    left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
+    if not left_epsilon > 0:
+        least = 1 / (4 * n * math.expm1(epsilon))
+        raise ValueError(
+            f"regularization must be above {least:.3g} for epsilon={epsilon:g} and n={n}: at"
+            f" {regularization:g} the curvature of one record alone is worth more"
+        )
+
+    def planned(share: float, pull: float) -> PerturbationPlan:
+        """The plan in which `share` of mu^2 is for the weights, for a known bound on the pull."""
+        mu = _largest_mu(left_epsilon, left_delta, share)
+        sigma = 2 * pull / (mu * math.sqrt(1 - share))
+        grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
+        # b is drawn on a grid, and divided by n in floats.
+        rounding = grid * math.sqrt(d) + 2 * eps * longest
+        linear = (longest + rounding) / n
+        solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
+        solved = solver_error(regularization, solver, pull=linear, d=d, eps=eps)
+        error = (solved + rounding / (n * regularization)) * _OUTWARD
+        return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
+
+    # E depends on sigma, and sigma on the share, so the share follows from a first plan. Any share
+    # is private: only the variance depends on it.
+    error = float(planned(0.5, 1.0).error)
+    share = error / (error + 1 / (n * regularization))
+    # S < 1 needs W, and W needs sigma. With S = 1 there is more noise, so its ball is larger, and
+    # holds the minimizer of the final plan too.
+    radius = float(planned(share, 1.0).solver.radius)
+    plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
+    if plan.solver.most_steps > _MOST_STEPS:
+        raise ValueError(
+            f"regularization={regularization:g} is too small: the solver might take"
+            f" {plan.solver.most_steps:.2g} steps, more than {_MOST_STEPS:g}"
+        )
+    for calibration in calibrations(plan, d, dtype):
+        if not calibration.fits(_lattice(), dtype):
+            raise ValueError(f"no grid of {dtype} can carry the noise of epsilon={epsilon:g}")
+    return plan
+
+
+def calibrations(
+    plan: PerturbationPlan, d: int, dtype: np.dtype
+) -> tuple[Calibration, Calibration]:
+    """The calibrations of the noise of b and of the noise of the weights."""
+
+    def one(scale: Scalar, sensitivity: Scalar) -> Calibration:
+        # The certificate of the tables is charged by the plan.
+        return Calibration(scale, sensitivity, math.inf, math.sqrt(d), d, False, dtype)
+
+    return one(plan.linear_scale, _REACH), one(plan.output_scale, 2 * plan.error)
+
+
+def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
+    """Epsilon and delta without the certificate of 2 d coordinates and without too long noise."""
+    certificate = _lattice().certificate
+    loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
+    outside = missed * (1 + math.exp(min(epsilon, 700.0)))
+    left = delta * (math.exp(-loss) / _OUTWARD - _LONGER) - outside * _OUTWARD
+    if not left > delta / 2:
+        raise ValueError(
+            f"delta={delta!r} is too small for epsilon={epsilon:g} and {d} features: the tables of"
+            f" the noise alone take {outside:.2g}"
+        )
+    return epsilon - 2 * loss, left
+
+
+def _largest_mu(epsilon: float, delta: float, share: float) -> float:
+    """The largest mu that keeps (epsilon, delta), if the output's noise has a share of mu^2.
+
+    Delta is the sum of H(mu, epsilon) and of 2/3 of the expectation; both grow with mu. The search
+    is for the logarithm of the first part.
+    """
+    low, high = math.log(delta) - 30, math.log(delta)
+    for _ in range(40):
+        middle = (low + high) / 2
+        mu = 1 / float(analytic_multiplier(epsilon, math.exp(middle)))
+        exceeds = math.exp(middle) + 2 / 3 * _of_lengths(mu, epsilon, share) * _OUTWARD > delta
+        low, high = (low, middle) if exceeds else (middle, high)
+    if low == math.log(delta) - 30:
+        raise ValueError(f"epsilon={epsilon:g} is too small for delta={delta:g}")
+    return 1 / float(analytic_multiplier(epsilon, math.exp(low))) / _OUTWARD
+
+
+def _of_lengths(mu: float, epsilon: float, share: float) -> float:
+    """A bound on E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 R / 2)."""
+    first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
+    left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
+    one = scipy.special.ndtr(second / 2 - left / second)
+    other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
+    # P(R > r) = exp(-r^2 / 2). The divergence grows with R, so each interval counts at its end, and
+    # the last one, without an end, counts 1.
+    tails = np.exp(-(_INTERVALS**2) / 2)
+    # If the two nearly cancel, their rounding is large relative to the difference.
+    divergence = np.maximum(one - other, 0) + 1e-10 * one
+    return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
+
+
+def _longest(sigma: float, d: int, delta: float) -> float:
+    """B, at a bound on the drawn scale."""
+    drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
+    return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
+
+
+def _grid(sigma: float, d: int) -> float:
+    """A bound on the grid of b: twice the number to which the fit's power of two is nearest."""
+    balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _lattice().resolution)
+    return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
+
+
+def _lattice() -> Lattice:
+    assert GAUSSIAN.lattice is not None
+    return GAUSSIAN.lattice
+
+
+_NEWTON_STEPS = 30
+# The search for a Newton step's length halves an interval so many times, in logarithms.
+_HALVINGS = 8
+# The largest curvature of the logistic loss along a unit vector.
+_CURVATURE = 1 / 4
+# Above the largest value of m / (1 + exp(m)).
+_LARGEST_PULL = 0.2785
+
+
+def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
+    """The plan for linear terms that are no longer than `pull`."""
+    root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
+    radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
+    error = _gradient_error(radius, pull=pull, d=d, eps=eps)
+    return walk_plan(regularization, curvature=_CURVATURE, radius=radius, gradient_error=error)
+
+
+def solver_error(
+    regularization: float, plan: WalkPlan, *, pull: float, d: int, eps: float
+) -> float:
+    """A bound on the distance between the result and the minimizer of the same linear term."""
+    radius = float(plan.radius)
+    gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
+    # The length, the quotient, the product; and of a step along the gradient, its product and sum.
+    rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
+    return walk_error(
+        regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
+    )
+
+
+def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
+    """A bound on the rounding of a gradient in the ball.
+
+    A product r'w is off by d eps times the length of w, and the slope of the sigmoid is at most
+    1/4; sigmoid, its product with a row and the average are off by 6 eps together, the grid of the
+    average by eps / 8 in each coordinate, and lambda w, the pull and the two sums, none above 2 + 2
+    pull, by 6 eps (1 + pull).
+    """
+    return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
+
+
+def perturbed_minimizer(
+    rows: jax.Array, pull: jax.Array, regularization: Scalar, plan: WalkPlan
+) -> jax.Array:
+    """The weights w that minimize mean(log(1 + exp(-rows w))) + lambda ||w||^2 / 2 + pull'w.
+
+    Args:
+        rows: shape (n, d), none longer than 1.
+        pull: shape (d,), no longer than the plan's.
+        regularization: lambda, a number of the dtype of the rows.
+        plan: made for these parameters.
+
+    Returns:
+        The weights, shape (d,), as near to the minimizer as `solver_error` says.
+    """
+    n, d = rows.shape
+
+    def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
+        """The part of a step to take: all, or about as far as the objective falls along it."""
+        margins, moved = rows @ w, rows @ step
+        pulled = regularization * (w @ step) + pull @ step
+
+        def falls_at(t: jax.Array) -> jax.Array:
+            pushed = jnp.mean(jax.nn.sigmoid(t * moved - margins) * moved)
+            return pulled - t * regularization * (step @ step) >= pushed
+
+        def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            low, high = ends
+            middle = jnp.sqrt(low * high)
+            falls = falls_at(middle)
+            return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
+
+        # A step of this length always lowers the objective, as in `targets.logistic_regression`.
+        reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
+        whole = jnp.ones((), rows.dtype)
+        ends = jnp.log1p(reach) / reach, whole
+        low = lax.fori_loop(0, _HALVINGS, halve, ends)[0]
+        return jnp.where(falls_at(whole), whole, low)
+
+    def wrong_and_gradient(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        wrong = jax.nn.sigmoid(-(rows @ w))
+        return wrong, regularization * w - average(wrong[:, None] * rows, 1.0) + pull
+
+    def newton_step(_: jax.Array, w: jax.Array) -> jax.Array:
+        wrong, gradient = wrong_and_gradient(w)
+        curvature = wrong * (1 - wrong) / n
+        hessian = (rows.T * curvature[None, :]) @ rows + regularization * jnp.eye(
+            d, dtype=rows.dtype
+        )
+        step = solve(hessian, gradient)
+        return w - length_of(step, w) * step
+
+    with jax.default_matmul_precision("highest"):
+        found = lax.fori_loop(0, _NEWTON_STEPS, newton_step, jnp.zeros(d, rows.dtype))
+        return walk_to_minimizer(
+            lambda w: wrong_and_gradient(w)[1],
+            found,
+            step_size=1 / (regularization + _CURVATURE),
+            plan=plan,
+        )

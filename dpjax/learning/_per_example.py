@@ -1,19 +1,220 @@
 """The gradients of many examples at once, as what clipping needs of them: norms and a sum."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
+from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._one_by_one import vmapped
-from dpjax.learning._layers import Gradients, formed
-from dpjax.learning._uses import TracedLoss, Use, perform
+from dpjax._tracing._programs import needs_no_values, refuse_outside_code
+from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
+
+_REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
+_INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
+# Operations that put the numbers of a parameter in other places, each once.
+_MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
+_REAL = (np.floating, np.integer, np.bool_)
+
+
+class Use(NamedTuple):
+    """The one use of a parameter.
+
+    Attributes:
+        layer: the kind of operation.
+        equation: of the program.
+        operand: the place of the parameter among the equation's operands.
+        moves: equations that take the parameter to that operand.
+    """
+
+    layer: Layer
+    equation: jex.JaxprEqn
+    operand: int
+    moves: tuple[jex.JaxprEqn, ...]
+
+
+class TracedLoss(NamedTuple):
+    """The loss of one example, traced.
+
+    Attributes:
+        program: takes the leaves of all arguments, and returns the loss and the leaves of aux.
+        places: of the parameters among these leaves.
+        uses: for each parameter its use, or None where its gradient is formed for each example.
+        aux: the structure of aux, a PyTreeDef.
+    """
+
+    program: jex.ClosedJaxpr
+    places: tuple[int, ...]
+    uses: tuple[Use | None, ...]
+    aux: object
+
+
+def traced(
+    loss: Callable[..., PyTree],
+    given: Sequence[PyTree],
+    example: PyTree,
+    *,
+    argnums: int | tuple[int, ...],
+    has_aux: bool,
+) -> TracedLoss:
+    """Traces the loss of one example, and finds the use of every parameter.
+
+    Args:
+        loss: `loss(*given, example)`, a scalar, or a scalar and aux.
+        given: the arguments in front of the example.
+        example: a pytree of arrays, or of their shapes.
+        argnums: which of the given arguments are parameters.
+        has_aux: whether there is aux.
+    """
+
+    def pair(*arguments: PyTree) -> PyTree:
+        try:
+            found = loss(*arguments)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            raise  # Of values that are not known yet, and JAX says so.
+        except (IndexError, TypeError, ValueError) as error:
+            raise ValueError(
+                "loss must be a function of the parameters and one example, without an axis of"
+                f" examples: {_checks.described(arguments[-1])}. The loss of a batch is wrong here."
+                f" It raised {type(error).__name__}: {error}"
+            ) from error
+        if has_aux and (type(found) is not tuple or len(found) != 2):
+            raise TypeError(
+                f"loss must return (loss, aux) with has_aux, got {type(found).__name__}"
+            )
+        return found if has_aux else (found, None)
+
+    def shapes(*arguments: PyTree) -> PyTree:
+        return arguments
+
+    arguments = jax.eval_shape(shapes, *given, example)
+    with needs_no_values("loss"):
+        called, (value, aux) = jax.make_jaxpr(pair, return_shape=True)(*arguments)
+    arrays = jax.tree.leaves(arguments)
+    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not _is_float(value):
+        raise ValueError(
+            "loss must return the loss of one example, a real scalar; it returned"
+            f" {_checks.described(value)}"
+        )
+    _check_operations(called)
+    ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
+    chosen = argnums if isinstance(argnums, tuple) else (argnums,)
+    places = tuple(itertools.chain(*(range(ends[i], ends[i + 1]) for i in chosen)))
+
+    def value_of(*leaves: jax.Array) -> jax.Array:
+        return _walks.run(called, leaves, perform)[0]
+
+    def inlined(*leaves: jax.Array) -> list[jax.Array]:
+        return _walks.run(called, leaves, _inline)
+
+    # Rules for derivatives are code that only a derivative shows.
+    _check_operations(jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays))
+    # Once more, now that it is known what to inline.
+    program = jax.make_jaxpr(inlined)(*arrays)
+    equations = _walks.live(program.jaxpr)
+    uses = (_use(equations, program.jaxpr.invars[i], program.jaxpr.outvars) for i in places)
+    return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
+
+
+def explained(program: TracedLoss) -> list[str]:
+    """A text for each parameter that says how its gradients are clipped."""
+    jaxpr = program.program.jaxpr
+    equations, texts = _walks.live(jaxpr), list[str]()
+    for place, use in zip(program.places, program.uses, strict=True):
+        if use is not None:
+            texts.append(f"{use.layer.name}: {use.layer.why}")
+        elif _is_elementwise(equations, jaxpr.invars[place]):
+            texts.append("elementwise: its gradient is no larger than what the layer computes")
+        else:
+            texts.append(
+                f"formed for each example: {_walks.aval(jaxpr.invars[place]).size} numbers"
+            )
+    return texts
+
+
+def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Carries out an operation of a program."""
+    return _walks.bind(equation, equation.primitive.get_bind_params(equation.params), operands)
+
+
+def _is_elementwise(equations: Sequence[jex.JaxprEqn], variable: jex.Var) -> bool:
+    """Whether a parameter is only added to or multiplied with something, entry by entry."""
+    found = [equation for equation in equations if any(x is variable for x in equation.invars)]
+    names = {equation.primitive.name for equation in found}
+    passed = [x.outvars[0] for x in found if x.primitive.name in _MOVES]
+    return names <= _MOVES | {"add", "sub", "mul"} and all(
+        _is_elementwise(equations, other) for other in passed
+    )
+
+
+def _check_operations(program: jex.ClosedJaxpr) -> None:
+    refuse_outside_code("loss", program)
+    refuse_touching("loss", program)
+
+
+def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Runs an operation; of a call, the operations inside.
+
+    So intermediate results are stored that a checkpoint would compute again. Rules for derivatives
+    stay as they are.
+    """
+    if equation.primitive.name in _INLINED:
+        return _walks.run(_walks.called(equation), operands, _inline)
+    return perform(equation, operands)
+
+
+def _use(
+    equations: Sequence[jex.JaxprEqn], variable: jex.Var, outputs: Sequence[object]
+) -> Use | None:
+    """The use of a parameter, where it has one and a layer knows it."""
+    moves: list[jex.JaxprEqn] = []
+    while True:
+        found = [
+            (equation, operand)
+            for equation in equations
+            for operand, atom in enumerate(equation.invars)
+            if atom is variable
+        ]
+        if len(found) != 1 or any(atom is variable for atom in outputs):
+            return None
+        ((equation, operand),) = found
+        name, output = equation.primitive.name, _walks.aval(equation.outvars[0])
+        if name == "convert_element_type":
+            is_move = _is_float(output)
+        else:
+            alone = name in _MOVES and len(equation.invars) == 1
+            is_move = alone and _walks.aval(variable).size == output.size
+        if not is_move:
+            break
+        moves.append(equation)
+        (variable,) = equation.outvars
+    for layer in LAYERS:
+        if layer.takes(equation, operand) and _is_real(equation):
+            return Use(layer, equation, operand, tuple(moves))
+    return None
+
+
+def _is_real(equation: jex.JaxprEqn) -> bool:
+    """Whether an operation takes and gives real numbers, as layers assume.
+
+    The gradient of a real parameter that meets complex numbers is the real part of a product.
+    """
+    dtypes = [_walks.aval(atom).dtype for atom in equation.invars]
+    operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
+    return operands and _is_float(_walks.aval(equation.outvars[0]))
+
+
+def _is_float(array: jax.ShapeDtypeStruct) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 class PerExample(NamedTuple):

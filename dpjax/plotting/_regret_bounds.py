@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax.learning._private_weighted_majority import private_weighted_majority
-from dpjax.learning._weighted_majority import regret_bound
+from dpjax.learning._weighted_majority import private_weighted_majority, regret_bound
 from dpjax.plotting._axes import axes_or_new, legend_above, style
 
 if TYPE_CHECKING:

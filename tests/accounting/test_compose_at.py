@@ -12,7 +12,7 @@ import scipy
 import dpjax
 from dpjax import Guarantee, SampledEvent
 from dpjax.accounting import compose, compose_at, zcdp_to_epsilon
-from dpjax.accounting._optimal import optimal_epsilon
+from dpjax.accounting._compose_at import optimal_epsilon
 
 METHODS = ("drv", "kov", "optimal", "zcdp", "renyi", "pld")
 methods = pytest.mark.parametrize("method", METHODS)

@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import accounting
-from dpjax.accounting._left_out_orders import left_out_orders_hidden
+from dpjax.accounting._compose_events import left_out_orders_hidden
 
 EVENT = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -14,8 +14,8 @@ import dpjax
 from dpjax import Guarantee, accounting, learning, queries
 from dpjax._core._records import PaddedRecords
 from dpjax._files import _ledger_chain, _ledger_file
+from dpjax.accounting._composition import release_under, under
 from dpjax.accounting._concentrated import concentration
-from dpjax.accounting._relations import release_under, under
 from dpjax.mechanisms import additive
 from dpjax.random import GAUSSIAN
 

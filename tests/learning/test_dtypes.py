@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 
 from dpjax import learning
-from dpjax.learning._uses import _is_real
+from dpjax.learning._per_example import _is_real
 
 BATCH = 4
 NARROW = ("float8_e4m3fn", "float8_e5m2")

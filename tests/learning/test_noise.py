@@ -13,8 +13,8 @@ import pytest
 
 import dpjax
 from dpjax import learning
-from dpjax.learning._adaptive_clipping import gradient_noise_multiplier
-from dpjax.learning._clipped_sum import sealed
+from dpjax.learning._clipping import sealed
+from dpjax.learning._gaussian_noise import gradient_noise_multiplier
 
 SIZE = 4096
 

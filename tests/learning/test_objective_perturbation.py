@@ -8,8 +8,8 @@ from scipy import special, stats
 import dpjax
 from dpjax._core._pytree import changed
 from dpjax.learning import _objective_perturbation as mechanism
-from dpjax.learning import _perturbation_plan as plans
-from dpjax.learning import _perturbed_minimizer as solver
+from dpjax.learning import _objective_perturbation as plans
+from dpjax.learning import _objective_perturbation as solver
 from dpjax.learning import objective_perturbation
 from dpjax.random import GAUSSIAN
 

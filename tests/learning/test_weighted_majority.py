@@ -13,8 +13,7 @@ import scipy.stats
 
 import dpjax
 from dpjax import accounting, learning
-from dpjax.learning._adversarial_losses import Adversary
-from dpjax.learning._weighted_majority import loss_bits, scan_steps
+from dpjax.learning._weighted_majority import Adversary, loss_bits, scan_steps
 
 STEPS, EXPERTS = 1000, 10
 ADVERSARIES = Adversary.__args__
