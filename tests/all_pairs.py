@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from dpjax.proving import _entry
+from dpjax.proving import _prove_sensitivity
 from dpjax.proving._value import norm_of
 
 VALUES = (-1.0, 0.25, 1.0)
@@ -27,14 +27,14 @@ def all_pairs(values, dims=()):
 
 def traced(target, spec, bounds):
     """The program that is walked, for `outputs_of`."""
-    public = _entry._bounds(bounds, spec)
-    program = _entry._traced(target, spec, public)
-    return _entry._after_the_clamp(program, spec, public), program, public
+    public = _prove_sensitivity._bounds(bounds, spec)
+    program = _prove_sensitivity._traced(target, spec, public)
+    return _prove_sensitivity._after_the_clamp(program, spec, public), program, public
 
 
 def outputs_of(target, spec, bounds):
     """The abstract values of the outputs, from one walk."""
-    return _entry._walk(*traced(target, spec, bounds))[1]
+    return _prove_sensitivity._walk(*traced(target, spec, bounds))[1]
 
 
 def bounds_of(target, spec, bounds):

@@ -12,7 +12,7 @@ from jax.extend.core.primitives import lt_to_p
 
 import dpjax
 from all_pairs import VALUES, N, all_pairs, bounds_of, traced
-from dpjax.proving import Ball, NoProofError, _entry, _walk
+from dpjax.proving import Ball, NoProofError, _prove_sensitivity, _walk
 from dpjax.proving._layout import cut, reshape
 from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import Difference, as_dense, make, norm_of
@@ -175,7 +175,7 @@ def program_of(rule):
 
 def holds(rule, moved):
     """Whether the values of a program on all pairs are as is claimed."""
-    claimed = _entry._walk(*program_of(rule))[1]
+    claimed = _prove_sensitivity._walk(*program_of(rule))[1]
     values, others = (jax.tree.map(np.asarray, x[rule]) for x in moved)
     (low, high) = (np.broadcast_to(x, values.shape[1:]) for x in (claimed[0].low, claimed[0].high))
     return bool(((low <= values) & (values <= high)).all()) and all(

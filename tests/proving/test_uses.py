@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.proving import _entry
+from dpjax.proving import _prove_sensitivity
 
 # The product of a number and SCALE is rounded to a multiple of 2^-3, and is off by OFF.
 SCALE, OFF = 1.1 * 2.0**20, 2.0**-4
@@ -90,10 +90,12 @@ def test_lemmas_count_what_uses_are_apart(name, monkeypatch):
     """The same program, with records whose uses are alike or apart."""
 
     target, found = LEMMAS[name], {}
-    clamped = _entry._clamped
+    clamped = _prove_sensitivity._clamped
     for apart in (0.0, 0.01):
         monkeypatch.setattr(
-            _entry, "_clamped", lambda *xs, a=apart: dataclasses.replace(clamped(*xs), apart=a)
+            _prove_sensitivity,
+            "_clamped",
+            lambda *xs, a=apart: dataclasses.replace(clamped(*xs), apart=a),
         )
         found[apart] = bound(target, (10, 3), "linf", (0, 1))
     assert found[0.01] > found[0.0] * (1 + 1e-6)
@@ -101,9 +103,9 @@ def test_lemmas_count_what_uses_are_apart(name, monkeypatch):
 
 def test_both_factors_of_a_scatter_are_uses(monkeypatch):
     """Rows of 0 and 1, whose second use is .01 larger where the first one is 1."""
-    clamped = _entry._clamped
+    clamped = _prove_sensitivity._clamped
     exact = bound(LEMMAS["covariance"], (10, 3), "linf", (0, 1))
     monkeypatch.setattr(
-        _entry, "_clamped", lambda *xs: dataclasses.replace(clamped(*xs), apart=0.01)
+        _prove_sensitivity, "_clamped", lambda *xs: dataclasses.replace(clamped(*xs), apart=0.01)
     )
     assert bound(LEMMAS["covariance"], (10, 3), "linf", (0, 1)) >= exact + 2 * 0.01 * 0.5
