@@ -59,7 +59,7 @@ from dpjax.sensitivity._record_bound import record_bound as record_bound
 from dpjax.sensitivity._sample_distances import sample_distances as sample_distances
 from dpjax.sensitivity._sample_sensitivity import sample_sensitivity as sample_sensitivity
 from dpjax.sensitivity._shaped_norm import NoiseShape as NoiseShape
-from dpjax.sweeps._cell_keys import cell_key as cell_key
+from dpjax.sweeps._axes import cell_key as cell_key
 from dpjax.sweeps._rehearse import rehearse as rehearse
 from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
 from dpjax.sweeps._sweep import sweep as sweep

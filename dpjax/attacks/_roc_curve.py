@@ -1,4 +1,4 @@
-"""Receiver operating characteristics: the members that an attack finds, against false alarms."""
+"""Curves of attacks, the limits that a guarantee sets to them, and comparisons of the two."""
 
 import dataclasses
 import math
@@ -8,7 +8,9 @@ import scipy
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
+from dpjax.accounting._composition import concrete
 
 # With fewer expected false positives, a rate is mostly noise.
 _LEAST_FALSE_POSITIVES = 10
@@ -222,3 +224,204 @@ def roc_curve(
 def _at_least(ascending: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """The numbers of scores that are not below thresholds."""
     return np.asarray(len(ascending) - np.searchsorted(ascending, thresholds, "left"))
+
+
+# Bounds the relative error by rounding in float64.
+_ROUNDING_OF_BOUND = 1e-14
+
+
+def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
+    """Bounds the probability that anyone guesses one record right from a release.
+
+    The record takes one of K values, with equal probabilities. The attacker may know everything
+    else. Then a guess is right with probability at most
+    (e^epsilon + (K - 1) delta) / (e^epsilon + K - 1). For a fair bit (K = 2) that is (1 + a) / 2,
+    where a is the largest difference of true and false positive rates,
+    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+
+    Args:
+        guarantee: of one release, or of several by `dpjax.accounting.compose`.
+        categories: K, at least 2. Under add-or-remove-one it must be 2: present or absent.
+
+    Returns:
+        The bound, in [1 / K, 1], rounded up.
+
+    Raises:
+        TypeError: if the guarantee is not concrete, or K not an integer.
+        ValueError: if K is out of range, or the guarantee is a batch or NaN.
+
+    Formal guarantees:
+        Holds for every attack, on databases that differ in this record and that the guarantee
+        covers. If gamma is 0 it covers all of them. Else it covers all outside of probability gamma
+        under the oracle, at the confidence of the guarantee. If the n records of a database are
+        independent and uniform, it bounds the expected fraction of right guesses of any
+        reconstruction. Randomized response attains it.
+
+    Source:
+        Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015), for two values. For K values,
+        add up P(S_k | k) <= e^epsilon P(S_k | j) + delta over all j other than k, and over all k.
+
+    Example:
+        >>> import dpjax
+        >>> round(dpjax.attacks.guessing_bound(dpjax.Guarantee(1.0)), 4)
+        0.7311
+    """
+    promised = concrete(guarantee)
+    others = _checks.integer("categories", categories, least=2) - 1
+    if others > 1 and promised.relation is not NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            f"categories must be 2 under {promised.relation}, got {categories}: a record is either"
+            " present or absent"
+        )
+    # We divide both terms by e^epsilon, which may overflow.
+    rest = others * math.exp(-float(promised.epsilon))
+    return min(1.0, (1 + rest * float(promised.delta)) / (1 + rest) * (1 + _ROUNDING_OF_BOUND))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClaimComparison:
+    """An attack, compared with the guarantee of the releases that it attacked.
+
+    Attributes:
+        claimed: the guarantee.
+        epsilon: the least epsilon that allows the attack's rates, at the claimed delta, gamma and
+            confidence; 0 if the attack shows nothing.
+        false_positive_rate: its upper limit, at the threshold that shows the largest epsilon.
+        true_positive_rate: its lower limit, at that threshold.
+        confidence: of all limits together.
+
+    Formal guarantees:
+        Those of `compare_with_claim`, which makes it.
+    """
+
+    claimed: Guarantee
+    epsilon: float
+    false_positive_rate: float
+    true_positive_rate: float
+    confidence: float
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the claim must be wrong, if the limits hold."""
+        return self.epsilon > float(self.claimed.epsilon)
+
+    def __repr__(self) -> str:
+        verdict = "is contradicted" if self.contradicted else "is not contradicted"
+        return (
+            f"ClaimComparison({self.claimed} {verdict}: epsilon is at least {self.epsilon:.4g},"
+            f" where TPR >= {self.true_positive_rate:.4g} at FPR <= {self.false_positive_rate:.4g},"
+            f" confidence {self.confidence:g})"
+        )
+
+
+def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: ArrayLike) -> np.ndarray:
+    """The highest true positive rate that a guarantee allows any attack, over random pairs.
+
+    The slack is s = delta + gamma + 1 - C, where C is the confidence, or 1 if gamma is marginal.
+    The rate is the smaller of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
+
+    Args:
+        guarantee: of a release, under replace-one.
+        false_positive_rates: numbers in [0, 1].
+
+    Returns:
+        An array of the shape of the rates.
+
+    Raises:
+        TypeError: if the guarantee is not a `Guarantee`, or is traced.
+        ValueError: if it is a batch, NaN, under another relation, or for groups.
+
+    Formal guarantees:
+        On pairs that the guarantee covers, both the positives and the negatives of an attack obey
+        (epsilon, delta)-DP. On the other pairs, of probability gamma, the guarantee says nothing.
+
+    Source:
+        Kairouz, Oh and Viswanath (2015), Theorem 2.1, averaged over pairs.
+
+    Example:
+        >>> import dpjax
+        >>> guarantee = dpjax.Guarantee(1.0, gamma=0.05)
+        >>> dpjax.attacks.highest_true_positive_rate(guarantee, [0.0, 0.1, 1.0]).round(2)
+        array([0.05, 0.32, 1.  ])
+    """
+    claimed = _about_one_record(guarantee)
+    epsilon, slack = float(claimed.epsilon), _slack(claimed)
+    rates = _checks.host_numbers("false_positive_rates", false_positive_rates).astype(float)
+    if epsilon == math.inf:
+        return np.ones_like(rates)
+    by_positives = math.exp(epsilon) * rates + slack
+    by_negatives = 1 - math.exp(-epsilon) * (1 - slack - rates)
+    return np.clip(np.minimum(by_positives, by_negatives), 0.0, 1.0)
+
+
+def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison:
+    """Tests whether an attack over random pairs contradicts the guarantee of the releases.
+
+    Args:
+        curve: of the independent scores of `membership_trials`.
+        guarantee: of the attacked releases, under replace-one.
+
+    Returns:
+        A `ClaimComparison`.
+
+    Raises:
+        TypeError: as `highest_true_positive_rate`.
+        ValueError: if the curve has no limits, or as `highest_true_positive_rate`.
+
+    Formal guarantees:
+        Let a guarantee hold, and be fixed before the trials. It is contradicted with probability at
+        most 1 - `curve.confidence`, for all thresholds together. That is also over the samples, if
+        every trial samples its own sensitivity. If one sampled sensitivity serves all trials, the
+        probability grows by at most 1 - C, since it may cover fewer pairs than gamma says. For a
+        marginal gamma (C is None) and one sensitivity for all trials, there is no statement. A
+        guarantee that is not contradicted may still be wrong.
+
+    Source:
+        As for `highest_true_positive_rate`.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> random = np.random.default_rng(0)
+        >>> members = random.random(10_000) < 0.5
+        >>> scores = random.laplace(size=10_000) + members  # Noise for epsilon 1.
+        >>> curve = dpjax.attacks.roc_curve(scores, members)
+        >>> [
+        ...     dpjax.attacks.compare_with_claim(curve, dpjax.Guarantee(epsilon)).contradicted
+        ...     for epsilon in (0.5, 1.0)
+        ... ]
+        [True, False]
+    """
+    claimed = _about_one_record(guarantee)
+    slack = _slack(claimed)
+    false_positives, true_positives = curve.corners()
+    with np.errstate(divide="ignore"):
+        by_positives = np.log(np.maximum(true_positives - slack, 0.0) / false_positives)
+        by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
+    epsilons = np.maximum(by_positives, by_negatives)
+    best = int(np.argmax(epsilons))
+    assert curve.confidence is not None  # Else it has no corners.
+    return ClaimComparison(
+        claimed,
+        max(0.0, float(epsilons[best])),
+        float(false_positives[best]),
+        float(true_positives[best]),
+        curve.confidence,
+    )
+
+
+def _about_one_record(guarantee: Guarantee) -> Guarantee:
+    """The guarantee with numbers as leaves; refuses one that is not about replacing one record."""
+    claimed = concrete(guarantee)
+    if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
+        raise ValueError(
+            "guarantee must be about replacing one record, since the attack distinguishes such"
+            f" databases, got {claimed} under {claimed.relation}"
+        )
+    return claimed
+
+
+def _slack(claimed: Guarantee) -> float:
+    """The true positive rate that is allowed at FPR 0, for any epsilon."""
+    doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
+    return float(claimed.delta) + float(claimed.gamma) + doubt

@@ -1,11 +1,14 @@
-"""Shadow models: one training on many random databases, with each model's scores of records."""
+"""Shadow models: one training on many random databases, and the attacks that use all of them."""
 
 import functools
 import math
 from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
@@ -13,7 +16,7 @@ from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax._exact._numerics import compute_dtype
-from dpjax.attacks._many_runs import many_runs, released_value
+from dpjax.attacks._membership_trials import many_runs, released_value
 from dpjax.random._facade import check_sampling_key, sampling_key
 
 ModelQuery = Callable[[Value, PyTree], jax.Array]
@@ -182,3 +185,230 @@ def _answers(query: ModelQuery, model: Value, records: Database) -> jax.Array:
     if answers.ndim != 1:
         raise ValueError(f"query must return one number, got shape {answers.shape[1:]}")
     return answers.astype(jnp.result_type(float))
+
+
+ShadowAttackMode = Literal["online", "offline"]
+LiraVariance = Literal["record", "pooled"]
+
+
+class _Fit(NamedTuple):
+    """Gaussians for every record, fitted without the attacked model: shape (models, records)."""
+
+    mean: jax.Array
+    variance: jax.Array
+    is_known: jax.Array
+
+
+def lira(
+    scores: ArrayLike,
+    members: ArrayLike,
+    *,
+    mode: ShadowAttackMode = "online",
+    variance: LiraVariance = "record",
+) -> jax.Array:
+    """The likelihood ratio attack (LiRA) on every model of a set of shadow models.
+
+    Online, the result for a record is the log ratio of two Gaussian densities at the attacked
+    model's score. One is fitted to the other models that were trained on the record, one to those
+    that were not. Offline, the attack ignores models that were trained on the record. The result is
+    the number of standard deviations by which the score exceeds the mean of the others.
+
+    Args:
+        scores: of `ShadowModels`, shape (models, records), finite: higher for members.
+        members: of `ShadowModels`, of the same shape.
+        mode: "online" or "offline".
+        variance: "record" for a variance of each record, or "pooled" for one of all records, which
+            is better below about 64 models.
+
+    Returns:
+        An array of the same shape, higher where the attacked model was trained on the record; 0
+        where the other models are too few for a fit.
+
+    Raises:
+        ValueError: if scores and members do not share a shape of two axes, or a word is unknown.
+
+    Formal guarantees:
+        No fit that attacks a model uses its own scores or memberships. So its coins are as hard to
+        guess as its release makes them. Scores of one model depend on each other, and the fits
+        connect the scores of all models: pass confidence=None to `roc_curve`.
+
+    Source:
+        Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), Algorithm 1 and Section VI.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> random = np.random.default_rng(0)
+        >>> members = random.random((64, 500)) < 0.5
+        >>> scores = random.normal(size=(64, 500)) + 2 * members
+        >>> found = dpjax.attacks.lira(scores, members)
+        >>> round(dpjax.attacks.roc_curve(found, members, confidence=None).area, 1)
+        0.9
+    """
+    _checks.choice("mode", mode, get_args(ShadowAttackMode))
+    _checks.choice("variance", variance, get_args(LiraVariance))
+    return _likelihood_ratios(
+        *one_of_each_model("scores", scores, members), mode=mode, variance=variance
+    )
+
+
+def one_of_each_model(
+    name: str, scores: ArrayLike, members: ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """Scores as floats and members as booleans, each of shape (models, records)."""
+    values = jnp.asarray(_checks.real_arrays(name, scores))
+    inside = jnp.asarray(_checks.booleans("members", members))
+    if values.ndim != 2 or values.shape != inside.shape:
+        raise ValueError(
+            f"{name} and members must both have the shape (models, records), got"
+            f" {values.shape} and {inside.shape}"
+        )
+    return values.astype(jnp.result_type(float)), inside
+
+
+@functools.partial(jax.jit, static_argnames=("mode", "variance"))
+def _likelihood_ratios(
+    values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
+) -> jax.Array:
+    # Subtracting one term from a sum loses fewer digits when the sum is centered.
+    values = values - jnp.mean(values, axis=0, keepdims=True)
+    out = _fit_to_others(values, ~inside, variance)
+    if mode == "offline":
+        return jnp.where(out.is_known, (values - out.mean) / jnp.sqrt(out.variance), 0.0)
+    into = _fit_to_others(values, inside, variance)
+    ratio = _log_density(values, into) - _log_density(values, out)
+    return jnp.where(into.is_known & out.is_known, ratio, 0.0)
+
+
+def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance) -> _Fit:
+    weights = chosen.astype(values.dtype)
+    count, total, squares = (
+        jnp.sum(terms, axis=0, keepdims=True) - terms
+        for terms in (weights, weights * values, weights * values**2)
+    )
+    mean = total / jnp.maximum(count, 1.0)
+    deviations = jnp.maximum(squares - count * mean**2, 0.0)
+    freedom = jnp.maximum(count - 1, 0.0)
+    is_known = count >= 2
+    if variance == "pooled":
+        deviations = jnp.sum(deviations, axis=1, keepdims=True)
+        freedom = jnp.sum(freedom, axis=1, keepdims=True)
+        is_known = count >= 1
+    limits = np.finfo(values.dtype)
+    # If all models agree, the variance is rounding error. The floor keeps it from dividing by 0.
+    floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
+    spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
+    return _Fit(mean, spread, is_known)
+
+
+def _log_density(values: jax.Array, fit: _Fit) -> jax.Array:
+    """Log density up to a constant."""
+    return -((values - fit.mean) ** 2 / fit.variance + jnp.log(fit.variance)) / 2
+
+
+def rmia(
+    likelihoods: ArrayLike,
+    members: ArrayLike,
+    population: ArrayLike,
+    *,
+    mode: ShadowAttackMode = "online",
+    threshold: float = 1.0,
+    slope: float = 0.3,
+) -> jax.Array:
+    """The robust membership inference attack (RMIA) on every model of a set of shadow models.
+
+    The score of a record x under a model is a fraction of the population z. It counts those with
+    p(x | model) / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the
+    other models. Online, p(x) averages two averages: over other models trained on x, and over those
+    not trained on x. Offline, the former is unknown. With p the latter, it is assumed to be
+    slope p + 1 - slope.
+
+    Args:
+        likelihoods: p(x | model), shape (models, records), above 0: the probabilities of the true
+            labels, such as `jax.nn.sigmoid` of scores that are logits.
+        members: of `ShadowModels`, of the same shape.
+        population: p(z | model), shape (models, others), for records that no model was trained on.
+        mode: "online" or "offline".
+        threshold: of the ratio, above 0; the paper's gamma.
+        slope: how strongly the probability of a record after training on it follows its probability
+            without, in [0, 1]; offline only; the paper's a.
+
+    Returns:
+        An array of the shape of likelihoods, in [0, 1], higher where the attacked model was trained
+        on the record. Scores are multiples of 1 / others, which limits the false positive rates
+        that thresholds can reach.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if shapes do not fit, a parameter is out of range, or the mode is unknown.
+
+    Formal guarantees:
+        As for `lira`, no average that attacks a model includes that model.
+
+    Source:
+        Zarifzadeh, Liu and Shokri (2024), Algorithm 1.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> import dpjax
+        >>> random = np.random.default_rng(0)
+        >>> members = random.random((8, 1000)) < 0.5
+        >>> found = dpjax.attacks.rmia(
+        ...     jax.nn.sigmoid(random.normal(size=(8, 1000)) + 2 * members),
+        ...     members,
+        ...     jax.nn.sigmoid(random.normal(size=(8, 1000))),
+        ... )
+        >>> round(dpjax.attacks.roc_curve(found, members, confidence=None).area, 1)
+        0.9
+    """
+    _checks.choice("mode", mode, get_args(ShadowAttackMode))
+    threshold = _checks.positive("threshold", threshold)
+    slope = _checks.non_negative("slope", slope)
+    if slope > 1:
+        raise ValueError(f"slope must be at most 1, got {slope:g}")
+    of_records, inside = one_of_each_model("likelihoods", likelihoods, members)
+    of_population = jnp.asarray(_checks.real_arrays("population", population))
+    if of_population.ndim != 2 or len(of_population) != len(of_records):
+        raise ValueError(
+            f"population must have the shape (models, others), {len(of_records)} models, got"
+            f" {of_population.shape}"
+        )
+    of_population = of_population.astype(of_records.dtype)
+    return _robust_scores(of_records, inside, of_population, threshold, slope, mode=mode)
+
+
+@functools.partial(jax.jit, static_argnames="mode")
+def _robust_scores(
+    of_records: jax.Array,
+    inside: jax.Array,
+    of_population: jax.Array,
+    threshold: jax.Array,
+    slope: jax.Array,
+    *,
+    mode: ShadowAttackMode,
+) -> jax.Array:
+    p_z = _average_of_others(of_population, jnp.ones(of_population.shape, bool))
+    outside = _average_of_others(of_records, ~inside)
+    if mode == "online":
+        p_x = (_average_of_others(of_records, inside) + outside) / 2
+    else:
+        # The assumption of `slope` raises p(x). It must raise p(z) alike, to compare the two.
+        p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
+    return _part_at_most(of_population / p_z, of_records / p_x / threshold)
+
+
+def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Averages over the chosen models without the attacked one; over all others if none is left."""
+    weights = chosen.astype(values.dtype)
+    count, total = (
+        jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)
+    )
+    plain = (jnp.sum(values, axis=0, keepdims=True) - values) / max(len(values) - 1, 1)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1.0), plain)
+
+
+def _part_at_most(values: jax.Array, bounds: jax.Array) -> jax.Array:
+    """The fractions of each row of values that are at most each bound of the row."""
+    find = jax.vmap(functools.partial(jnp.searchsorted, side="right"))
+    return find(jnp.sort(values, axis=1), bounds).astype(values.dtype) / values.shape[1]

@@ -1,21 +1,137 @@
 """Lower bounds on epsilon and delta from the outputs of a mechanism."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._types import Key, Value
-from dpjax._core._values import Release
+from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._values import Guarantee, Release, guarantee_in
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
-from dpjax.auditing._batched_outputs import SamplePlan, Sampler
-from dpjax.auditing._claims import StatedGrid, claim_of
-from dpjax.auditing._confidence_limits import Question
-from dpjax.auditing._events import ChosenEvent, Experiment, choose
-from dpjax.auditing._result import AuditResult
+from dpjax.auditing._events import ChosenEvent, Event, Experiment, Question, choose
+from dpjax.auditing._outputs import SamplePlan, Sampler, exact_numbers, lowest_set_bit, matrices
 from dpjax.auditing._scores import Evidence, propose
 from dpjax.random._facade import check_sampling_key
+
+
+def claim_of(mechanism: object) -> Guarantee | None:
+    """The guarantee of a mechanism; None if it has none, or an infinite epsilon."""
+    guarantee = guarantee_in(mechanism)
+    return guarantee if guarantee and math.isfinite(float(guarantee.epsilon)) else None
+
+
+def as_clamped(mechanism: object, value: Value) -> Value:
+    """The value that gets noise, by `mechanism.clamped`.
+
+    Without that method, NaN becomes 0, and infinities the largest floats.
+    """
+    clamped = getattr(mechanism, "clamped", None)
+    return jax.tree.map(_finite, value) if clamped is None else clamped(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatedGrid:
+    """The grid that a mechanism states for each array of its outputs."""
+
+    exponents: tuple[int | None, ...]  # Of powers of two; None for an array without a grid.
+
+    @classmethod
+    def of(cls, mechanism: object, value: Value) -> "StatedGrid":
+        """Reads `mechanism.grids`; without that method, no array has a grid."""
+        grids = getattr(mechanism, "grids", None)
+        spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
+        return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
+
+    def misses(self, outputs: PyTree) -> np.ndarray:
+        """Whether each output of a batch is off the grid; half of the spacing still counts as on.
+
+        A compiled mechanism may round differently, and choose half of the spacing that it states.
+        """
+        arrays = matrices(outputs)
+        missed = np.zeros(len(arrays[0]), bool)
+        for array, exponent in zip(arrays, self.exponents, strict=False):
+            if exponent is not None:
+                flat = np.ascontiguousarray(array).reshape(-1)
+                lowest = lowest_set_bit(exact_numbers(flat)).reshape(array.shape)
+                missed |= np.any(lowest < exponent - 1, axis=1)
+        return missed
+
+    def __str__(self) -> str:
+        powers = sorted({x for x in self.exponents if x is not None})
+        return "multiples of " + " or ".join(f"2^{power}" for power in powers) if powers else ""
+
+
+def _finite(leaf: jax.Array) -> jax.Array:
+    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    return jnp.nan_to_num(leaf) if floating else leaf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AuditResult:
+    """A statistical lower bound on epsilon or delta, and the event that shows it.
+
+    Attributes:
+        epsilon: the lower bound, or the epsilon at which delta was bounded.
+        delta: the lower bound, or the delta at which epsilon was bounded.
+        bounded: the one of the two that is the bound: "epsilon" or "delta".
+        claimed: the mechanism's own claim for the bounded one; None if it has no claim there.
+        confidence: a lower bound on the probability, over the samples, that the bound holds.
+        samples: the number of outputs of each of the two values.
+        event: the event whose probabilities were bounded.
+        swapped: whether `event` is likelier under `neighbor`, not under `value`.
+        probability: a lower limit of the event's probability under the value where it is likelier.
+        other_probability: an upper limit of its probability under the other value.
+        value: the first input of the mechanism.
+        neighbor: the second input.
+        off_grid: the number of outputs, of either value, off the grid that the mechanism states.
+        grid: that grid, in words; empty if none is stated.
+
+    Formal guarantees:
+        With probability at least `confidence` over the samples, no (epsilon', delta')-DP claim
+        below the bound holds for the pair `value`, `neighbor`. A bound of 0 shows nothing: a
+        mechanism may give away more on another pair, or by an event that was not tried.
+    """
+
+    epsilon: float
+    delta: float
+    bounded: str
+    claimed: float | None
+    confidence: float
+    samples: int
+    event: Event
+    swapped: bool
+    probability: float
+    other_probability: float
+    value: Value
+    neighbor: Value
+    off_grid: int = 0
+    grid: str = ""
+
+    @property
+    def bound(self) -> float:
+        """The lower bound: `epsilon` or `delta`, as `bounded` says."""
+        return self.epsilon if self.bounded == "epsilon" else self.delta
+
+    def __str__(self) -> str:
+        at = ("delta", self.delta) if self.bounded == "epsilon" else ("epsilon", self.epsilon)
+        likelier, other = ("neighbor", "value") if self.swapped else ("value", "neighbor")
+        claimed = "" if self.claimed is None else f", claimed {self.claimed:.6g}"
+        strayed = f"; {self.off_grid:,} outputs are not {self.grid}" if self.off_grid else ""
+        return (
+            f"{self.bounded} is at least {self.bound:.4g} at {at[0]} {at[1]:.6g}{claimed}"
+            f" (confidence {self.confidence:.8g}, {self.samples:,} samples of each value):"
+            f" the event [{self.event.description}] has probability at least"
+            f" {self.probability:.4g} under {likelier}, at most {self.other_probability:.4g}"
+            f" under {other}{strayed}"
+        )
+
+    def __repr__(self) -> str:
+        return f"AuditResult({self})"
+
 
 Pair = tuple[Value, Value]
 Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]

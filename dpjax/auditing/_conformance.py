@@ -3,25 +3,295 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Scalar, Value
-from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
-from dpjax.auditing import _stated_density as stated
-from dpjax.auditing._batched_outputs import joined, rows_of
-from dpjax.auditing._claims import as_clamped
-from dpjax.auditing._moves import double_moves, single_moves
-from dpjax.auditing._strange_values import strange_values
+from dpjax._core._values import Guarantee, Mechanism, Norm, Release, Sensitivity
+from dpjax.auditing._audit import as_clamped
+from dpjax.auditing._outputs import joined, matrices, rows_of
 from dpjax.random._facade import check_key
 from dpjax.sensitivity._norms import distance
+
+# The allowed error of a mean, in standard errors: a false alarm once in 500 million means.
+_SIGMAS = 6.0
+# Relative rounding error of a log probability in float32, summed over some coordinates.
+_ROUNDING = 1e-4
+# If ratios exceed e^6, their mean depends on draws that are too rare.
+_LARGEST_LOG_RATIO = 6.0
+# Bounds for a fitted density: on its outputs, the draws of each, and the number of floats.
+_MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
+# The fitted density has lighter tails than any noise, and is cut off at these quantiles.
+_NARROWER, _ENDS = 0.8, (0.01, 0.99)
+
+
+def wrong_ratio(here: np.ndarray, there: np.ndarray, rounding: float = _ROUNDING) -> str | None:
+    """Describes how the mean of p' / p differs from 1, on draws of p.
+
+    Args:
+        here: log p of every draw.
+        there: log p', for any density p'.
+        rounding: an additional error that is allowed.
+
+    Returns:
+        A description, or None if the mean is 1 up to chance.
+    """
+    ratio = np.exp(there - here)
+    margin = _SIGMAS * ratio.std() / math.sqrt(len(ratio)) + rounding
+    if abs(ratio.mean() - 1) <= margin:
+        return None
+    return f"the mean ratio is {ratio.mean():.4f}, not 1"
+
+
+def depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
+    """Whether the mean of p' / p is too uncertain for a test."""
+    log_ratio = (there - here)[np.isfinite(there)]
+    return bool(log_ratio.max(initial=-math.inf) > np.median(log_ratio) + _LARGEST_LOG_RATIO)
+
+
+def excess_loss(here: np.ndarray, there: np.ndarray, epsilon: float, delta: float) -> str | None:
+    """Describes how the privacy loss exceeds (epsilon, delta), on draws of p; else None."""
+    excess = np.maximum(0.0, -np.expm1(epsilon + _ROUNDING - (here - there)))
+    if excess.mean() <= delta + _SIGMAS * excess.std() / math.sqrt(len(excess)):
+        return None
+    return f"the privacy loss exceeds epsilon by delta {excess.mean():.3g}, promised {delta:g}"
+
+
+def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
+    """Describes how the total of a stated density differs from 1.
+
+    A density q is fitted to half of the draws. On the other half, q / p must average 1. q covers
+    the integers that are drawn most often, each with its own normal density of the floats.
+
+    Args:
+        outputs: of the mechanism, a batch.
+        log_probs: log p of each.
+
+    Returns:
+        A description. None if the total is 1 up to chance, or if no q is close to p: no integers
+        are drawn often, or the floats are too many or linearly dependent.
+    """
+    integers, floats, precision = _columns(outputs)
+    half = len(log_probs) // 2
+    _, codes = np.unique(integers, axis=0, return_inverse=True)
+    codes = codes.reshape(-1)
+    seen = np.bincount(codes[:half], minlength=codes.max() + 1)
+    often = np.argsort(-seen, kind="stable")[:_MOST_OUTPUTS]
+    often = often[seen[often] >= _LEAST_SEEN]
+    log_q = np.full(len(log_probs) - half, -math.inf)
+    for code in often:
+        fitted = _log_normal(floats[:half][codes[:half] == code], floats[half:])
+        if fitted is None:
+            return None
+        share = math.log(seen[code] / seen[often].sum())
+        log_q = np.where(codes[half:] == code, share + fitted, log_q)
+    if not np.isfinite(log_q).any() or depends_on_rare_draws(log_probs[half:], log_q):
+        return None
+    # A float of few bits stands for an interval, whose width depends on the float.
+    wrong = wrong_ratio(log_probs[half:], log_q, _ROUNDING + 8 * precision)
+    return wrong and f"of a density fitted to the draws, {wrong}"
+
+
+def _columns(outputs: Value) -> tuple[np.ndarray, np.ndarray, float]:
+    """The integers, the floats, and the precision of the floats."""
+    arrays = matrices(outputs)
+    floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
+    integers = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
+    none = np.zeros((len(arrays[0]), 0))
+    return (
+        np.concatenate([none.astype(int), *integers], axis=1),
+        np.concatenate([none, *(x.astype(float) for x in floats)], axis=1),
+        max((float(jnp.finfo(x.dtype).eps) for x in floats), default=0.0),
+    )
+
+
+def _log_normal(known: np.ndarray, floats: np.ndarray) -> np.ndarray | None:
+    """Log density of a truncated normal fitted to known rows; None if no fit is possible."""
+    varied = np.ptp(known, axis=0) > 0
+    same = np.all(floats[:, ~varied] == known[0, ~varied], axis=1)
+    known, floats = known[:, varied], floats[:, varied]
+    dims = known.shape[1]
+    if dims == 0:
+        return np.where(same, 0.0, -math.inf)
+    if dims > _MOST_FLOATS or len(known) < 8 * dims:
+        return None
+    center = np.median(known, axis=0)
+    inner = np.clip(known, *np.quantile(known, (0.05, 0.95), axis=0)) - center
+    covariance = inner.T @ inner / len(known)
+    if np.linalg.cond(covariance) > 1e10:
+        return None
+    root = np.linalg.cholesky(covariance)
+    whitened, mapped = (np.linalg.solve(root, (x - center).T).T for x in (known, floats))
+    low, high = np.quantile(whitened, _ENDS, axis=0)
+    inside = np.all((low <= mapped) & (mapped <= high), axis=1) & same
+    mass = scipy.special.ndtr(high / _NARROWER) - scipy.special.ndtr(low / _NARROWER)
+    scales = np.log(np.diagonal(root) * (_NARROWER * math.sqrt(2 * math.pi))) + np.log(mass)
+    log_density = -np.sum((mapped / _NARROWER) ** 2, axis=1) / 2 - np.sum(scales)
+    return np.where(inside, log_density, -math.inf)
+
+
+# Relative rounding error of a distance between floats.
+_ROUNDING_OF_DISTANCE = 1e-6
+# If there are more pairs of coordinates, this many are chosen at random.
+_MOST_PAIRS = 64
+
+Moved = tuple[str, Value]
+_Place = tuple[int, int]  # A leaf, and an index in it, flattened.
+_distance = jax.jit(distance, static_argnums=0)
+
+
+def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list[Moved]:
+    """Values in which one coordinate moved up or down, each with a description.
+
+    Args:
+        norm: of distances.
+        most: the largest distance from the value.
+        value: a pytree of arrays.
+        neighbor: another one. If the norm counts coordinates, it shows how far they may move.
+    """
+    found: list[Moved] = []
+    for (place, step), sign in itertools.product(_steps(norm, most, value, neighbor), (1, -1)):
+        moved = _moved(value, {place: sign * step})
+        if 0 < float(_distance(norm, value, moved)) <= most * (1 + _ROUNDING_OF_DISTANCE):
+            found.append((f"{_name(value, place)} moved by {sign * step:g}", moved))
+    return found
+
+
+def double_moves(norm: Norm, most: float, value: Value, neighbor: Value, seed: int) -> list[Moved]:
+    """Values in which two coordinates moved; floats move by half of their step alone."""
+    pairs = list(itertools.combinations(_steps(norm, most, value, neighbor), 2))
+    if len(pairs) > _MOST_PAIRS:
+        chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
+        pairs = [pairs[i] for i in chosen.tolist()]
+    return [
+        (
+            f"{_name(value, one)} and {_name(value, other)} moved",
+            _moved(value, {one: _part(value, one, first), other: _part(value, other, second)}),
+        )
+        for (one, first), (other, second) in pairs
+    ]
+
+
+def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[_Place, float]]:
+    """The steps that each coordinate may move alone, without integers that may not move."""
+    leaves, structure = jax.tree.flatten(value)
+    zeros = jax.tree.unflatten(structure, [np.zeros(np.shape(x), "float32") for x in leaves])
+    spreads = [
+        float(np.ptp(np.concatenate([np.ravel(x), np.ravel(y)]).astype(float)))
+        for x, y in zip(leaves, jax.tree.leaves(neighbor), strict=True)
+    ]
+    found: list[tuple[_Place, float]] = []
+    for place in ((i, index) for i, leaf in enumerate(leaves) for index in range(np.size(leaf))):
+        unit = float(_distance(norm, _moved(zeros, {place: 1.0}), zeros))
+        step = most / unit * (1 - _ROUNDING_OF_DISTANCE / 4)
+        if norm == "hamming":
+            step = spreads[place[0]] or 1.0
+        if not _is_float(leaves[place[0]]):
+            step = math.floor(step * (1 + _ROUNDING_OF_DISTANCE))
+        if step:
+            found.append((place, step))
+    return found
+
+
+def _part(value: Value, place: _Place, step: float) -> float:
+    return step / 2 if _is_float(jax.tree.leaves(value)[place[0]]) else step
+
+
+def _moved(value: Value, steps: dict[_Place, float]) -> Value:
+    leaves, structure = jax.tree.flatten(value)
+    leaves = [np.array(leaf) for leaf in leaves]
+    for (leaf, index), step in steps.items():
+        array = leaves[leaf]
+        if _is_float(array):
+            array.reshape(-1)[index] += np.asarray(step, array.dtype)
+        elif array.dtype == bool:
+            array.reshape(-1)[index] ^= True
+        else:
+            limits = np.iinfo(array.dtype)
+            moved = int(array.reshape(-1)[index]) + int(step)
+            array.reshape(-1)[index] = min(max(moved, limits.min), limits.max)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _name(value: Value, place: _Place) -> str:
+    path, leaf = jax.tree_util.tree_leaves_with_path(value)[place[0]]
+    inside = np.unravel_index(place[1], np.shape(leaf))
+    return f"value{jax.tree_util.keystr(path)}" + "".join(f"[{i}]" for i in inside)
+
+
+def _is_float(leaf: np.ndarray) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+_Strange = float | Literal["max", "min"]
+# For integers, every entry stands for an end of their dtype.
+_STRANGE: dict[str, tuple[_Strange, ...]] = {
+    "nan": (math.nan,),
+    "inf": (math.inf,),
+    "-inf": (-math.inf,),
+    "the largest float": ("max",),
+    "minus the largest float": ("min",),
+    "-0.0": (-0.0,),
+    "both infinities and nan": (math.inf, -math.inf, math.nan),
+}
+_STRANGE_INTEGERS = ("inf", "-inf")
+
+
+def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
+    """Batches of values with strange numbers, one batch for each kind.
+
+    The first value of a batch holds strange numbers only. In each of the others one coordinate is
+    strange, in turns. A batch covers all coordinates if there are fewer than `count`.
+
+    Args:
+        value: a pytree of arrays.
+        count: the size of a batch.
+
+    Yields:
+        The name of the kind, and a pytree with a leading axis.
+    """
+    leaves, structure = jax.tree.flatten(value)
+    floating = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+    for name in _STRANGE if floating else _STRANGE_INTEGERS:
+        yield name, jax.tree.unflatten(structure, _batches(leaves, _STRANGE[name], count))
+
+
+def _batches(
+    leaves: list[jax.Array], strange: tuple[_Strange, ...], count: int
+) -> list[np.ndarray]:
+    sizes = [np.size(leaf) for leaf in leaves]
+    # At -1 all coordinates are strange.
+    places = np.resize(np.arange(-1, sum(sizes)), count)
+    batches: list[np.ndarray] = []
+    start = 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        numbers = np.array([_as_number(x, np.dtype(leaf.dtype)) for x in strange], leaf.dtype)
+        indices = np.arange(start, start + size)
+        chosen = (places[:, None] == -1) | (places[:, None] == indices)
+        filled = np.where(chosen, np.resize(numbers, size), np.ravel(leaf))
+        batches.append(filled.astype(leaf.dtype).reshape(count, *np.shape(leaf)))
+        start += size
+    return batches
+
+
+def _as_number(strange: _Strange, dtype: np.dtype) -> float:
+    if jnp.issubdtype(dtype, jnp.floating):
+        largest = float(jnp.finfo(dtype).max)
+        return {"max": largest, "min": -largest}[strange] if isinstance(strange, str) else strange
+    if strange == 0:
+        return 0
+    limits = jnp.iinfo("uint1" if dtype.kind == "b" else dtype)
+    return limits.min if strange in ("min", -math.inf) else limits.max
+
 
 _BATCH = 2**12  # Releases of one program.
 # Batches of draws for all moves of single coordinates together. A move of two takes one batch.
@@ -290,17 +560,17 @@ def _moves_with_each_coordinate(case: _Case) -> None:
     seed = int(jax.random.bits(case.key))
     for name, moved in double_moves(norm, most, case.value, case.neighbor, seed):
         there = case.log_probs(moved, 1)
-        if not stated.depends_on_rare_draws(here[: len(there)], there):
-            wrong = stated.wrong_ratio(here[: len(there)], there)
+        if not depends_on_rare_draws(here[: len(there)], there):
+            wrong = wrong_ratio(here[: len(there)], there)
             _require(wrong is None, f"draws must have the density of log_prob: for {name} {wrong}")
-    wrong = stated.wrong_total(case.outputs, here)
+    wrong = wrong_total(case.outputs, here)
     _require(wrong is None, f"log_prob must be that of a density with total 1: {wrong}")
 
 
 def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -> None:
-    wrong = stated.wrong_ratio(here, there)
+    wrong = wrong_ratio(here, there)
     _require(wrong is None, f"draws must have the density of log_prob: for {name} {wrong}")
-    wrong = stated.excess_loss(here, there, case.epsilon, float(case.mechanism.guarantee.delta))
+    wrong = excess_loss(here, there, case.epsilon, float(case.mechanism.guarantee.delta))
     _require(wrong is None, f"for {name} {wrong}")
 
 

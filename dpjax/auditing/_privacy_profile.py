@@ -31,8 +31,13 @@ from dpjax._core._values import (
 from dpjax._exact._tail_band import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
-from dpjax.auditing._profile_pairs import Joint, sampled_stretches
-from dpjax.auditing._sampled_losses import log_of_chances, losses_of, with_releases
+from dpjax.auditing._profile_pairs import (
+    Joint,
+    log_of_chances,
+    losses_of,
+    sampled_stretches,
+    with_releases,
+)
 from dpjax.random._facade import sampling_key
 from dpjax.release._known_sensitivity import covering, inside_of, needed
 from dpjax.release._privatize import as_released, privatize

@@ -1,25 +1,28 @@
-"""How far random pairs stretch the releases of one database, all together."""
+"""Random pairs for several releases: how far each pair stretches them, and one loss of each."""
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtri
 
-from dpjax._core._pair_loss import PairLoss
+from dpjax._core._pair_loss import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target
 from dpjax._running._layout import outside_any_mesh
 from dpjax._running._processes import together
+from dpjax._tracing._programs import Program
 from dpjax.sensitivity._blocks import all_distances
 from dpjax.sensitivity._chunk_memory import layout_that_fits
 from dpjax.sensitivity._chunks import layout_of
 from dpjax.sensitivity._loop import sample_block
-from dpjax.sensitivity._norms import NORMS
-from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._norms import NORMS, difference, distance
+from dpjax.sensitivity._pairs import RandomPair, position_key
 from dpjax.sensitivity._plan import Plan
 from dpjax.sensitivity._probes import Probes, probed_pairs
 from dpjax.sensitivity._sum_targets import Summable
@@ -194,3 +197,197 @@ def other_pairs(key: Key) -> Key:
     for word in _DOMAIN:
         key = jax.random.fold_in(key, word)
     return key
+
+
+# The noise of a pair has a key of its own, beside those of its position and its rotation.
+_NOISE = 2
+# Uniform numbers are the upper ends of so many cells, which float32 holds exactly.
+_CELLS = 2**24
+# Bound what a device's logarithm and its normal quantile are off: relative, and absolute.
+LOG_ERROR = 2.0**-16, 2.0**-18
+QUANTILE_ERROR = 2.0**-14
+# No finite normal quantile of the cells is larger.
+_LARGEST_NORMAL = 6.0
+# Selections draw multiples of one over this, and options below e^-40 are rare.
+_UNIT, _RARE = 2.0**30, 40.0
+# Bounds the error of a log probability: of 2, of its magnitude, and of 2^6 options.
+_LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
+# Weights and gaps that cancel are known so well, if no logit of the best option is below.
+_LEAST_LOGIT = -16.0
+# How far the shift of a randomized response may be off, relative and absolute.
+_SHIFT_ERROR = 2.0**-10
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedPair(RandomPair):
+    """A random pair, and one release about it.
+
+    Attributes:
+        loss: takes the difference of two values and a key to the loss of a release.
+    """
+
+    loss: Program | None = None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Its stretch and its loss."""
+        return (2,)
+
+    def distance(
+        self, key: Key, index: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The stretch and the loss of pair `index`, and the resolution of the target's value."""
+        if self.sums is None:
+            return super().distance(key, index, position)
+        loss, noise = self._release(key, index)
+
+        def of_difference(moved: PyTree) -> jax.Array:
+            return jnp.stack([self.norm(moved), loss(moved, noise)])
+
+        released = dataclasses.replace(self, norm=of_difference)
+        found, resolution = RandomPair.distance(released, key, index, position)
+        return found, resolution[0]
+
+    def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
+        """The stretch and the loss."""
+        loss, noise = self._release(key, index)
+        return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
+
+    def _release(self, key: Key, index: jax.Array) -> tuple[Program, Key]:
+        assert self.loss is not None
+        return self.loss, jax.random.fold_in(position_key(key, index), _NOISE)
+
+
+def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
+    """The pair with a release, unless the curve of its stretch is exact."""
+    joint.check_records(pair.target.inputs.argument(0))
+    if _independent_parts(joint, pair) < 2:
+        return pair
+    value, key = pair.target.outputs.tree(), pair.oracle.inputs.argument(0).tree()
+    if pair.sums is None:
+        loss = Program.trace("loss", partial(_loss_of_values, joint), value, value, key)
+    else:
+        moved = pair.norm.inputs.argument(0).tree()
+        loss = Program.trace("loss", partial(joint_loss, joint), moved, key)
+    fields = {field.name: getattr(pair, field.name) for field in dataclasses.fields(pair)}
+    return ReleasedPair(**fields, loss=loss)
+
+
+def _independent_parts(joint: Joint, pair: RandomPair) -> int:
+    """How many losses add up; a selection whose own loss is known counts as two."""
+    parts = 0
+    for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
+        if loss.family != "gaussian":
+            size = sum(x.size for x in jax.tree.leaves(arrays))
+            parts += size if loss.shifts else 1 + (loss.logits is not None)
+    return parts + (joint.deviations > 0)
+
+
+def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax.Array:
+    pairs = list(zip(value, other, strict=True))
+    return joint_loss(joint, difference(value, other), key, pairs)
+
+
+def joint_loss(
+    joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
+) -> jax.Array:
+    """The loss of one release of all about a pair, but for the errors of shifts.
+
+    Args:
+        joint: the releases.
+        moved: the differences of the arrays of each.
+        key: for the noise.
+        values: the arrays of each; without them selections are as bad as their shifts allow.
+    """
+    parts = list(enumerate(zip(joint.losses, moved, strict=True)))
+    exact = [i for i, (loss, _) in parts if loss.logits is not None and values is not None]
+    shifts = [jnp.ravel(a) for _, (loss, x) in parts if loss.shifts for a in loss.shifts(x)]
+    pure = [
+        loss.shift(x)[None]
+        for i, (loss, x) in parts
+        if loss.family in ("range", "pure") and i not in exact
+    ]
+    normal = [loss.shift(x)[None] for _, (loss, x) in parts if loss.family == "gaussian"]
+    groups = [(_of_laplace, shifts), (_of_randomized_response, pure), (_of_gaussian, normal)]
+    terms: list[jax.Array] = []
+    for number, (of_shifts, found) in enumerate(groups):
+        if found:
+            a = jnp.abs(jnp.concatenate(found))
+            terms.append(jnp.sum(of_shifts(jax.random.fold_in(key, number), a)))
+    for i in exact:
+        loss, each = joint.losses[i], jax.random.fold_in(key, len(groups) + i)
+        assert loss.logits is not None
+        assert values is not None
+        first, second = map(loss.logits, values[i])
+        shift = loss.shift(moved[i])
+        terms.append(_of_selection(each, loss.log_pmf, first, second, shift))
+    return reduce(jnp.add, terms)
+
+
+def _of_selection(
+    key: Key, log_pmf: LogPmf, first: jax.Array, second: jax.Array, shift: jax.Array
+) -> jax.Array:
+    """The loss of an option that is drawn by its probability, in multiples of 2^-30."""
+    one, other = log_pmf(first), log_pmf(second)
+    ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
+    place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
+    option = jnp.sum(ends <= place, dtype=jnp.int32)
+    p, q = one[option], other[option]
+    off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
+    # No option loses more than the shift, and of rare ones nothing else is known.
+    known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
+    return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
+
+
+def chances_of(log_probabilities: jax.Array) -> jax.Array:
+    """Integers in proportion to probabilities, rounded up: rare options are drawn, too."""
+    return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
+
+
+def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Upper ends of the cells of uniform numbers, in (0, 1], and coins that are fair."""
+    bits = jax.random.bits(key, like.shape, jnp.uint32)
+    return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
+
+
+def _of_laplace(key: Key, a: jax.Array) -> jax.Array:
+    """|z + a| - |z|, which grows with z: above 0 for one half, and minus an exponential below."""
+    uniform, above = _uniforms(key, a)
+    relative, absolute = LOG_ERROR
+    depth = jnp.maximum(-jnp.log(uniform) * (1 - relative) - absolute, 0)
+    return jnp.where(above, a, jnp.maximum(a - 2 * depth, -a))
+
+
+def _of_randomized_response(key: Key, a: jax.Array) -> jax.Array:
+    uniform, _ = _uniforms(key, a)
+    likely = jax.nn.sigmoid(a * (1 + _SHIFT_ERROR) + _SHIFT_ERROR) + 2.0**-20
+    return jnp.where(uniform - 1 / _CELLS < likely, a, -a)
+
+
+def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
+    mu = jnp.sqrt(jnp.sum(jnp.square(distances), keepdims=True))
+    uniform, _ = _uniforms(key, mu)
+    z = ndtri(uniform)
+    return mu * (z + QUANTILE_ERROR * (1 + jnp.abs(z))) + mu * mu / 2
+
+
+def log_of_chances(joint: Joint) -> float:
+    """How much rounding may lower the logarithm of an option's chance, over all selections."""
+    # Twice: of the probability, and of the sum of all.
+    return sum(
+        2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
+        for loss in joint.losses
+        if loss.logits
+    )
+
+
+def losses_of(stretches: Stretches, joint: Joint) -> np.ndarray:
+    """An upper bound on the loss of the release about each pair, in the order of the pairs."""
+    losses = np.asarray(stretches.losses, np.float64)
+    if max(stretches.relative, stretches.absolute * joint.pure) > _SHIFT_ERROR:
+        return np.full_like(losses, np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        pure, normal = stretches.values * joint.pure, stretches.values * joint.deviations
+        off = stretches.relative * pure + stretches.absolute * joint.pure
+        normal_off = stretches.relative * normal + stretches.absolute * joint.deviations
+        return losses + 2 * off + 2 * normal_off * (_LARGEST_NORMAL + normal)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from dpjax._core._types import Value
-from dpjax.auditing import _features as features
-from dpjax.auditing._batched_outputs import Sampler
-from dpjax.auditing._features import Code, Coordinate
+from dpjax.auditing import _outputs as features
+from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
 _COORDINATES = 8  # The most numbers of an output that get scores of their own.
 # Log likelihood ratios are rounded to this part of the largest, so that equal ones compare equal.

@@ -11,7 +11,7 @@ from dpjax._core._record_bounds import Ball, Categories, RecordBounds
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
-from dpjax.auditing._record_bounds import Ball as SearchedBall
+from dpjax.auditing._adversarial_pair import Ball as SearchedBall
 from dpjax.proving._proof import NoProofError
 from dpjax.proving._prove_sensitivity import ProvedNorm, prove_sensitivity, public_bounds
 from dpjax.random._facade import sampling_key

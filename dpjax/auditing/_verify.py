@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable
 from dpjax._core import _checks
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
-from dpjax.auditing._audit import Pair, Pairs, audit
-from dpjax.auditing._claims import as_clamped, claim_of
-from dpjax.auditing._result import AuditResult
+from dpjax.auditing._audit import AuditResult, Pair, Pairs, as_clamped, audit, claim_of
 from dpjax.sensitivity._norms import distance
 
 # Relative rounding error of a distance between floats.

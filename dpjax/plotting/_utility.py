@@ -1,16 +1,18 @@
-"""Utility against epsilon, with bands of quantiles over repeats."""
+"""Utility: of sweeps, of rehearsed releases, and of following experts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax.plotting._axes import axes_or_new, legend_above, legend_within, style, with_unit
+from dpjax.learning._weighted_majority import private_weighted_majority, regret_bound
+from dpjax.plotting._axes import axes_or_new, ink, legend_above, legend_within, style, with_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from xarray import DataArray, Dataset
+
 
 _PANEL = (2.1, 1.7)  # Width and height in inches.
 
@@ -197,3 +199,152 @@ def _names(array: "DataArray", name: str | None, start: str = "") -> list[str]:
 
 def _label(array: "DataArray", name: str) -> str:
     return with_unit(str(array.attrs.get("long_name", name)), str(array.attrs.get("units", "")))
+
+
+_MOST_NUMBERS = 200  # Of a row; more would be one band of ink.
+
+
+def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
+    """Plots the noise of mechanisms as multiples of the sampling spread.
+
+    Left of the line at 1, noise is smaller than the error of asking few people. A large mark stands
+    for all numbers of a release together, small ones for single numbers: evenly spaced quantiles,
+    if there are more than 200.
+
+    Args:
+        data: of `dpjax.rehearse`.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if no ratio is finite and above 0.
+
+    Formal guarantees:
+        None are needed: a rehearsal holds no private data.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.plotting.rehearsal({"noise_over_spread": [float("nan")]})
+        Traceback (most recent call last):
+        ...
+        ValueError: data must hold a ratio that is finite and above 0, got [nan]
+    """
+    together = np.asarray(data["noise_over_spread"], np.float64)
+    if not np.any(np.isfinite(together) & (together > 0)):
+        raise ValueError(
+            f"data must hold a ratio that is finite and above 0, got {together.tolist()}"
+        )
+    each = np.asarray(data["noise_over_spread_each"], np.float64)
+    names = [str(name) for name in data["mechanism"].values]
+    relations = [str(relation) for relation in data["relation"].values]
+    if len(set(relations)) > 1:
+        names = [f"{name}\n({x})" for name, x in zip(names, relations, strict=True)]
+    names = [
+        name if np.isfinite(ratio) else f"{name}\n(not finite)"
+        for name, ratio in zip(names, together, strict=True)
+    ]
+    ax = axes_or_new(ax)
+    for row, (ratio, ratios) in enumerate(zip(together, each, strict=True)):
+        look: dict[str, Any] = {**style(row), "linestyle": "none"}
+        found = np.sort(ratios[np.isfinite(ratios) & (ratios > 0)])
+        if len(ratios) > 1 and len(found):
+            ranks = np.linspace(0, len(found) - 1, min(len(found), _MOST_NUMBERS)).round()
+            shown = found[ranks.astype(int)]
+            ax.plot(shown, np.full(len(shown), row), alpha=0.5, markersize=4, **look)
+        ax.plot(ratio, row, markersize=11, **look)
+    ax.axvline(1, color=ink(), linestyle="--", label="noise as large as the sampling spread")
+    plain: dict[str, Any] = {"color": ink(), "linestyle": "none"}
+    ax.plot([], marker="o", markersize=11, label="all numbers together", **plain)
+    if each.shape[1] > 1:
+        ax.plot([], marker=".", alpha=0.5, label="a single number", **plain)
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    ax.set_xlim(min(low, 0.1), max(high, 10))
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xlabel("noise, as a multiple of the sampling spread")
+    ax.set_ylabel("mechanism")
+    legend_above(ax)
+    return ax
+
+
+_CURVES = {
+    "not private": None,
+    "private, bounded range": "zcdp",
+    "private, advanced composition": "drv",
+}
+
+
+def regret_bounds(
+    steps: Sequence[int],
+    *,
+    experts: int,
+    epsilon: float,
+    delta: float,
+    realized: Mapping[str, Sequence[float]] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots bounds on the regret against T: without privacy, and for two private learning rates.
+
+    Args:
+        steps: numbers of steps T.
+        experts: the number k of experts.
+        epsilon: of all choices together.
+        delta: of all choices together.
+        realized: regrets of actual runs at these T, plotted as marks, by the name of their curve:
+            "not private", "private, bounded range" or "private, advanced composition". A bound
+            limits the expected regret. Single runs vary about their expectation.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, or a curve has an unknown name.
+
+    Formal guarantees:
+        None. Bounds are public. The regret of a run on private losses is private.
+
+    Source:
+        Freund and Schapire (1997); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers
+        (2020).
+
+    Example:
+        >>> import dpjax
+        >>> axes = dpjax.plotting.regret_bounds([100, 10_000], experts=10, epsilon=1.0, delta=1e-6)
+        >>> axes.get_ylabel()
+        'regret per step'
+    """
+    times = np.asarray([_checks.integer("steps", x, least=1) for x in steps])
+    found = {} if realized is None else dict(realized)
+    for name in found:
+        _checks.choice("realized", name, tuple(_CURVES))
+    ax = axes_or_new(ax)
+    for index, (name, method) in enumerate(_CURVES.items()):
+        bounds: list[float] = []
+        for count in map(int, times):
+            rate = None
+            if method is not None:
+                mechanism = private_weighted_majority(epsilon, delta, steps=count, method=method)
+                rate = mechanism.learning_rate
+            bounds.append(regret_bound(steps=count, experts=experts, learning_rate=rate))
+        look = style(index)
+        marker = look.pop("marker")
+        ax.plot(times, bounds, label=f"bound, {name}", **look)
+        if name in found:
+            marks = {"color": look["color"], "marker": marker, "linestyle": "none"}
+            ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **marks)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("steps T")
+    ax.set_ylabel("regret per step")
+    legend_above(ax)
+    return ax

@@ -1,16 +1,30 @@
-"""Keys: how to make them, which ones are accepted, and the keys that draw databases.
-
-Sampling holds no secret, so databases are drawn under threefry, which is fast.
-"""
+"""Keys: how to make them, which ones are accepted, and what keeps two values from sharing one."""
 
 import secrets
+import sqlite3
+import threading
 from collections.abc import Hashable
+from pathlib import Path
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
+from dpjax._core._open_ledgers import (
+    Drawing,
+    OpenLedger,
+    Request,
+    fingerprint_of_key,
+    refuse_traced,
+)
+from dpjax._core._types import PyTree, Value
+from dpjax._core._values import Guarantee
+from dpjax._files._durable import database_file
+from dpjax._tracing import _shards
 from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20, bits_of_child_on_host
 
 _THREEFRY = "threefry2x32"
@@ -147,3 +161,179 @@ def _derived_on_host(data: jax.Array) -> jax.Array:
     """The same words, without a program to compile."""
     words = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
     return jax.device_put(words, data.sharding if data.committed else None)
+
+
+class KeyLedger(OpenLedger):
+    """Fingerprints of the keys that releases have used; a key that comes again is refused.
+
+    `with ledger:` claims the key of every release inside, by a mechanism or a private function.
+    `dpjax.privatize(target, mechanism, ledger=ledger)` claims the keys of one private function. Two
+    releases under one key share their noise, so their difference reveals the values' difference.
+    `dpjax.Ledger` does the same, and holds a budget.
+
+    Attributes:
+        path: of the file with the fingerprints; None for memory only.
+
+    Formal guarantees:
+        Each key is claimed at most once in the lifetime of the file, also by several processes. The
+        ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
+        release inside `jit` or `vmap`, whose keys are unknown.
+
+        `with` covers all threads of the process while the block is open. Code tells the ledgers of
+        the blocks around it; tasks of asyncio start with those around their creator. If there is
+        none around it, as in a thread of its own, it tells the ledgers that are open elsewhere in
+        the process. It does not cover programs that were compiled ahead of time
+        (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
+
+        A fingerprint is a SHA-256 of 256 random bits and reveals nothing about the key. The
+        fingerprint of a seeded key can be searched, as the key can.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        """Opens or creates a ledger.
+
+        Args:
+            path: of an SQLite file; None keeps the ledger in memory.
+
+        Raises:
+            TypeError: if the path is of another type.
+            ValueError: if the path is not that of a file, as ":memory:", "" and URIs.
+        """
+        if path is not None:
+            path = database_file(path, instead="pass None to keep the ledger in memory")
+        self.path = path
+        self._lock = threading.Lock()  # A refusal would roll back what another thread inserts.
+        self._connection = sqlite3.connect(
+            ":memory:" if path is None else path, check_same_thread=False
+        )
+        with self._connection:
+            self._connection.execute(
+                "CREATE TABLE IF NOT EXISTS used_keys (fingerprint TEXT PRIMARY KEY)"
+            )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.close()
+
+    def claim(self, key: jax.Array) -> None:
+        """Records a key as used.
+
+        Args:
+            key: a typed key of the chacha20 implementation, outside of `jit` and `vmap`.
+
+        Raises:
+            TypeError: if the key is traced or of another kind.
+            ValueError: if the key was claimed before.
+        """
+        check_key(key)
+        refuse_traced(key)
+        claimed = fingerprint_of_key(key)
+        try:
+            with self._lock, self._connection:
+                self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
+        except sqlite3.IntegrityError as error:
+            raise ValueError(
+                f"key {claimed[:12]} was used for a release before: its noise would be the"
+                " same; take a fresh one, by jax.random.split or dpjax.random.secure_key()"
+            ) from error
+
+    def record(
+        self,
+        key: jax.Array,
+        guarantee: Guarantee,
+        what: str,
+        request: Request | None,
+        drawing: Drawing | None = None,
+    ) -> None:
+        """Claims the key of a release."""
+        del guarantee, what, request, drawing
+        self.claim(key)
+
+    def __len__(self) -> int:
+        return self._connection.execute("SELECT COUNT(*) FROM used_keys").fetchone()[0]
+
+    def __contains__(self, key: jax.Array) -> bool:
+        query = "SELECT 1 FROM used_keys WHERE fingerprint = ?"
+        return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None
+
+
+# The largest number that can be folded in. Callers number from 0, so this end is free.
+_LAST = np.uint32(2**32 - 1)
+
+
+def key_for_each(key: jax.Array, value: Value) -> jax.Array:
+    """The same key, to draw from; ValueError if `vmap` or `shard_map` maps values and not keys."""
+    _shards.refuse_unchecked()
+    # An empty draw marks the key as used for `jax.debug_key_reuse`, which would not see the later
+    # draws: they are from a key that is wrapped anew.
+    used = jax.random.bits(key, (0,))
+    data = _checked(jax.random.key_data(key), used, value)
+    if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
+        raise ValueError(_message(f"jax.shard_map shards values over {sorted(alone)}"))
+    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+    return _other_than_on_earlier_shards(key)
+
+
+def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
+    """The same key, but a new one on a shard if an earlier shard has the same key.
+
+    A key after `jax.lax.pcast` varies over shards in its type alone: all shards have the same bits.
+    """
+    axes = tuple(sorted(_shards.varying_axes(key)))
+    if not axes:
+        return key
+    data = jax.random.key_data(key)
+    everywhere = lax.all_gather(data, axes)
+    same = jnp.all(everywhere == data[None], axis=1)
+    earlier = jnp.arange(len(everywhere)) < lax.axis_index(axes)
+    repeated = jnp.sum(same & earlier, dtype=jnp.uint32)
+    other = jax.random.fold_in(key, _LAST - repeated)
+    return jnp.where(repeated == 0, key, other)
+
+
+@jax.custom_jvp
+def _checked(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
+    return _mapped_alike(key_data, used, value)
+
+
+@_checked.defjvp
+def _without_derivative(
+    primals: tuple[jax.Array, jax.Array, Value], tangents: PyTree
+) -> tuple[jax.Array, PyTree]:
+    """Keys have no derivative. JAX's own rule for a `custom_vmap` may recurse without end."""
+    del tangents
+    data = _checked(*primals)
+    return data, np.zeros(data.shape, jax.dtypes.float0)
+
+
+@custom_vmap
+def _mapped_alike(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
+    del used, value
+    return key_data
+
+
+@_mapped_alike.def_vmap
+def _mapped(
+    axis_size: int,
+    mapped: tuple[bool, bool, PyTree],
+    key_data: jax.Array,
+    used: jax.Array,
+    value: Value,
+) -> tuple[jax.Array, bool]:
+    del axis_size
+    key_is_mapped, _, value_is_mapped = mapped
+    if any(jax.tree.leaves(value_is_mapped)) and not key_is_mapped:
+        raise ValueError(_message("jax.vmap maps over values"))
+    return _mapped_alike(key_data, used, value), key_is_mapped
+
+
+def forwards_key(equation: jex.JaxprEqn) -> bool:
+    """Whether a traced operation returns its first operand, and checks how `vmap` maps others."""
+    return getattr(equation.params.get("rule"), "rule", None) is _mapped
+
+
+def _message(cause: str) -> str:
+    return (
+        f"key must be one for each value: {cause} and not over keys. One draw for all values would"
+        " release their differences exactly; split the key, and map over both"
+    )

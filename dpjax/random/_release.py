@@ -6,6 +6,7 @@ which is post-processing. Noise in floats is for sweeps that publish nothing.
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,12 @@ from dpjax._core import _checks
 from dpjax._core._types import Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
-from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_widely
+from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, round_widely
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
-from dpjax.random._grid_fit import Calibration, divided
-from dpjax.random._key_for_each import key_for_each
-from dpjax.random._noise import Lattice, Noise
+from dpjax.random._grid_fit import Calibration, GridFit, divided, divisor
+from dpjax.random._keys import key_for_each
+from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
 # For noise in floats: covers the few roundings of a draw.
 OUTWARD = 1 + 2.0**-21
@@ -279,3 +280,93 @@ def flipped_one_hot(
 def in_range(categories: jax.Array, count: int) -> jax.Array:
     """Categories as int32, clamped to [0, count)."""
     return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)
+
+
+# A private scale should have at most 2^25 steps of a grid: see `private_fit`.
+SCALE_BITS = 25
+
+
+def laplace_steps(key: jax.Array, *fits: GridFit) -> tuple[Limbs, ...]:
+    """Independent noise for several integers, one for each fit."""
+    drawn = LAPLACE_LATTICE.sample(key, (len(fits),))
+    return tuple(divided(Limbs(*(limb[i] for limb in drawn)), fit) for i, fit in enumerate(fits))
+
+
+def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int) -> GridFit:
+    """The fit of noise for one of `count` integers that are released under one epsilon."""
+    calibration = Calibration(scale, sensitivity, epsilon, 0.0, count)
+    return calibration.fit(LAPLACE_LATTICE, "int32")
+
+
+def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
+    """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
+
+    The drawn scale exceeds it by a factor of at most 1 + 2^-15, because c has at least 2^15 units,
+    and 1 +- 2^-21 for float32. A scale of at most 2^-17 of the resolution makes c even, because c
+    then has a shift. For even c, round(N / c) is floor(N / c + 1/2): the same function of the real
+    number N / c for every private c.
+    """
+    resolution = float(LAPLACE_LATTICE.resolution)
+    short, shift = divisor(LAPLACE_LATTICE, 1 / scale, jnp)
+    usable = (scale > 0) & (short >= 1)
+    short = jnp.where(usable, short, 1)
+    drawn = resolution / (short * power_of_two(shift, scale.dtype))
+    drawn = jnp.where(usable, drawn * power_of_two(exponent, scale.dtype), jnp.nan)
+    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
+
+
+def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Steps of a grid as a float. Everything before is integer, so this is post-processing."""
+    return _limbs.to_float(steps, dtype) * power_of_two(exponent, dtype)
+
+
+class ComparisonNoise(NamedTuple):
+    """Two scales of Laplace noise on one grid: for every number, and for the threshold."""
+
+    numbers: GridFit
+    threshold: GridFit
+
+    @classmethod
+    def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
+        """Fits both to the grid of the numbers, which have more noise and need the coarser grid.
+
+        The grid is found in JAX's default float, because numbers may come one by one in several
+        dtypes.
+        """
+        dtype = jnp.result_type(float)
+        fit = numbers.fit(LAPLACE_LATTICE, dtype)
+        return cls(fit, threshold.fit(LAPLACE_LATTICE, dtype, fit.exponent))
+
+    @property
+    def is_usable(self) -> jax.Array:
+        """Whether both scales are valid: neither is NaN."""
+        return ~(jnp.isnan(self.numbers.scale) | jnp.isnan(self.threshold.scale))
+
+
+def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """Laplace noise on the lattice, not yet divided."""
+    return LAPLACE_LATTICE.sample(key, shape)
+
+
+def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
+    """Numbers in steps of the grid plus noise. They are clamped to 2^61 steps; NaN counts as 0."""
+    return _limbs.add(round_to_grid(jnp.asarray(x), fit.exponent), divided(drawn, fit))
+
+
+def first_above(
+    key: jax.Array, numbers: jax.Array, threshold: ArrayLike, noise: ComparisonNoise, count: int
+) -> jax.Array:
+    """The first `count` places whose noisy number is at least the noisy threshold, in order.
+
+    The result is filled up with len(numbers); it is all -1 for a bad scale. All numbers are
+    compared even after the last place, so the time reveals nothing.
+    """
+    drawn = lattice_noise(key, (numbers.size + 1,))
+    line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)
+    noisy = noisy_units(numbers, Limbs(drawn.high[1:], drawn.low[1:]), noise.numbers)
+    above = ~_limbs.less(noisy, line)
+    rank = jnp.cumsum(above, dtype=jnp.int32) - 1
+    places = jnp.full((count,), numbers.size, jnp.int32)
+    kept_at = jnp.where(above, rank, count)  # Beyond the end, where `mode="drop"` ignores it.
+    places = places.at[kept_at].set(jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
+    return jnp.where(noise.is_usable, places, -1)

@@ -1,16 +1,116 @@
-"""The axes of a grid: the values of each parameter."""
+"""The axes of a grid, and the key of each cell."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import enum
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._types import PyTree
-from dpjax.sweeps._canonical import as_held, fingerprint_of_value, name_of
-from dpjax.sweeps._outputs import name_of_path
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Key, PyTree
+from dpjax._tracing._fingerprints import digest
+from dpjax.random._facade import check_sampling_key
+
+
+def fingerprint_of_value(name: str, value: PyTree) -> bytes:
+    """128 bits for a parameter and its value, equal for values that are equal to the function.
+
+    A number counts as JAX holds it, for any dtype: 1, 1.0 and float32's 1 are one value, and so are
+    0.0 and -0.0. A function or a member of an enumeration counts by its name.
+    """
+
+    def is_none(node: object) -> bool:
+        return node is None
+
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_none)
+    parts = tuple((jax.tree_util.keystr(path), _canonical(name, leaf)) for path, leaf in leaves)
+    return bytes.fromhex(digest(name, parts))
+
+
+def as_held(name: str, value: ArrayLike) -> np.ndarray:
+    """Numbers in the dtype in which JAX holds them; refuses numbers that do not fit."""
+    if jnp.issubdtype(getattr(value, "dtype", object), jax.dtypes.prng_key):
+        raise TypeError(
+            f"{name} must be numbers, got keys: derive keys from the key that the function takes"
+        )
+    array = _checks.host_numbers(name, value)
+    floats = jnp.issubdtype(array.dtype, jnp.floating)
+    with np.errstate(all="ignore"):
+        held = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    overflow = np.isfinite(array) != np.isfinite(held) if floats else held != array
+    if np.any(overflow):
+        raise ValueError(f"{name} must fit {held.dtype}, got {_checks.shown(value)}: enable x64")
+    return held
+
+
+def name_of(value: object) -> str | None:
+    """The name of a function or of a member of an enumeration; None for other values."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    return getattr(value, "__name__", None) if callable(value) else None
+
+
+def _canonical(name: str, leaf: PyTree) -> tuple[str, str | np.ndarray]:
+    if leaf is None or isinstance(leaf, (bool, np.bool_)):
+        return "constant", str(leaf)
+    if isinstance(leaf, str):
+        return "text", leaf
+    if (text := name_of(leaf)) is not None:
+        return "text", text
+    if isinstance(leaf, int):
+        return "number", str(leaf)  # A static integer may exceed JAX's integers.
+    array = as_held(name, leaf)
+    if array.ndim:
+        return "array", array
+    if array.dtype == bool:
+        return "constant", str(bool(array))
+    if np.isnan(array):
+        raise ValueError(f"{name} must not hold NaN, which cannot be a coordinate")
+    number = float(array) if jnp.issubdtype(array.dtype, jnp.floating) else int(array)
+    return "number", str(number if np.isinf(array) else Fraction(number))
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One array of a cell."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of the dimensions of one cell's array."""
+        return tuple(f"{self.name}_dim_{i}" for i in range(len(self.shape)))
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape)}"
+
+
+def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
+    """The arrays of a value, named by their keys and attributes, or "value"."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
+    outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
+    names = [output.name for output in outputs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"function must give its outputs distinct names, got {', '.join(names)}")
+    return outputs
+
+
+def name_of_path(path: tuple[object, ...]) -> str:
+    """Joins keys and attributes; "value" stands for an array without a name."""
+    named = (jax.tree_util.DictKey, jax.tree_util.GetAttrKey)
+    start = () if path and isinstance(path[0], named) else ("value",)
+    parts = (jax.tree_util.keystr((key,), simple=True) for key in path)
+    return "_".join((*start, *parts))
+
 
 REPEAT = "repeat"
 
@@ -187,3 +287,68 @@ def _refuse_equals(name: str, identities: Sequence[bytes | str], labels: Sequenc
                 f" {_checks.shown(label)}, which count as one"
             )
         first[identity] = label
+
+
+WORDS = 5  # Four for the coordinates of a cell, one for its repeat.
+MOST_REPEATS = 2**32 - 1
+
+
+def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) -> Key:
+    """The key of one cell of a `dpjax.sweep`, to run the cell alone.
+
+    Args:
+        key: of the sweep.
+        coordinates: the value of every parameter, traced and static, by name. If a static parameter
+            was given as a dict, use the name of the value.
+        repeat: the number of the repeat, from 0.
+
+    Returns:
+        A key of the same implementation.
+
+    Raises:
+        TypeError: if the key is not a typed key, or a sweep does not take a value.
+        ValueError: if the repeat is out of range, or a value is NaN.
+
+    Formal guarantees:
+        A hash of 128 bits of names and values is folded into the key, and then the repeat. Distinct
+        cells have distinct keys, up to collisions among 128 bits, or among the 64 bits of a
+        threefry2x32 key.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> key = dpjax.random.seeded_key(0)
+        >>> one = dpjax.cell_key(key, {"epsilon": 1, "n": 100})
+        >>> bool(one == dpjax.cell_key(key, {"n": 100, "epsilon": 1.0}))
+        True
+    """
+    check_sampling_key(key)
+    repeat = _checks.integer("repeat", repeat, least=0, most=MOST_REPEATS)
+    cell = fingerprint_of_cell(fingerprint_of_value(*item) for item in sorted(coordinates.items()))
+    return cell_keys(key, words_of_cells([cell], np.array([repeat])))[0]
+
+
+def fingerprint_of_cell(fingerprints: Iterable[bytes]) -> bytes:
+    """128 bits for the coordinates of a cell, from those of its parameters, sorted by name."""
+    return hashlib.sha256(b"".join(fingerprints)).digest()[:16]
+
+
+def words_of_cells(cells: list[bytes], repeats: np.ndarray) -> np.ndarray:
+    """The words to fold into the key, uint32 of shape (cells * repeats, 5), cell by cell."""
+    of_cells = np.frombuffer(b"".join(cells), ">u4").astype(np.uint32).reshape(len(cells), -1)
+    words = np.repeat(of_cells, len(repeats), axis=0)
+    return np.column_stack([words, np.tile(repeats.astype(np.uint32), len(cells))])
+
+
+@jax.jit
+def cell_keys(key: Key, words: jax.Array) -> Key:
+    """The keys of cells, from words of shape (cells, 5)."""
+    words = jnp.asarray(words)
+
+    def fold(keys: Key, data: jax.Array) -> tuple[Key, None]:
+        return jax.vmap(jax.random.fold_in)(keys, data), None
+
+    keys, _ = lax.scan(fold, jnp.broadcast_to(key, words.shape[:1]), words.T)
+    return keys

@@ -1,22 +1,172 @@
-"""The parts of a sweep: one for each choice of the static parameters, each with its program."""
+"""The parts of a sweep: one for each choice of the static parameters, each with its programs."""
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee
 from dpjax._running._layout import Device
 from dpjax._running._memory import fitting
 from dpjax._tracing._programs import Program
-from dpjax.sweeps._axes import Axis
-from dpjax.sweeps._cell_keys import fingerprint_of_cell, words_of_cells
-from dpjax.sweeps._cut import Cut, cut_at_draws
-from dpjax.sweeps._outputs import Output, outputs_of
+from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
+from dpjax.random._facade import forwards_key, generates_words
+from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
+
+_RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
+# Larger draws stay where they are used, and take no memory of their own. Programs of more draws
+# stay whole: hundreds of small programs compile for longer.
+_MOST_VALUES, _MOST_DRAWS = 2**14, 16
+
+
+class Cut(NamedTuple):
+    """A program of a key and values, cut in pieces.
+
+    Attributes:
+        draws: programs of the key.
+        rest: a program of the key, the values, and what the draws return.
+    """
+
+    draws: tuple[Program, ...]
+    rest: Program
+
+
+class _Value:
+    """Something that a program computes or is given."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Step:
+    """An operation of a program."""
+
+    equation: Equation
+    operands: list[_Value]
+    outputs: list[_Value]
+
+
+def cut_at_draws(program: Program) -> Cut:
+    """Cuts a program of a key and values at its small draws from the key."""
+    return Cut((), program) if program.calls_host else _Walked(program).cut()
+
+
+class _Walked:
+    """The operations of a program one after the other."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self._steps = list[_Step]()
+        self._constants = dict[_Value, Any]()
+        self._inputs = [_Value() for _ in program.jaxpr.jaxpr.invars]
+        self._outputs = run(program.jaxpr, self._inputs, self._walk, self._constant)
+
+    def cut(self) -> Cut:
+        """The draws that the outputs need, and the rest of the program."""
+        draws = [step for step in self._from_key() if self._is_small(step)]
+        needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
+        draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
+        # What an operation writes to, no output shows.
+        if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
+            return Cut((), self.program)
+
+        def rest(key: Key, values: PyTree, *drawn: list[jax.Array]) -> PyTree:
+            known = dict(zip(self._inputs, jax.tree.leaves((key, values)), strict=True))
+            for step, arrays in zip(draws, drawn, strict=True):
+                known.update(zip(step.outputs, _with_keys(key, step, arrays), strict=True))
+            leaves = self._evaluated(self._outputs, known)
+            return jax.tree.unflatten(self.program.outputs.structure, leaves)
+
+        programs = tuple(map(self._program, draws))
+        inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
+        # These are operations of a program that was checked.
+        jaxpr = jax.make_jaxpr(rest)(*inputs)
+        left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
+        return Cut(programs, left)
+
+    def _walk(self, equation: Equation, operands: list[_Value]) -> list[_Value]:
+        inner = called(equation)
+        if inner and any(_is_random(x) or forwards_key(x) for x in equations(parts(inner)[0])):
+            return run(inner, operands, self._walk, self._constant)
+        if forwards_key(equation):
+            return operands[:1]
+        self._steps.append(_Step(equation, operands, [_Value() for _ in equation.outvars]))
+        return self._steps[-1].outputs
+
+    def _constant(self, known: Any) -> _Value:
+        value = _Value()
+        self._constants[value] = known
+        return value
+
+    def _from_key(self) -> list[_Step]:
+        """The operations of random numbers that depend on the key and on constants alone."""
+        found, known, from_key = list[_Step](), {*self._constants}, {self._inputs[0]}
+        for step in self._steps:
+            if others := {operand for operand in step.operands if operand not in known}:
+                if others <= from_key:
+                    from_key.update(step.outputs)
+                    found += [step] if _is_random(step.equation) else []
+            else:
+                known.update(step.outputs)
+        return found
+
+    def _is_small(self, step: _Step) -> bool:
+        """Whether it draws a few numbers, or keys of the kind of the key."""
+        drawn, kind = [*map(aval, step.equation.outvars)], self.program.inputs.leaves[0].dtype
+        kinds = {x.dtype for x in drawn if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
+        return kinds <= {kind} and 0 < sum(x.size for x in drawn) <= _MOST_VALUES
+
+    def _program(self, step: _Step) -> Program:
+        def draw(key: Key) -> list[jax.Array]:
+            return _as_words(step, self._evaluated(step.outputs, {self._inputs[0]: key}))
+
+        key, _ = self.program.inputs.tree()
+        return Program.trace("function", draw, key)
+
+    def _needed(self, wanted: Sequence[_Value], known: Collection[_Value]) -> set[_Value]:
+        """What must be computed or known for some values."""
+        needed, ends = set(wanted), set(known)
+        for step in reversed(self._steps):
+            if any(value in needed and value not in ends for value in step.outputs):
+                needed.update(step.operands)
+        return needed
+
+    def _evaluated(self, wanted: Sequence[_Value], known: Mapping[_Value, Any]) -> list[Any]:
+        values, needed = {**self._constants, **known}, self._needed(wanted, known)
+        for step in self._steps:
+            if needed.isdisjoint(step.outputs) or step.outputs[0] in values:
+                continue
+            operands = [values[operand] for operand in step.operands]
+            outputs = bind(step.equation, step.equation.params, operands)
+            values.update(zip(step.outputs, outputs, strict=True))
+        return [values[value] for value in wanted]
+
+
+def _is_random(equation: Equation) -> bool:
+    return equation.primitive.name in _RANDOM or generates_words(equation)
+
+
+def _is_key(variable: Any) -> bool:
+    return jnp.issubdtype(aval(variable).dtype, jax.dtypes.prng_key)
+
+
+def _as_words(step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
+    """What is drawn, with the words of keys: a program returns arrays."""
+    outputs = zip(drawn, step.equation.outvars, strict=True)
+    return [jax.random.key_data(x) if _is_key(variable) else x for x, variable in outputs]
+
+
+def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
+    """The same with keys of the kind of the given one."""
+    wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
+    outputs = zip(drawn, step.equation.outvars, strict=True)
+    return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
+
 
 # An interruption should lose at most one of this many chunks. Smaller chunks than this are slow.
 _CHUNKS, _LEAST_CELLS = 16, 64

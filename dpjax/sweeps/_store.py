@@ -17,7 +17,7 @@ from dpjax._files._chunk_files import (
     write_chunks,
 )
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
-from dpjax.sweeps._cell_keys import WORDS
+from dpjax.sweeps._axes import WORDS
 
 _KIND, _RUN = "chunk", "run"
 _ROW = 4 * WORDS

@@ -10,7 +10,7 @@ import scipy
 
 import dpjax
 from dpjax.attacks import anonymity, guessing_bound, linkage, synthetic_register
-from dpjax.attacks._synthetic_register import _AGES, _FEMALE, _YEARS
+from dpjax.attacks._linkage import _AGES, _FEMALE, _YEARS
 
 QUASI_IDENTIFIERS = ["zip", "birth_day", "female"]
 PEOPLE, ZIPS, DIAGNOSES, EPSILON = 3_000, 1, 3, 1.0

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.attacks._many_runs import many_runs
+from dpjax.attacks._membership_trials import many_runs
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 7, 100])

@@ -14,7 +14,7 @@ from scipy import stats
 
 import dpjax
 from dpjax.auditing import AuditResult, audit, audit_curve
-from dpjax.auditing._batched_outputs import Sampler
+from dpjax.auditing._outputs import Sampler
 
 # Where nothing hangs on it, mechanisms are not compiled: that would take the longest.
 BIT = {"value": jnp.asarray(0), "neighbor": jnp.asarray(1), "jit": False}

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
-from dpjax.auditing._confidence_limits import Question
+from dpjax.auditing._events import Question
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ import pytest
 
 import dpjax
 from dpjax._core._pytree import frozen_pytree, static
-from dpjax.auditing import _stated_density as stated
+from dpjax.auditing import _conformance as stated
 from dpjax.auditing import check_conformance
-from dpjax.auditing._moves import double_moves, single_moves
-from dpjax.auditing._strange_values import strange_values
+from dpjax.auditing._conformance import double_moves, single_moves, strange_values
 from dpjax.mechanisms._mechanism import begin
 from dpjax.random import seeded_key
 from dpjax.random._keys import check_key

@@ -16,7 +16,7 @@ from dpjax import oracles
 from dpjax._core._pair_loss import PairLoss
 from dpjax._exact._tail_band import TailBand
 from dpjax.accounting import _hockey_sticks as sticks
-from dpjax.auditing import _sampled_losses as losses
+from dpjax.auditing import _profile_pairs as losses
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve
 from dpjax.auditing._profile_pairs import Joint
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE

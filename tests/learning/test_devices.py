@@ -124,7 +124,7 @@ assert moved == {"all-reduce"}, moved
 """,
     "keys": SETUP
     + """
-from dpjax.random._key_for_each import key_for_each
+from dpjax.random._keys import key_for_each
 mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4], axis_types=(auto, auto))
 both = ("a", "b")
 words = lambda key: [int(x) for x in np.asarray(key).reshape(-1, 8)[:, 0]]

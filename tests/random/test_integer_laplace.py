@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax.mechanisms._smooth_quantile import _SMOOTHNESS_MARGIN
-from dpjax.random._integer_laplace import laplace_steps, private_fit
+from dpjax.random._release import laplace_steps, private_fit
 
 KEYS, SCALES = 4096, np.array([1.0, 3.7, 1000.0, 2.0**25], "float32")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.random import _alias, _lattice
+from dpjax.random import _lattice
 
 FALSE_ALARM = 1e-6
 
@@ -101,7 +101,7 @@ def test_a_wrong_weight_shows_in_the_certificate(monkeypatch):
     tables = _lattice.exponential_tables()
     broken = tables[1].limbs.copy()
     broken[0, 5] ^= np.uint32(1)
-    wrong = (tables[0], _alias.AliasTable(broken), *tables[2:])
+    wrong = (tables[0], _lattice.AliasTable(broken), *tables[2:])
     monkeypatch.setattr(_lattice, "exponential_tables", lambda: wrong)
     assert _lattice.exponential_certificate.__wrapped__().loss > _lattice.EXPONENTIAL_BOUND.loss
 
@@ -128,8 +128,8 @@ def test_convolution_is_a_discrete_gaussian():
 def test_a_slot_ends_where_its_table_says(which):
     """The last word of the slot's own outcome, and the first one of its alias, in every slot."""
     for table in getattr(_lattice, f"{which}_tables")():
-        below = table.width - _alias.SLOT_BITS
-        stored = [0] * _alias.SLOTS
+        below = table.width - _lattice.SLOT_BITS
+        stored = [0] * _lattice.SLOTS
         for row in table.limbs:
             stored = [number << 32 | int(limb) for number, limb in zip(stored, row, strict=True)]
         own = [number % 2**below for number in stored]
@@ -142,7 +142,7 @@ def test_a_slot_ends_where_its_table_says(which):
             ]
             return np.asarray(table.lookup(limbs)).tolist()
 
-        slots = range(_alias.SLOTS)
+        slots = range(_lattice.SLOTS)
         assert outcomes([slot << below | own[slot] for slot in slots]) == alias
         last = [slot << below | max(own[slot] - 1, 0) for slot in slots]
         expected = [slot if own[slot] > 0 else alias[slot] for slot in slots]
@@ -198,7 +198,7 @@ def test_the_exponential_starts_again(monkeypatch, key):
     tables = _lattice.exponential_tables()
     weights = [0] * 4096
     weights[0] = weights[_lattice._CELLS] = 2**95
-    often = (_alias.alias_table(weights, 3), *tables[1:])
+    often = (_lattice.alias_table(weights, 3), *tables[1:])
     monkeypatch.setattr(_lattice, "exponential_tables", lambda: often)
     drawn = integers(jax.jit(_lattice.lattice_exponential, static_argnums=1)(key, (4096,)))
     restarts = drawn // (24 * _lattice.EXPONENTIAL_RESOLUTION)
@@ -241,6 +241,6 @@ def test_lanes_share_nothing(key):
 
 
 def test_weights_are_rounded_to_the_largest_remainders():
-    weights = _alias.integer_weights([1, 1, 1], 12)
+    weights = _lattice.integer_weights([1, 1, 1], 12)
     assert sorted(weights) == [1365, 1365, 1366]
     assert all(abs(Fraction(w) - Fraction(4096, 3)) < 1 for w in weights)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.random import _alias, _lattice, _samples
+from dpjax.random import _lattice, _samples
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._selected_index import exponential_index, permute_and_flip_index
 
@@ -32,7 +32,7 @@ OWN, SHARED = 3, 4
 def often(monkeypatch):
     """Tables with "24 more" in every second draw."""
     weights = [2**95 // 3072 // 2 * 2] * _lattice._CELLS
-    first = _alias.alias_table([*weights, 2**96 - sum(weights)], 3)
+    first = _lattice.alias_table([*weights, 2**96 - sum(weights)], 3)
     tables = (first, *_lattice.exponential_tables()[1:])
     monkeypatch.setattr(_lattice, "exponential_tables", lambda: tables)
     _samples._of_keys.cache_clear()
@@ -52,8 +52,8 @@ def always_open(monkeypatch):
     def unknown(_, limb, unknown=0):
         return jnp.zeros_like(limb, jnp.int32), limb == limb
 
-    monkeypatch.setattr(_alias.AliasTable, "lookup", mixed(_alias.AliasTable.lookup))
-    monkeypatch.setattr(_alias.AliasTable, "lookup_first", unknown)
+    monkeypatch.setattr(_lattice.AliasTable, "lookup", mixed(_lattice.AliasTable.lookup))
+    monkeypatch.setattr(_lattice.AliasTable, "lookup_first", unknown)
     monkeypatch.setattr(sys.modules[__name__], "looked_up", mixed(looked_up))
     _samples._of_keys.cache_clear()
     jax.clear_caches()
@@ -111,7 +111,7 @@ def words(key, first, width, count, start, round_number):
 def looked_up(table, limbs):
     word = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), limbs, 0)
     stored = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), table.limbs, 0)
-    own = 2 ** (table.width - _alias.SLOT_BITS)
+    own = 2 ** (table.width - _lattice.SLOT_BITS)
     slot = (word // own).astype(int)
     return np.where(word % own < stored[slot] % own, slot, stored[slot] // own).astype(int)
 
@@ -166,8 +166,8 @@ def test_gaussian_is_made_of_its_tables(key, count):
 
 def next_to_ends(table, count, seed):
     """Words that only their last bits decide on: where slots end, or just before."""
-    random, below = np.random.default_rng(seed), table.width - _alias.SLOT_BITS
-    slots = random.integers(_alias.SLOTS, size=count)
+    random, below = np.random.default_rng(seed), table.width - _lattice.SLOT_BITS
+    slots = random.integers(_lattice.SLOTS, size=count)
     stored = functools.reduce(lambda high, low: high * 2**32 + low.astype(object), table.limbs, 0)
     own = stored[slots] % 2**below
     word = slots.astype(object) * 2**below + np.maximum(own - random.integers(2, size=count), 0)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.sweeps._canonical import fingerprint_of_value
-from dpjax.sweeps._cell_keys import cell_keys, fingerprint_of_cell, words_of_cells
+from dpjax.sweeps._axes import cell_keys, fingerprint_of_cell, fingerprint_of_value, words_of_cells
 
 
 class Kind(enum.Enum):

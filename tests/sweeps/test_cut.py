@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax._tracing._programs import Program
-from dpjax.sweeps._cut import cut_at_draws
+from dpjax.sweeps._parts import cut_at_draws
 
 
 def draw(key, x, n):

@@ -15,7 +15,7 @@ import xarray
 import dpjax
 from dpjax._files import _chunk_files, _durable
 from dpjax._running import _compiler, _progress
-from dpjax.sweeps import _compute, _store, _work
+from dpjax.sweeps import _store, _work
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
 
@@ -44,13 +44,13 @@ def swept(key, draw, tmp_path):
 def computed(monkeypatch):
     """The cells that are computed, in order, without those that fill up a chunk."""
     cells = []
-    compute = _compute._run_chunk
+    compute = _work._run_chunk
 
     def logged(key, words, values, **settings):
         cells.extend(row for row in map(tuple, words.tolist()) if row not in cells)
         return compute(key, words, values, **settings)
 
-    monkeypatch.setattr(_compute, "_run_chunk", logged)
+    monkeypatch.setattr(_work, "_run_chunk", logged)
     return cells
 
 
@@ -107,7 +107,7 @@ def test_an_extended_sweep_computes_its_own_cells_only(swept, computed, more, ce
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch, tmp_path, error):
     monkeypatch.setattr(random.Random, "shuffle", lambda self, ordered: None)
-    logged = _compute._run_chunk
+    logged = _work._run_chunk
 
     def interrupted(*arguments, **settings):
         if len(computed) == 2 * SIZE:
@@ -115,7 +115,7 @@ def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch,
         return logged(*arguments, **settings)
 
     with monkeypatch.context() as context:
-        context.setattr(_compute, "_run_chunk", interrupted)
+        context.setattr(_work, "_run_chunk", interrupted)
         with pytest.raises(error) as ended:
             swept()
     said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call goes on there"
@@ -132,7 +132,7 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_compute, "_run_chunk", interrupted)
+    monkeypatch.setattr(_work, "_run_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         swept(path=None)
     assert "no cell is kept: given path=PATH" in ended.value.__notes__[0]
@@ -362,12 +362,12 @@ def test_the_chunk_size_is_that_of_the_process_that_came_first(swept, tmp_path):
 
 
 def test_a_failure_frees_what_was_claimed(swept, monkeypatch):
-    compute = _compute._run_chunk
+    compute = _work._run_chunk
     with monkeypatch.context() as context:
-        context.setattr(_compute, "_run_chunk", lambda *arguments, **settings: 1 / 0)
+        context.setattr(_work, "_run_chunk", lambda *arguments, **settings: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             swept()
-    assert _compute._run_chunk is compute
+    assert _work._run_chunk is compute
     assert swept().attrs["cells_computed"] == 24
 
 

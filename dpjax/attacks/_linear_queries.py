@@ -1,0 +1,201 @@
+"""Attacks on answers to linear queries: differencing, least squares and linear programming."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jax.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax._exact._numerics import compute_dtype
+
+_TOLERANCE = 1e-9  # For the rounding of a projection in float64.
+_LEAST_SINGULAR = 1e-11  # Singular values below this part of the largest one count as 0.
+
+
+class Differences(NamedTuple):
+    """Estimates of every record by combinations of answers.
+
+    Attributes:
+        values: the estimates, by the combination that comes nearest to the record.
+        exposed: whether that combination equals the record, without other knowledge.
+        gain: the standard deviation of `values` for independent noise of standard deviation 1.
+
+    Formal guarantees:
+        None: this is an attack.
+    """
+
+    values: np.ndarray
+    exposed: np.ndarray
+    gain: np.ndarray
+
+
+def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
+    """Combines sums over subsets so that single records remain.
+
+    Two answers suffice if one subset has one person more than another. In general, a record is
+    exposed if some combination of the queries counts it once and nobody else. Of all combinations
+    this one has the least noise.
+
+    Args:
+        queries: shape (m, n), one row for each query: how often it counts each record, such as
+            booleans for subsets.
+        answers: shape (m,), or (..., m) for many releases of the same queries.
+
+    Returns:
+        `Differences`: values of shape (..., n); exposed and gain of shape (n,).
+
+    Raises:
+        TypeError: if queries or answers are not real numbers.
+        ValueError: if their shapes do not fit.
+
+    Formal guarantees:
+        Exact answers reveal every exposed record, up to rounding in float64. The queries alone
+        decide which records are exposed. Under differential privacy, the `guessing_bound` of the
+        composed guarantee bounds every combination, since it is post-processing.
+
+    Source:
+        The lecture "Introduction to differential privacy" (Cho, 2017), "Differencing attack"; that
+        the projection on the rows has a one on its diagonal says that a record is exposed.
+
+    Example:
+        >>> import dpjax
+        >>> everyone, all_but_the_last = [1, 1, 1, 1], [1, 1, 1, 0]
+        >>> found = dpjax.attacks.differencing([everyone, all_but_the_last], [3, 2])
+        >>> found.exposed.tolist(), round(float(found.values[3]))
+        ([False, False, False, True], 1)
+    """
+    matrix, noisy = queries_and_answers(queries, answers)
+    combinations = np.linalg.pinv(matrix, rcond=_LEAST_SINGULAR)
+    exposed = np.abs(np.einsum("ij,ji->i", combinations, matrix) - 1) < _TOLERANCE
+    return Differences(noisy @ combinations.T, exposed, np.linalg.norm(combinations, axis=1))
+
+
+def queries_and_answers(queries: ArrayLike, answers: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Linear queries of shape (m, n) and answers of shape (..., m), on the host in float64."""
+    matrix, noisy = _host_array("queries", queries), _host_array("answers", answers)
+    if matrix.ndim != 2 or 0 in matrix.shape or noisy.shape[-1:] != matrix.shape[:1]:
+        raise ValueError(
+            "queries must have shape (m, n) and answers (..., m), got"
+            f" {list(matrix.shape)} and {list(noisy.shape)}"
+        )
+    return matrix, noisy
+
+
+def _host_array(name: str, values: ArrayLike) -> np.ndarray:
+    _checks.host_only(name, values, "dpjax.attacks.reconstruct_by_least_squares")
+    array = _checks.host_numbers(name, values)
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} must be finite, got {_checks.shown(values)}")
+    return array.astype(np.float64)
+
+
+def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.Array:
+    """Guesses bits from noisy answers to linear queries, such as counts over random subsets.
+
+    Solves queries @ x = answers by least squares, and rounds. Of several solutions it takes the one
+    of least norm. Let m = r n counts over random subsets have noise of standard deviation s, with
+    r above 1. Every record then has noise of about 2 s / sqrt((r - 1) n), and a guess is wrong if
+    it exceeds 1/2. As for `walsh_hadamard`, noise must be well below sqrt(n). Works inside `jit`.
+
+    Args:
+        queries: shape (m, n), one row for each query.
+        answers: shape (m,), or (..., m) for many releases of the same queries.
+
+    Returns:
+        The guesses, booleans of shape (..., n).
+
+    Raises:
+        TypeError: if queries or answers are not real numbers.
+        ValueError: if their shapes do not fit.
+
+    Formal guarantees:
+        If no answer is off by more than E, at most 4 m E^2 / s_n^2 guesses are wrong, up to
+        rounding in floats. Here s_n is the least of n singular values of the queries.
+
+    Source:
+        Dinur and Nissim (2003); Kasiviswanathan, Rudelson, Smith and Ullman (2010), for least
+        squares.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> queries = jnp.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]])
+        >>> dpjax.attacks.reconstruct_by_least_squares(queries, jnp.array([2, 1, 1])).tolist()
+        [True, True, False]
+    """
+    matrix = jnp.asarray(_checks.real_arrays("queries", queries))
+    noisy = jnp.asarray(_checks.real_arrays("answers", answers))
+    if matrix.ndim != 2 or noisy.shape[-1:] != matrix.shape[:1]:
+        raise ValueError(
+            "queries must have shape (m, n) and answers (..., m), got"
+            f" {list(matrix.shape)} and {list(noisy.shape)}"
+        )
+    dtype = np.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
+    return _solution(matrix.astype(dtype), noisy.astype(dtype)) > 0.5
+
+
+@jax.jit
+def _solution(queries: jax.Array, answers: jax.Array) -> jax.Array:
+    columns = jnp.moveaxis(answers, -1, 0)
+    found, *_ = jnp.linalg.lstsq(queries, columns.reshape(len(columns), -1))
+    return jnp.moveaxis(found.reshape(-1, *columns.shape[1:]), 0, -1)
+
+
+def reconstruct_by_linear_program(
+    queries: ArrayLike, answers: ArrayLike, *, seconds: float = 600.0
+) -> np.ndarray:
+    """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given ones, in norm l1.
+
+    Runs on the host, by the HiGHS solvers of SciPy. As for least squares, noise must be well below
+    sqrt(n). But if some answers are arbitrarily wrong and the others exact, all bits can still be
+    right. For many Gaussian queries that holds while the wrong part of the answers is below .239.
+
+    Args:
+        queries: shape (m, n), one row for each query.
+        answers: shape (m,).
+        seconds: the time limit, above 0.
+
+    Returns:
+        The guesses, booleans of shape (n,).
+
+    Raises:
+        TypeError: if queries or answers are not real numbers.
+        ValueError: if their shapes do not fit, or they are not finite.
+        RuntimeError: if no solution is found in time.
+
+    Formal guarantees:
+        The distance in l1 of x's answers from the given ones is at most that of the truth.
+
+    Source:
+        Dinur and Nissim (2003); Dwork, McSherry and Talwar (2007), for the norm l1.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> queries = np.random.default_rng(0).integers(2, size=(40, 8))
+        >>> bits = np.array([1, 0, 0, 1, 1, 0, 1, 0])
+        >>> answers = queries @ bits
+        >>> answers[:5] = 100
+        >>> dpjax.attacks.reconstruct_by_linear_program(queries, answers).astype(int).tolist()
+        [1, 0, 0, 1, 1, 0, 1, 0]
+    """
+    matrix, noisy = queries_and_answers(queries, answers)
+    if noisy.ndim != 1:
+        raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
+    limit = _checks.positive("seconds", seconds)
+    m, n = matrix.shape
+    # Minimizes the sum of above and below, where queries @ x + above - below = answers.
+    found = scipy.optimize.linprog(
+        np.repeat([0.0, 1.0], [n, 2 * m]),
+        A_eq=scipy.sparse.hstack([matrix, scipy.sparse.eye(m), -scipy.sparse.eye(m)], format="csr"),
+        b_eq=noisy,
+        bounds=[(0, 1)] * n + [(0, None)] * (2 * m),
+        method="highs",
+        options={"time_limit": limit},
+    )
+    if found.x is None or found.status != 0:
+        raise RuntimeError(f"the linear program was not solved: {found.message}")
+    return found.x[:n] > 0.5

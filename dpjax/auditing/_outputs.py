@@ -1,0 +1,417 @@
+"""Outputs of a mechanism: drawn in batches of bounded memory, and their features."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Key, Value
+from dpjax._core._values import Release
+
+# The lowest set bit of 0, which is a multiple of every power of two.
+NO_BIT = 4000
+# The lowest set bit of NaN, infinities, and differences that were rounded.
+NO_NUMBER = -4000
+# Stored bits of the significand, and the exponent of the least positive number.
+_LAYOUTS = {4: (np.uint32, 23, -149), 8: (np.uint64, 52, -1074)}
+
+
+def exact_numbers(column: np.ndarray) -> np.ndarray:
+    """The same numbers in a dtype of 32 or 64 bits, as the functions below need."""
+    if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
+        return column.astype(np.int64)  # This keeps the bits of uint64.
+    # Also the 8- and 16-bit floats of machine learning, which NumPy has as extension types.
+    return column if column.dtype.itemsize in _LAYOUTS else column.astype(np.float32)
+
+
+def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
+    """The largest j such that the number is a multiple of 2^j."""
+    if numbers.dtype == np.int64:
+        return np.where(numbers == 0, NO_BIT, _trailing_zeros(numbers.view(np.uint64)))
+    word, stored, least = _LAYOUTS[numbers.dtype.itemsize]
+    exponent, fraction = _fields(numbers)
+    significand = fraction | (word(exponent > 0) << word(stored))
+    lowest = np.maximum(exponent, 1) - 1 + least + _trailing_zeros(significand)
+    lowest = np.where(numbers == 0, NO_BIT, lowest)
+    return np.where(np.isfinite(numbers), lowest, NO_NUMBER)
+
+
+def binade(numbers: np.ndarray) -> np.ndarray:
+    """The j with 2^j <= |number| < 2^(j+1); subnormal numbers share one j."""
+    if numbers.dtype == np.int64:
+        magnitude = np.abs(numbers.astype(float))
+        return np.where(magnitude == 0, -1, np.frexp(magnitude)[1] - 1)
+    _, stored, least = _LAYOUTS[numbers.dtype.itemsize]
+    return _fields(numbers)[0] + (least + stored - 1)
+
+
+def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
+    """The last bits of the significand, or of the integer."""
+    word = np.uint32 if numbers.dtype.itemsize == 4 else np.uint64
+    return (numbers.view(word) & word(2**count - 1)).astype(np.int64)
+
+
+def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
+
+    If value + noise needed no rounding, the difference is the noise, which needs none either.
+    """
+    if numbers.dtype == np.int64:
+        return lowest_set_bit(numbers - value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = numbers - value
+        # The exact rounding error of a subtraction (Knuth's two-sum).
+        back = difference - numbers
+        error = (numbers - (difference - back)) - (value + back)
+    return np.where(error == 0, lowest_set_bit(difference), NO_NUMBER)
+
+
+def _fields(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Biased exponent and stored fraction."""
+    word, stored, _ = _LAYOUTS[numbers.dtype.itemsize]
+    bits = numbers.view(word)
+    width = 8 * numbers.dtype.itemsize - 1 - stored
+    exponent = (bits >> word(stored)) & word(2**width - 1)
+    return exponent.astype(np.int64), bits & word(2**stored - 1)
+
+
+def _trailing_zeros(words: np.ndarray) -> np.ndarray:
+    words = words.astype(np.uint64)
+    # A power of two is exact in a float. Callers do not use the result for 0.
+    return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
+
+
+# The numbers of bins for a number with many values. Up to `_FEW` values need no bins.
+BINS = (64, 1024)
+_FEW = 256
+_LOW_BITS = 8
+# If at most this part of the numbers is off a grid, those numbers are strays.
+_STRAYS = 0.02
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Code:
+    """An integer for every output of a batch, and the meaning of each integer in words."""
+
+    name: str
+    encode: Callable[[Value], np.ndarray]
+    label: Callable[[int], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinate:
+    """One number of an output: its array among the leaves, and its index there, flattened."""
+
+    leaf: int
+    index: int
+    name: str
+
+    def __call__(self, outputs: Value) -> np.ndarray:
+        """The number in every output of a batch."""
+        return matrices(outputs)[self.leaf][:, self.index]
+
+
+def matrices(outputs: Value) -> list[np.ndarray]:
+    """The arrays of a batch of outputs, each of shape (outputs, numbers)."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
+    return [leaf.reshape(len(leaf), -1) for leaf in leaves]
+
+
+def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
+    """The value's arrays, flattened; None if outputs have another form."""
+    if jax.tree.structure(outputs) != jax.tree.structure(value):
+        return None
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(outputs)]
+    if [leaf.shape for leaf in leaves] != shapes:
+        return None
+    return [leaf.reshape(-1) for leaf in leaves]
+
+
+def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
+    """The numbers of an output with the highest scores."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
+    ends = np.cumsum([len(score) for score in scores])
+    chosen: list[Coordinate] = []
+    for position in np.argsort(-np.concatenate(scores), kind="stable")[:count]:
+        leaf = int(np.searchsorted(ends, position, side="right"))
+        index = int(position - (ends[leaf - 1] if leaf else 0))
+        shape = np.shape(jax.tree.leaves(here)[leaf])[1:]
+        inside = "".join(f"[{i}]" for i in np.unravel_index(index, shape)) if shape else ""
+        chosen.append(Coordinate(leaf, index, f"output{jax.tree_util.keystr(paths[leaf])}{inside}"))
+    return chosen
+
+
+def whole_output(here: Value, there: Value) -> Code:
+    """The whole output, to the last bit."""
+    seen: dict[int, str] = {}
+    for outputs in (here, there):
+        codes, rows = np.unique(_fingerprints(outputs), return_index=True)
+        if len(codes) <= _FEW:
+            seen |= {
+                int(code): _show([leaf[row] for leaf in jax.tree.leaves(outputs)])
+                for code, row in zip(codes, rows, strict=True)
+            }
+    return Code(
+        "output", _fingerprints, lambda code: seen.get(code, f"the output with hash {code}")
+    )
+
+
+def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
+    """The number, to the last bit."""
+    seen: dict[int, str] = {}
+    for outputs in (here, there):
+        numbers = coordinate(outputs)
+        codes, rows = np.unique(_bits_of(numbers), return_index=True)
+        seen |= {int(c): f"{numbers[row]}" for c, row in zip(codes, rows, strict=True)}
+
+    def encode(outputs: Value) -> np.ndarray:
+        return _bits_of(coordinate(outputs))
+
+    return Code(coordinate.name, encode, seen.__getitem__)
+
+
+def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
+    """The number's interval, among some that are about equally likely."""
+    both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
+    edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
+    ends = np.concatenate([[-np.inf], edges, [np.inf]])
+
+    def encode(outputs: Value) -> np.ndarray:
+        return np.searchsorted(edges, coordinate(outputs).astype(float), side="right")
+
+    def label(code: int) -> str:
+        return f"[{ends[code]:.6g}, {ends[code + 1]:.6g})"
+
+    return Code(coordinate.name, encode, label)
+
+
+def grain_and_binade(coordinate: Coordinate) -> Code:
+    """The lowest set bit of the number, and its magnitude."""
+
+    def encode(outputs: Value) -> np.ndarray:
+        numbers = exact_numbers(coordinate(outputs))
+        return _packed(lowest_set_bit(numbers), binade(numbers))
+
+    def label(code: int) -> str:
+        lowest, size = _unpacked(code)
+        return f"({_power(lowest)}, 2^{size})"
+
+    return Code(f"(lowest set bit, magnitude) of {coordinate.name}", encode, label)
+
+
+def low_bits_and_binade(coordinate: Coordinate) -> Code:
+    """The lowest bits, which arithmetic leaves traces in, with the sign and the magnitude."""
+
+    def encode(outputs: Value) -> np.ndarray:
+        numbers = exact_numbers(coordinate(outputs))
+        signed = 2 * low_bits(numbers, _LOW_BITS) + np.signbit(numbers)
+        return _packed(signed, binade(numbers))
+
+    def label(code: int) -> str:
+        signed, size = _unpacked(code)
+        return f"({'-' if signed % 2 else '+'}, {signed // 2:0{_LOW_BITS}b}, 2^{size})"
+
+    return Code(f"(sign, low bits, magnitude) of {coordinate.name}", encode, label)
+
+
+def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
+    """The lowest set bits of the noise that leads from each value to the number, if any does."""
+    name = coordinate.name
+    return Code(
+        f"lowest set bits of ({name} - value, {name} - neighbor)",
+        lambda outputs: _packed(*_grains_from(coordinate, outputs, value, neighbor)),
+        lambda code: "({}, {})".format(*map(_power, _unpacked(code))),
+    )
+
+
+def off_the_grid(
+    coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
+) -> Code:
+    """Whether the number is off the grid of nearly all numbers, and which values can lead to it."""
+    found = [grain(coordinate)(outputs) for outputs in (here, there)]
+    exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
+
+    def encode(outputs: Value) -> np.ndarray:
+        off = grain(coordinate)(outputs) < exponent
+        if ends is None:
+            return off.astype(np.int64)
+        reached = [x != NO_NUMBER for x in _grains_from(coordinate, outputs, *ends)]
+        return np.where(off, 1 + 2 * reached[0] + reached[1], 0)
+
+    def label(code: int) -> str:
+        if code == 0:
+            return "on it"
+        return f"off it{', from ' * (code > 1)}{['', 'neighbor', 'value', 'both'][code - 1]}"
+
+    return Code(f"{coordinate.name} and the grid of 2^{exponent:.0f}", encode, label)
+
+
+def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
+    """The lowest set bits of the differences to some values."""
+    numbers = exact_numbers(coordinate(outputs))
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN becomes some integer.
+        values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
+    return [lowest_set_bit_of_difference(numbers, x) for x in values]
+
+
+def grain(coordinate: Coordinate) -> Callable[[Value], np.ndarray]:
+    """The lowest set bit as a float; NaN for NaN and infinities."""
+
+    def evaluate(outputs: Value) -> np.ndarray:
+        lowest = lowest_set_bit(exact_numbers(coordinate(outputs)))
+        return np.where(lowest == NO_NUMBER, np.nan, lowest)
+
+    return evaluate
+
+
+def takes_few_values(coordinate: Coordinate, here: Value, there: Value) -> bool:
+    """Whether a number takes so few values that it needs no bins."""
+    both = np.concatenate([coordinate(here), coordinate(there)])
+    return len(np.unique(_bits_of(both))) <= _FEW
+
+
+def _bits_of(numbers: np.ndarray) -> np.ndarray:
+    return _words(numbers).view(np.int64)
+
+
+def _words(matrix: np.ndarray) -> np.ndarray:
+    """Every number's bits in a 64-bit word."""
+    unsigned = np.dtype(f"u{matrix.dtype.itemsize}")
+    return np.ascontiguousarray(matrix).view(unsigned).astype(np.uint64)
+
+
+def _fingerprints(outputs: Value) -> np.ndarray:
+    """A 64-bit hash of every output; one to one if an output is a single number."""
+    words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
+    # Multiplication by an odd number loses no bit of a word.
+    odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+    return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
+
+
+def _show(output: list[np.ndarray]) -> str:
+    leaves = [np.array2string(leaf, precision=6, threshold=6) for leaf in output]
+    return leaves[0] if len(leaves) == 1 else f"({', '.join(leaves)})"
+
+
+def _packed(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return (high.astype(np.int64) << 16) + (low.astype(np.int64) + 2**15)
+
+
+def _unpacked(code: int) -> tuple[int, int]:
+    return code >> 16, (code & (2**16 - 1)) - 2**15
+
+
+def _power(lowest: int) -> str:
+    return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
+
+
+# Few sizes, so that audits with different numbers of samples share compiled programs.
+_BATCHES = (2**10, 2**14, 2**17)
+# The most numbers in one batch, and in each sample that events are learned from.
+_MOST_NUMBERS = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplePlan:
+    """The numbers of samples of one value for each use. The uses share no samples."""
+
+    batch: int  # Outputs per compiled program.
+    learning: int  # Outputs that propose events; as many others choose among them.
+    bounding: int  # Outputs that bound the probabilities of the chosen events.
+
+
+class Sampler:
+    """Runs `mechanism(key, value)`, which gives a release or a tree of arrays, under many keys."""
+
+    def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
+        """Takes a mechanism, and compiles it at its first use if `jit` is True."""
+        self.mechanism = mechanism
+        # The mechanism is a constant of the program. So its parameters are known, and it draws as
+        # it does outside of `jit`.
+        compiled = jax.jit(self._trace_outputs, static_argnames="size")
+        self._outputs = compiled if jit else self._trace_outputs
+        self._log_ratios = jax.jit(self._trace_log_ratios)
+
+    @property
+    def has_log_prob(self) -> bool:
+        """Whether the mechanism states its distribution."""
+        return hasattr(self.mechanism, "log_prob")
+
+    def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
+        """Divides the samples among their uses; refuses outputs that cannot be compared."""
+        output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
+        if TreeSpec.of(output) != TreeSpec.of(other):
+            raise ValueError(
+                "mechanism must give outputs of one shape and dtype for value and neighbor, got"
+                f" {TreeSpec.of(output)} and {TreeSpec.of(other)}"
+            )
+        width = _width(output)
+        most = max(1, _MOST_NUMBERS // width)
+        learning = min(samples // 4, most)
+        fitting = [size for size in _BATCHES if size <= min(learning, most)]
+        return SamplePlan(
+            max(fitting, default=min(_BATCHES[0], most)), learning, samples - 2 * learning
+        )
+
+    def batches(self, key: Key, value: Value, count: int, size: int) -> Iterator[Value]:
+        """Outputs under independent keys, as NumPy arrays with a leading axis."""
+        for i, batch_key in enumerate(jax.random.split(key, math.ceil(count / size))):
+            outputs = jax.device_get(self._outputs(batch_key, value, size=size))
+            yield rows_of(outputs, slice(count - i * size))
+
+    def draw(self, key: Key, value: Value, count: int, size: int) -> Value:
+        """The same outputs as one batch."""
+        return joined(list(self.batches(key, value, count, size)))
+
+    def log_ratios(self, outputs: Value, value: Value, neighbor: Value, size: int) -> np.ndarray:
+        """Log likelihood of every output under value, minus that under neighbor."""
+        count = len(jax.tree.leaves(outputs)[0])
+        found: list[np.ndarray] = []
+        for start in range(0, count, size):
+            # Repeated rows fill the last batch, so that it runs the same program.
+            rows = np.minimum(np.arange(start, start + size), count - 1)
+            batch = rows_of(outputs, rows)
+            found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))
+        return np.concatenate(found)[:count]
+
+    def _release(self, key: Key, value: Value) -> Value:
+        output = self.mechanism(key, value)
+        output = output.value if isinstance(output, Release) else output
+        return jax.tree.map(jnp.asarray, output)
+
+    def _trace_outputs(self, key: Key, value: Value, size: int) -> Value:
+        return jax.vmap(self._release, in_axes=(0, None))(jax.random.split(key, size), value)
+
+    def _trace_log_ratios(self, outputs: Value, value: Value, neighbor: Value) -> jax.Array:
+        log_prob = jax.vmap(getattr(self.mechanism, "log_prob"), in_axes=(0, None))  # noqa: B009
+        return log_prob(outputs, value) - log_prob(outputs, neighbor)
+
+
+def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
+    """Some rows of a batch of outputs, or one."""
+    leaves, structure = jax.tree.flatten(batch)
+    return jax.tree.unflatten(structure, [np.asarray(leaf)[rows] for leaf in leaves])
+
+
+def joined(batches: list[Value]) -> Value:
+    """Several batches as one."""
+    leaves = zip(*map(jax.tree.leaves, batches), strict=True)
+    structure = jax.tree.structure(batches[0])
+    return jax.tree.unflatten(structure, [np.concatenate(parts) for parts in leaves])
+
+
+def _width(output: Value) -> int:
+    """The number of numbers in an output."""
+    leaves = jax.tree.leaves(output)
+    for leaf in leaves:
+        number = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
+        if not (number or leaf.dtype == bool):
+            raise TypeError(f"mechanism must give real arrays, got dtype {leaf.dtype}")
+    if sum(leaf.size for leaf in leaves) == 0:
+        raise ValueError("mechanism must give at least one number, got none")
+    return sum(leaf.size for leaf in leaves)

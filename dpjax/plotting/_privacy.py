@@ -1,0 +1,245 @@
+"""Audits, privacy profiles, gammas of records, and the spending of a ledger."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax.accounting._ledger import Ledger
+from dpjax.auditing._audit import AuditResult
+from dpjax.auditing._gamma_by_record import RecordGammas
+from dpjax.auditing._privacy_profile import PrivacyProfile
+from dpjax.plotting._axes import (
+    BLUE,
+    GREEN,
+    SKY,
+    VERMILION,
+    axes_or_new,
+    legend_above,
+    style,
+    with_unit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> "Axes":
+    """Plots audited lower bounds against the number of samples, and the mechanism's claim.
+
+    A bound above the claim refutes it. Other bounds rise towards the truth with the number of
+    samples. If they level off, the tried events show no more.
+
+    Args:
+        results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All must bound
+            epsilon at one delta, or delta at one epsilon.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if no result is given, or the results bound different quantities.
+
+    Formal guarantees:
+        Those of every single result, at its own confidence. The curve as a whole has none.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> results = dpjax.auditing.audit_curve(
+        ...     dpjax.random.seeded_key(0),
+        ...     dpjax.randomized_response(1.0),
+        ...     value=jnp.asarray([0]),
+        ...     neighbor=jnp.asarray([1]),
+        ...     samples=(1_000, 10_000),
+        ... )
+        >>> axes = dpjax.plotting.audit_curve(results)
+        >>> axes.get_xlabel()
+        'samples of each value'
+    """
+    ordered = sorted(results, key=lambda result: result.samples)
+    if len({_question(result) for result in ordered}) != 1:
+        raise ValueError("results must hold at least one, all for one bound at one confidence")
+    first = ordered[0]
+    ax = axes_or_new(ax)
+    samples, bounds = zip(*((result.samples, result.bound) for result in ordered), strict=True)
+    label = f"audited lower bound, confidence {first.confidence:.8g}"
+    ax.plot(samples, bounds, color=BLUE, marker="o", label=label)
+    if first.claimed is not None:
+        ax.axhline(
+            first.claimed, color=VERMILION, linestyle="--", label=f"claimed, {first.claimed:g}"
+        )
+    top = 1.1 * max(*bounds, first.claimed or 0.0, 1e-12)
+    ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
+    ax.set_xscale("log")
+    ax.set_xlabel("samples of each value")
+    ax.set_ylabel(_axis_label(first))
+    legend_above(ax)
+    return ax
+
+
+def _question(result: AuditResult) -> tuple[str, float, float | None, float]:
+    at = result.delta if result.bounded == "epsilon" else result.epsilon
+    return result.bounded, at, result.claimed, result.confidence
+
+
+def _axis_label(result: AuditResult) -> str:
+    if result.bounded == "epsilon":
+        return f"epsilon at delta = {result.delta:g}"
+    return f"delta at epsilon = {result.epsilon:g}"
+
+
+_POINTS, _WIDEST = 201, 4
+
+
+def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Axes":
+    """Plots gamma and delta of a profile against epsilon, to four times that of the mechanisms.
+
+    Args:
+        profile: of `dpjax.privacy_profile`.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+
+    Formal guarantees:
+        Those of the profile, for all of both curves at once.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> release = jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0)
+        >>> profile = dpjax.privacy_profile(
+        ...     dpjax.random.seeded_key(0),
+        ...     release,
+        ...     lambda key, n: jax.random.uniform(key, (n,)),
+        ...     n=100,
+        ...     m=1000,
+        ... )
+        >>> dpjax.plotting.privacy_profile(profile).get_xlabel()
+        'epsilon'
+    """
+    ax = axes_or_new(ax)
+    epsilons = np.linspace(0, _WIDEST * profile.epsilon, _POINTS)
+    gammas = [profile.gamma(float(epsilon)) for epsilon in epsilons]
+    ax.plot(epsilons, gammas, label="gamma: pairs that lose more", markevery=20, **style(0))
+    ax.plot(
+        epsilons, profile.delta(epsilons), label="delta: average pair", markevery=20, **style(1)
+    )
+    ax.axvline(profile.epsilon, color=GREEN, linestyle=":", label="epsilon of the mechanisms")
+    ax.set_yscale("log")
+    ax.set_xlabel("epsilon")
+    ax.set_ylabel(f"limit, confidence {profile.confidence:g}")
+    legend_above(ax)
+    return ax
+
+
+def gamma_by_record(
+    found: RecordGammas, feature: ArrayLike, *, unit: str = "", ax: "Axes | None" = None
+) -> "Axes":
+    """Plots the gamma of each record, with its limits, over a feature of the records.
+
+    Args:
+        found: of `dpjax.gamma_by_record`.
+        feature: a number for each record, such as a column of `found.records`.
+        unit: of the feature.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if the feature does not hold real numbers.
+        ValueError: if it does not hold one for each record.
+
+    Formal guarantees:
+        Those of the limits, for all records at once.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> found = dpjax.gamma_by_record(
+        ...     dpjax.random.seeded_key(0),
+        ...     dpjax.targets.summable(lambda x: x, average=True),
+        ...     dpjax.oracles.independent(jax.random.exponential),
+        ...     sensitivity=dpjax.assume_sensitivity(0.03, norm="l1"),
+        ...     n=100,
+        ...     records=20,
+        ...     pairs=100,
+        ... )
+        >>> dpjax.plotting.gamma_by_record(found, found.records, unit="h").get_xlabel()
+        'record [h]'
+    """
+    x = _checks.host_numbers("feature", feature).astype(np.float64)
+    if x.shape != found.uncovered.shape:
+        raise ValueError(f"feature must have shape {found.uncovered.shape}, got {x.shape}")
+    ax = axes_or_new(ax)
+    ax.vlines(x, found.lower, found.upper, color=SKY, label=f"limits, {found.confidence:g} for all")
+    ax.plot(x, found.estimates, color=BLUE, marker="o", linestyle="none", label="uncovered pairs")
+    ax.set_ylim(-0.03, 1.03)
+    ax.set_xlabel(with_unit("record", unit))
+    ax.set_ylabel("gamma of the record")
+    legend_above(ax)
+    return ax
+
+
+def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
+    """Plots the epsilon that a ledger has spent, release by release, and its budget.
+
+    Args:
+        ledger: a `dpjax.Ledger`.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        LedgerError: if the file cannot be trusted.
+
+    Formal guarantees:
+        Those of `ledger.spent`. The plot shows only numbers of `ledger.history()`.
+
+    Source:
+        None.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import dpjax
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = dpjax.Ledger(pathlib.Path(folder) / "ledger.db", epsilon=1.0)
+        ...     ledger.charge(dpjax.Guarantee(0.25))
+        ...     axes = dpjax.plotting.ledger_history(ledger)
+        >>> axes.get_ylabel()
+        'epsilon spent'
+    """
+    ax = axes_or_new(ax)
+    spent = [0.0, *(float(str(row["spent_epsilon"])) for row in ledger.history())]
+    budget = float(ledger.budget[0])
+    ax.step(range(len(spent)), spent, where="post", color=BLUE, marker="o", label="spent")
+    ax.axhline(budget, color=VERMILION, linestyle="--", label=f"budget, {budget:g}")
+    ax.set_ylim(-0.04 * budget, 1.1 * budget)
+    ax.locator_params(axis="x", integer=True)
+    ax.set_xlabel("releases paid for")
+    ax.set_ylabel("epsilon spent")
+    legend_above(ax)
+    return ax

@@ -1,0 +1,334 @@
+"""Releases with their errors, and the noise of mechanisms."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax._core._values import Mechanism, Release
+from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, approximate_bernstein
+from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.plotting._axes import (
+    BLACK,
+    BLUE,
+    VERMILION,
+    axes_or_new,
+    ink,
+    legend_above,
+    style,
+    with_unit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_OFFSETS = 1_001
+_SHOWN = 0.995  # The plotted part of the widest noise.
+
+
+def noise(
+    mechanisms: Mapping[str, Any],
+    *,
+    shape: tuple[int, ...] = (),
+    probability: float = 0.95,
+    unit: str = "",
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the densities of the noise that mechanisms add to a coordinate.
+
+    The noise stays between the two markers on its curve with a given probability.
+
+    Args:
+        mechanisms: by their names in the legend. They must have additive noise, or be `bernstein`,
+            whose noise is that of a lattice value. The legend says if neighboring relations differ.
+        shape: of the value: rounding a large vector to the grid costs a little scale.
+        probability: of noise between the markers.
+        unit: of the value.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if a mechanism does not add noise to numbers.
+        ValueError: if no mechanism is given, one has no noise, or the probability is out of range.
+
+    Formal guarantees:
+        The scales are those of `effective_scale`. The real noise lies on lattice points, which are
+        closer than any plot shows.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> mechanisms = {
+        ...     "Laplace": dpjax.laplace(1.0, epsilon=1.0),
+        ...     "Gaussian": dpjax.gaussian(1.0, epsilon=1.0, delta=1e-5),
+        ... }
+        >>> axes = dpjax.plotting.noise(mechanisms, unit="mm")
+        >>> axes.get_xlabel()
+        'noise [mm]'
+    """
+    _checks.fraction("probability", probability)
+    if not mechanisms:
+        raise ValueError("mechanisms must hold at least one, got none")
+    for name, mechanism in mechanisms.items():
+        if not isinstance(mechanism, CoordinatewiseMechanism):
+            raise TypeError(
+                f"mechanisms must add noise to numbers, got {type(mechanism).__name__} as {name!r}"
+            )
+    scales = {name: float(each.effective_scale(shape)) for name, each in mechanisms.items()}
+    if min(scales.values()) <= 0:
+        raise ValueError(f"mechanisms must add noise, got scales {_checks.shown(scales)}")
+    tails = [
+        scales[name] * each.noise.tail_quantile(1 - _SHOWN) for name, each in mechanisms.items()
+    ]
+    offsets = np.linspace(-max(tails), max(tails), _OFFSETS)
+    relations = {name: each.guarantee.relation for name, each in mechanisms.items()}
+    ax = axes_or_new(ax)
+    for index, (name, mechanism) in enumerate(mechanisms.items()):
+        inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
+        # Markers must stand at points of the curve.
+        at = np.union1d(offsets, [-inside, inside])
+        log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
+        density = np.exp(np.asarray(log_density, np.float64)) / scales[name]
+        marked = np.searchsorted(at, [-inside, inside]).tolist()
+        label = f"{name}: {100 * probability:g}% within ±{inside:.3g}"
+        if len(set(relations.values())) > 1:
+            label += f", {relations[name]}"
+        ax.plot(at, density, label=label, markevery=marked, **style(index))
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(with_unit("noise", unit))
+    ax.set_ylabel(with_unit("probability density", f"1/{unit}" if unit else ""))
+    ax.legend(frameon=False)
+    return ax
+
+
+def release_with_error(
+    release: Release,
+    mechanism: Mechanism,
+    truth: ArrayLike | None = None,
+    *,
+    probability: float = 0.95,
+    simultaneous: bool = False,
+    names: Sequence[str] | None = None,
+    unit: str = "",
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the coordinates of a release with error bars.
+
+    Args:
+        release: of a number or an array of numbers, by a mechanism that adds noise.
+        mechanism: the mechanism of the release.
+        truth: the target's value, for comparison. A plot of it is not private.
+        probability: that the bar of a coordinate covers the noise.
+        simultaneous: whether bars hold for all coordinates at once, instead of for each one.
+        names: of the coordinates; numbers by default.
+        unit: of the coordinates.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if the release is not an array with additive noise.
+        ValueError: if the truth has another shape, or names do not match the coordinates.
+
+    Formal guarantees:
+        Bars are `mechanism.error`, rounding included. They depend on nothing private. Without
+        `truth` the plot shows nothing private.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism, truth = dpjax.laplace(0.1, epsilon=1.0), jnp.array([1.0, 2.0])
+        >>> release = mechanism(dpjax.random.seeded_key(0), truth)
+        >>> axes = dpjax.plotting.release_with_error(release, mechanism, truth, unit="mm")
+        >>> axes.get_ylabel()
+        'value [mm]'
+    """
+    if not isinstance(mechanism, CoordinatewiseMechanism) or not hasattr(release.value, "dtype"):
+        raise TypeError(
+            "release must be an array with additive noise, got"
+            f" {_checks.described(release.value)} by {type(mechanism).__name__}; polynomials are"
+            " for dpjax.plotting.released_function"
+        )
+    shape = release.value.shape
+    values = np.asarray(release.value, np.float64).ravel()
+    error = mechanism.error(confidence=probability, like=release.value, simultaneous=simultaneous)
+    error = float(error)
+    if truth is not None and np.shape(truth) != shape:
+        raise ValueError(
+            f"truth must have the shape of the release, {shape}, got {np.shape(truth)}"
+        )
+    if names is not None and len(names) != len(values):
+        raise ValueError(f"names must be {len(values)}, one for each coordinate, got {len(names)}")
+    ax, places = axes_or_new(ax), np.arange(len(values))
+    at_once = " at once" if simultaneous and len(values) > 1 else ""
+    label = f"release, noise within {error:.3g} with probability {probability:g}{at_once}"
+    look = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
+    ax.errorbar(places, values, yerr=error, label=label, **look)
+    if truth is not None:
+        exact = np.asarray(truth, np.float64).ravel()
+        look = {"color": VERMILION, "marker": "x", "linestyle": "none", "zorder": 3}
+        ax.plot(places, exact, label="truth, not private", markersize=9, **look)
+    ax.set_xlim(-0.5, len(values) - 0.5)
+    if names is not None:
+        ax.set_xticks(places, names)
+    elif len(values) == 1:
+        ax.set_xticks([])
+    ax.set_xlabel("coordinate" if len(values) > 1 else "")
+    ax.set_ylabel(with_unit("value", unit))
+    legend_above(ax, columns=1)
+    return ax
+
+
+_POINTS = {1: 201, 2: 65}  # Along each coordinate.
+Interval = tuple[float, float]
+
+
+def released_function(
+    released: BernsteinPolynomial,
+    raw: Callable[[jax.Array], jax.Array] | None = None,
+    *,
+    error: float | None = None,
+    domain: Sequence[Interval] | None = None,
+    codomain: Interval = (0.0, 1.0),
+    labels: Sequence[str] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots a released polynomial in one or two variables, and the raw function.
+
+    In one variable, it plots curves: the release, its error band, the raw function, and the
+    Bernstein polynomial of the raw function, which has no noise. In two, it plots the release in
+    colors, and contours of the raw function at the same levels.
+
+    Args:
+        released: the value of a release by `dpjax.bernstein`.
+        raw: the function of the private database, from points of shape (dims,) in [0, 1]^dims to
+            numbers. A plot of it is not private.
+        error: half the width of the band around the release in one variable, in the units of the
+            function: `mechanism.error(simultaneous=True)` holds everywhere. Add `like=` for one of
+            several functions in a release.
+        domain: for each coordinate, the numbers that 0 and 1 stand for; by default 0 and 1.
+        codomain: the numbers that values 0 and 1 of the function stand for.
+        labels: with units, of the coordinates and then of the value.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes; in two variables their figure gets a color bar.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if the polynomial has more than two variables, the domain does not have one
+            interval for each variable, labels are not one more than the variables, or an error is
+            given for two variables.
+
+    Formal guarantees:
+        Without `raw` the plot shows only the release.
+
+    Source:
+        Aldà and Rubinstein (2017); Rubinstein and Aldà (2017), Section 7.3.
+
+    Example:
+        >>> import dpjax
+        >>> square = lambda x: x[0] ** 2
+        >>> polynomial = dpjax.approximate_bernstein(square, degree=4, dims=1)
+        >>> axes = dpjax.plotting.released_function(polynomial, square, error=0.1)
+        >>> [line.get_label() for line in axes.get_lines()][0]
+        'raw function, not private'
+    """
+    dims = released.dims
+    if dims not in _POINTS:
+        raise ValueError(f"released must have one or two variables, got {dims}")
+    if dims == 2 and error is not None:
+        raise ValueError("error must be None for two variables, whose plot has no band")
+    domain = [(0.0, 1.0)] * dims if domain is None else list(domain)
+    if len(domain) != dims:
+        raise ValueError(f"domain must be {dims} intervals, got {len(domain)}")
+    if labels is None:
+        names = ["x"] if dims == 1 else [f"x{i}" for i in range(dims)]
+        labels = [*names, "value of the function"]
+    if len(labels) != dims + 1:
+        raise ValueError(f"labels must be {dims + 1}, of coordinates and value, got {len(labels)}")
+    unit = np.linspace(0, 1, _POINTS[dims])
+    grid = jnp.asarray(np.stack(np.meshgrid(*[unit] * dims, indexing="ij"), axis=-1), float)
+    axes = [_scaled(unit, interval) for interval in domain]
+
+    def values(function: Callable[[jax.Array], jax.Array]) -> np.ndarray:
+        return _scaled(np.asarray(function(grid), np.float64), codomain)
+
+    ax = axes_or_new(ax)
+    ax.set_xlabel(labels[0])
+    ax.set_ylabel(labels[1])
+    raw_values = None if raw is None else values(_everywhere(raw, dims))
+    if dims == 2:
+        _draw_map(ax, axes, values(released), raw_values, labels[2])
+        return ax
+    if raw is not None and raw_values is not None:
+        shape = {"degree": released.degree, "dims": 1, "order": released.order}
+        smooth = values(approximate_bernstein(raw, **shape))
+        label = "raw function, not private"
+        ax.plot(axes[0], raw_values, color=ink(), linestyle=":", linewidth=2, label=label)
+        label = "its Bernstein polynomial, not private"
+        ax.plot(axes[0], smooth, color=VERMILION, linestyle="--", label=label)
+    _draw_release(ax, axes[0], values(released), error, codomain)
+    return ax
+
+
+def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
+    low, high = (float(end) for end in interval)
+    return low + unit * (high - low)
+
+
+def _everywhere(
+    function: Callable[[jax.Array], jax.Array], dims: int
+) -> Callable[[jax.Array], jax.Array]:
+    """A function of a point, applied to a grid of points."""
+
+    def on_grid(grid: jax.Array) -> jax.Array:
+        return jax.vmap(function)(grid.reshape(-1, dims)).reshape(grid.shape[:-1])
+
+    return on_grid
+
+
+def _draw_release(
+    ax: "Axes", x: np.ndarray, y: np.ndarray, error: float | None, codomain: Interval
+) -> None:
+    if error is not None:
+        width = abs(float(error) * (float(codomain[1]) - float(codomain[0])))
+        look = {"color": BLUE, "alpha": 0.15, "linewidth": 0}
+        ax.fill_between(x, y - width, y + width, label="error band of the noise", **look)
+    ax.plot(x, y, color=BLUE, linewidth=2.5, label="private release")
+    ax.margins(x=0)
+    ax.legend(frameon=False)
+
+
+def _draw_map(
+    ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
+) -> None:
+    """Coordinate 0 runs to the right. Lightness grows with the value, also in print."""
+    both = released if raw is None else np.stack([released, raw])
+    low, high = float(both.min()), float(both.max())
+    look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}
+    mesh = ax.pcolormesh(*axes, released.T, **look)
+    bar = ax.figure.colorbar(mesh, ax=ax, label=f"private release: {label}")
+    if raw is not None:
+        # Contours lie at the ticks of the bar. They are dark on the light half of the colors.
+        levels = [level for level in bar.get_ticks() if raw.min() < level < raw.max()]
+        colors = ["white" if level < (low + high) / 2 else BLACK for level in levels]
+        if levels:
+            lines = ax.contour(*axes, raw.T, levels=levels, colors=colors, linestyles="--")
+            ax.clabel(lines, fontsize="small")
+        ax.set_title("contours: raw function, not private", fontsize="medium")
