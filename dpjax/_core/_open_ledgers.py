@@ -101,6 +101,24 @@ class Drawing(NamedTuple):
         return cls(mechanism, sum(leaf.size for leaf in value.leaves))
 
 
+class Payment(NamedTuple):
+    """A release that is about to be drawn, as the open ledgers are told of it.
+
+    Attributes:
+        key: that draws it; None if dpjax does not draw it.
+        guarantee: of the release.
+        what: describes it in the history.
+        request: under which a ledger keeps it; None without a name.
+        drawing: may cost less than the guarantee; None if the release is not one draw.
+    """
+
+    key: Key | None
+    guarantee: Guarantee
+    what: str
+    request: Request | None = None
+    drawing: Drawing | None = None
+
+
 class OpenLedger(abc.ABC):
     """A ledger for `with ledger:`. Each release inside tells it before noise is drawn."""
 
@@ -120,15 +138,8 @@ class OpenLedger(abc.ABC):
         _PROCESS.end(block)
 
     @abc.abstractmethod
-    def record(
-        self,
-        key: Key,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-        drawing: Drawing | None = None,
-    ) -> None:
-        """Takes note of a release, or refuses it; a drawing may cost less than it promises."""
+    def record(self, release: Payment) -> None:
+        """Takes note of a release that is about to be drawn, or refuses it."""
 
 
 class Account(OpenLedger):

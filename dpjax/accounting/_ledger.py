@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key, refuse_traced
+from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_key, refuse_traced
 from dpjax._core._saved import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._durable import database_file
@@ -21,7 +21,7 @@ from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, under
 from dpjax.accounting._parallel import Parts
-from dpjax.accounting._prices import as_decimals, as_float, cost_of, units
+from dpjax.accounting._prices import Amount, as_decimals, as_float, cost_of, units
 from dpjax.accounting._share import Pool, Share
 from dpjax.random._facade import check_key
 
@@ -293,7 +293,7 @@ class Ledger(Account):
         if key is not None:
             check_key(key)
             refuse_traced(key)
-        self._debit(guarantee, None if key is None else fingerprint_of_key(key), what)
+        self._debit(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
         """A block whose releases are about disjoint parts of the records, and cost their maximum.
@@ -317,13 +317,7 @@ class Ledger(Account):
             TypeError: if the name is not a text.
         """
         _check_text("column", column)
-
-        def pay(
-            promised: Guarantee, key: str, what: str, request: Request | None, due: tuple[int, int]
-        ) -> None:
-            self._debit(promised, key, what, request, as_decimals(*due))
-
-        return Parts(self, column, cost_of, pay)
+        return Parts(self, column, self._debit)
 
     def share(self, fraction: float | str | Decimal) -> Share:
         """A part of the whole budget, for releases that are accounted together.
@@ -381,7 +375,7 @@ class Ledger(Account):
                 f"too little is left to share: {decimals((epsilon, delta))} of"
                 f" {decimals(self._file.chain.budget)}"
             )
-        pool = Pool(self._debit, *as_decimals(epsilon, delta), self.relation)
+        pool = Pool(self._debit, (epsilon, delta), self.relation)
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
@@ -392,41 +386,21 @@ class Ledger(Account):
         """
         return LedgerReport(tuple(self.history()), self.budget, str(self.path))
 
-    def record(
-        self,
-        key: jax.Array,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-        drawing: Drawing | None = None,
-    ) -> None:
+    def record(self, release: Payment) -> None:
         """Pays for a release that is about to be drawn."""
-        del drawing
-        self._debit(guarantee, fingerprint_of_key(key), what, request)
+        self._debit(release)
 
-    def _debit(
-        self,
-        guarantee: Guarantee,
-        key: str | None,
-        what: str,
-        request: Request | None = None,
-        price: tuple[float | Decimal, float | Decimal] | None = None,
-    ) -> None:
-        """Writes a debit to the file: of the guarantee, or of another price."""
+    def _debit(self, release: Payment, price: Amount | None = None) -> None:
+        """Writes a debit to the file: what the guarantee costs, or another price."""
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
-        promised = under(compose(guarantee), self.relation)
+        promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
-        if price is not None:
-            cost = (
-                units("epsilon", price[0], EPSILON_DIGITS, math.ceil),
-                units("delta", price[1], DELTA_DIGITS, math.ceil),
-            )
         self._file.debit(
-            cost,
+            cost if price is None else price,
             neighbors=f"{promised.relation}, groups of {promised.group_size}",
-            key=key,
+            key=None if release.key is None else fingerprint_of_key(release.key),
             guarantee=guarantee_to_json(promised),
-            what=what,
+            what=release.what,
             version=self.version,
             name=request.name if request else "",
             request=self._stored_as(request) if request else None,

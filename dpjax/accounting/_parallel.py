@@ -8,25 +8,15 @@ import os
 import threading
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NoReturn, Self, TypeAlias
-
-import jax
+from typing import Any, NoReturn, Self
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import (
-    Account,
-    Drawing,
-    Request,
-    fingerprint_of_key,
-    paying_for_the_rest,
-)
+from dpjax._core._open_ledgers import Account, Payment, Request, paying_for_the_rest
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
-from dpjax.accounting._composition import compose, concrete, delta_of_steps, under
-
-Amount: TypeAlias = tuple[int, int]
-"""Epsilon and delta, in units of a ledger."""
+from dpjax.accounting._composition import compose, concrete, delta_of_steps
+from dpjax.accounting._prices import Amount, cost_of
 
 
 def parallel(*guarantees: Guarantee) -> Guarantee:
@@ -105,11 +95,9 @@ class Parts:
         self,
         ledger: Account,
         column: str,
-        cost: Callable[[Guarantee], Amount],
-        pay: Callable[[Guarantee, str, str, Request | None, Amount], None],
+        pay: Callable[[Payment, Amount], None],
     ) -> None:
-        self.column = column
-        self._ledger, self._cost, self._pay = ledger, cost, pay
+        self.column, self._ledger, self._pay = column, ledger, pay
         self._of_part: dict[str | int, Amount] = {}
         self._paid = (0, 0)
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
@@ -130,31 +118,23 @@ class Parts:
             raise TypeError(f"part must be a text or an integer, got {_checks.shown(part)}")
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
-    def _pay_for(
-        self,
-        part: str | int,
-        key: jax.Array,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-    ) -> None:
+    def _pay_for(self, part: str | int, release: Payment) -> None:
         """Pays for a release of a part, as far as it raises the cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
                 " sums are in memory"
             )
-        promised = compose(guarantee)
+        promised = compose(release.guarantee)
         _check_of_one_part(promised)
-        epsilon, delta = self._cost(promised)
-        promised = under(promised, self._ledger.relation)
+        epsilon, delta = cost_of(promised)
+        what = f"{release.what} of {self.column} {part!r}"
         with self._lock:
             earlier = self._of_part.get(part, (0, 0))
             of_part = {**self._of_part, part: (earlier[0] + epsilon, earlier[1] + delta)}
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
-            where = f"{what} of {self.column} {part!r}"
-            self._pay(promised, fingerprint_of_key(key), where, request, due)
+            self._pay(release._replace(guarantee=promised, what=what), due)
             # After the debit: if that fails, nothing will be published.
             self._of_part, self._paid = of_part, paid
 
@@ -182,7 +162,7 @@ class Part(Account):
     """
 
     def __init__(
-        self, ledger: Account, column: str, part: str | int, pay: Callable[..., None]
+        self, ledger: Account, column: str, part: str | int, pay: Callable[[Payment], None]
     ) -> None:
         self.part = part
         self._ledger, self._column, self._pay = ledger, column, pay
@@ -192,17 +172,10 @@ class Part(Account):
         """Add-or-remove-one: the size of a part is private."""
         return NeighboringRelation.ADD_OR_REMOVE_ONE
 
-    def record(
-        self,
-        key: jax.Array,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-        drawing: Drawing | None = None,
-    ) -> None:
-        """Pays for a release that is about to be drawn."""
-        del drawing
-        self._pay(key, guarantee, what, request and self._of_part(request))
+    def record(self, release: Payment) -> None:
+        """Pays for a release of this part."""
+        request = release.request
+        self._pay(release._replace(request=request and self._of_part(request)))
 
     def released(self, request: Request) -> Release | None:
         """The release that the ledger keeps under a request about this part, if any."""

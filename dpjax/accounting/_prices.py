@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import TypeAlias
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee
@@ -14,8 +15,12 @@ from dpjax._files._ledger_errors import BudgetExceededError
 _MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
 
 
-def cost_of(promised: Guarantee) -> tuple[int, int]:
-    """The price of a release, in units."""
+Amount: TypeAlias = tuple[int, int]
+"""Epsilon and delta, in units of 10^-12 and 10^-24."""
+
+
+def cost_of(promised: Guarantee) -> Amount:
+    """What a guarantee costs, rounded up; refuses one that no budget pays for."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
         raise BudgetExceededError(f"no budget pays for a release with {promised}")
     return (

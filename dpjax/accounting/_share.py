@@ -4,66 +4,64 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
-import jax
 import numpy as np
 import scipy
 
-from dpjax._core._open_ledgers import Account, Drawing, Request, fingerprint_of_key
+from dpjax._core._open_ledgers import Account, Drawing, Payment, Request
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._ledger_chain import EPSILON_DIGITS
 from dpjax._files._ledger_errors import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
+from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._facade import GAUSSIAN
 
 _MARGIN = 1e-6  # Covers what float64 rounds in the functions below.
-
-Asked: TypeAlias = tuple[Guarantee, str, str, Request | None]
-"""A release that wants to be paid: its guarantee, the name of its key, what it is, the request."""
-Price: TypeAlias = tuple[float | Decimal, float | Decimal]
-Pay: TypeAlias = Callable[[Guarantee, str, str, Request | None, Price], None]
-"""Writes a debit of a price to the file."""
 
 
 class Pool:
     """A part of a budget that several shares draw on.
 
-    Without a delta, costs are epsilons. Every release pays its own, so the rest stays in the
-    ledger. With a delta, costs are squares of mu, see `Share`. Then the first release pays for the
-    whole pool, and the others pay nothing more.
+    Without a delta, costs are epsilons, in units of the ledger. Every release pays its own, and the
+    rest stays in the ledger. With a delta, costs are squares of mu, see `Share`. The first release
+    pays for the whole pool, and later ones pay nothing.
 
     Attributes:
-        epsilon: of the pool.
-        delta: of the pool.
+        pay: writes a debit to the file: of a price, or of the guarantee.
+        whole: the epsilon and delta of the pool, in units.
+        epsilon: the same, as a float.
+        delta: the same, as a float.
         relation: of the ledger.
         most: the largest sum of costs.
+        spent: the sum of costs so far.
+        drawn: how many numbers got noise so far.
+        used: whether a release was paid for.
     """
 
     def __init__(
-        self, pay: Pay, epsilon: Decimal, delta: Decimal, relation: NeighboringRelation
+        self,
+        pay: Callable[[Payment, Amount | None], None],
+        whole: Amount,
+        relation: NeighboringRelation,
     ) -> None:
-        self.pay, self.epsilon, self.delta, self.relation = pay, epsilon, delta, relation
-        if delta == 0:
-            self.most = Fraction(epsilon)
-        else:
-            ideal = float(epsilon) * (1 - SHARE), float(delta) * (1 - SHARE)
-            self.most = Fraction(largest_mu(*ideal)) ** 2
-        self.spent, self.drawn, self._used = Fraction(0), 0, False
-        self._process, self._lock = os.getpid(), threading.RLock()
+        self.pay, self.whole, self.relation = pay, whole, relation
+        self.epsilon, self.delta = map(float, as_decimals(*whole))
+        self.most = Fraction(whole[0])
+        if self.delta > 0:
+            mu = largest_mu(self.epsilon * (1 - SHARE), self.delta * (1 - SHARE))
+            self.most = Fraction(mu) ** 2
+        self.spent, self.drawn, self.used = Fraction(0), 0, False
+        self.process, self.lock = os.getpid(), threading.RLock()
 
     def cost(self, guarantee: Guarantee, drawing: Drawing | None) -> Fraction:
         """The cost of one release, rounded up."""
         shift = 1 if guarantee.relation is self.relation else 2
         guarantee = under(guarantee, self.relation)
-        if not math.isfinite(guarantee.epsilon):
-            raise BudgetExceededError(f"no budget pays for a release with {guarantee}")
+        units, _ = cost_of(guarantee)
         if self.delta == 0:
-            # As the file counts it.
-            units = math.ceil(Fraction(repr(float(guarantee.epsilon))) * 10**EPSILON_DIGITS)
-            return Fraction(units, 10**EPSILON_DIGITS)
+            return Fraction(units)
         mu = _mu_of(guarantee, drawing, shift)
         if mu is None:
             raise BudgetExceededError(
@@ -72,41 +70,18 @@ class Pool:
             )
         return Fraction(mu) ** 2
 
-    def release(self, share: "Share", asked: Asked, drawing: Drawing | None) -> None:
-        """Pays for a release of a share. The debit is on the disk before the sums count it."""
-        if self._process != os.getpid():
-            raise BudgetExceededError(
-                "a share belongs to the process that made it: its sums are in memory, and a fork"
-                " would spend them twice"
-            )
-        guarantee = compose(asked[0])
-        with self._lock:
-            cost, numbers = self.cost(guarantee, drawing), drawing.numbers if drawing else 0
-            drawn = self.drawn + numbers
-            left = share.most - share.spent
-            if cost > left or self.spent + cost > self.most or not self._covers(drawn):
-                raise BudgetExceededError(
-                    f"this costs {float(cost / share.most):.3g} of the share, which has"
-                    f" {float(left / share.most):.3g} left; a Gaussian release of epsilon"
-                    f" {share.epsilon:.4g} and delta {share.delta:.4g}, or one of epsilon"
-                    f" {share.pure_epsilon:.4g} without a delta, costs all of it"
-                )
-            self.pay(*asked, self._price(under(guarantee, self.relation)))
-            self.drawn, self._used = drawn, True
-            share.spent, self.spent = share.spent + cost, self.spent + cost
-
-    def _covers(self, drawn: int) -> bool:
+    def covers(self, drawn: int) -> bool:
         """Whether the pool covers the tables of the noise too."""
         if self.delta == 0:
             return True
-        epsilon, delta = float(self.epsilon), float(self.delta)
-        grown, needed = charged(epsilon * (1 - SHARE), delta, drawn)
-        return grown <= epsilon and needed <= delta
+        epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
+        return epsilon <= self.epsilon and delta <= self.delta
 
-    def _price(self, guarantee: Guarantee) -> Price:
+    def price(self) -> Amount | None:
+        """What the next release debits; None for what its guarantee costs."""
         if self.delta == 0:
-            return float(guarantee.epsilon), float(guarantee.delta)
-        return (0, 0) if self._used else (self.epsilon, self.delta)
+            return None
+        return (0, 0) if self.used else self.whole
 
 
 class Share(Account):
@@ -141,9 +116,9 @@ class Share(Account):
     def __init__(self, ledger: Account, pool: Pool, parts: int) -> None:
         self._ledger, self._pool = ledger, pool
         self.most, self.spent = pool.most / parts, Fraction(0)
-        self.delta = float(pool.delta)
-        if pool.delta == 0:
-            units = math.floor(self.most * 10**EPSILON_DIGITS)
+        self.delta = pool.delta
+        if self.delta == 0:
+            units = math.floor(self.most)
             self.epsilon = self.pure_epsilon = _down(Fraction(units, 10**EPSILON_DIGITS))
         else:
             mu = math.sqrt(self.most) * (1 - _MARGIN)
@@ -160,16 +135,28 @@ class Share(Account):
         """The part of the share that is left, from 0 to 1."""
         return float((self.most - self.spent) / self.most)
 
-    def record(
-        self,
-        key: jax.Array,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-        drawing: Drawing | None = None,
-    ) -> None:
-        """Pays for a release that is about to be drawn."""
-        self._pool.release(self, (guarantee, fingerprint_of_key(key), what, request), drawing)
+    def record(self, release: Payment) -> None:
+        """Pays for a release. The debit is on the disk before the sums count it."""
+        pool, drawing = self._pool, release.drawing
+        if pool.process != os.getpid():
+            raise BudgetExceededError(
+                "a share belongs to the process that made it: its sums are in memory, and a fork"
+                " would spend them twice"
+            )
+        with pool.lock:
+            cost = pool.cost(compose(release.guarantee), drawing)
+            drawn = pool.drawn + (drawing.numbers if drawing else 0)
+            left = self.most - self.spent
+            if cost > left or pool.spent + cost > pool.most or not pool.covers(drawn):
+                raise BudgetExceededError(
+                    f"this costs {float(cost / self.most):.3g} of the share, which has"
+                    f" {float(left / self.most):.3g} left; a Gaussian release of epsilon"
+                    f" {self.epsilon:.4g} and delta {self.delta:.4g}, or one of epsilon"
+                    f" {self.pure_epsilon:.4g} without a delta, costs all of it"
+                )
+            pool.pay(release, pool.price())
+            pool.drawn, pool.used = drawn, True
+            self.spent, pool.spent = self.spent + cost, pool.spent + cost
 
     def released(self, request: Request) -> Release | None:
         """The release that the ledger keeps under a request, if any."""

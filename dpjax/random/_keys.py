@@ -14,15 +14,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from dpjax._core import _checks
-from dpjax._core._open_ledgers import (
-    Drawing,
-    OpenLedger,
-    Request,
-    fingerprint_of_key,
-    refuse_traced,
-)
+from dpjax._core._open_ledgers import OpenLedger, Payment, fingerprint_of_key, refuse_traced
 from dpjax._core._types import PyTree, Value
-from dpjax._core._values import Guarantee
 from dpjax._files._durable import database_file
 from dpjax._tracing import _shards
 from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20, bits_of_child_on_host
@@ -237,17 +230,10 @@ class KeyLedger(OpenLedger):
                 " same; take a fresh one, by jax.random.split or dpjax.random.secure_key()"
             ) from error
 
-    def record(
-        self,
-        key: jax.Array,
-        guarantee: Guarantee,
-        what: str,
-        request: Request | None,
-        drawing: Drawing | None = None,
-    ) -> None:
+    def record(self, release: Payment) -> None:
         """Claims the key of a release."""
-        del guarantee, what, request, drawing
-        self.claim(key)
+        assert release.key is not None  # Every release that dpjax draws has one.
+        self.claim(release.key)
 
     def __len__(self) -> int:
         return self._connection.execute("SELECT COUNT(*) FROM used_keys").fetchone()[0]

@@ -11,6 +11,7 @@ from dpjax._core._open_ledgers import (
     Account,
     Drawing,
     OpenLedger,
+    Payment,
     Request,
     refuse_traced,
     told,
@@ -76,7 +77,7 @@ def pay_and_draw(
     # Pay. Ledgers of keys come first: a refused key costs no budget. The debit reaches the disk
     # before anything is computed, so a crash from here on loses budget and reveals nothing.
     for one in sorted(ledgers, key=lambda one: one is account):
-        one.record(key, guarantee, what, asked, drawing)
+        one.record(Payment(key, guarantee, what, asked, drawing))
 
     # Compute and draw, which tells no ledger. A NaN in a private value is no error to stop at.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
@@ -92,7 +93,7 @@ def tell_of_training(key: Key) -> None:
     if ledgers := told():
         refuse_traced(key)
         for one in ledgers:
-            one.record(key, Guarantee(math.inf, 1.0), "training", None)
+            one.record(Payment(key, Guarantee(math.inf, 1.0), "training"))
 
 
 def refuse_unpaid_steps() -> None:

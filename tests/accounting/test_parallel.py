@@ -15,6 +15,7 @@ import pytest
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, queries
+from dpjax._core._open_ledgers import Payment
 from dpjax.accounting import compose, group, parallel
 from dpjax.release._prepared import Prepared
 
@@ -179,7 +180,7 @@ def test_deltas_are_those_of_two_records_where_one_is_replaced(ledger_under, rel
     with ledger.parallel("g") as part:
         for name, epsilon, delta in (("a", 0.5, 1e-6), ("b", 1.0, 1e-5), ("a", 1.0, 1e-6)):
             mechanism = dpjax.Guarantee(epsilon, delta, relation=ADD)
-            part(name).record(dpjax.random.secure_key(), mechanism, "x", None)
+            part(name).record(Payment(dpjax.random.secure_key(), mechanism, "x"))
     if relation is ADD:
         assert (ledger.spent.epsilon, ledger.spent.delta) == (1.5, 1e-5)
     else:
@@ -193,7 +194,7 @@ def test_samplings_of_all_parts_count(ledger):
     sampled = Guarantee(0.5, gamma=0.01, confidence=0.99, relation=ADD)
     with ledger.parallel("g") as part:
         for name in "ab":
-            part(name).record(dpjax.random.secure_key(), sampled, "x", None)
+            part(name).record(Payment(dpjax.random.secure_key(), sampled, "x"))
     assert ledger.spent.epsilon == 0.5
     assert ledger.spent.gamma == pytest.approx(0.02)
 
@@ -269,7 +270,7 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
             with pytest.raises(dpjax.BudgetExceededError):
                 release(found["Fair"], 1.5)
             with pytest.raises(dpjax.BudgetExceededError):
-                part("Fair").record(dpjax.random.secure_key(), endless, "", None)
+                part("Fair").record(Payment(dpjax.random.secure_key(), endless, ""))
         assert ledger.spent.epsilon == 9.0
         # What was refused is not counted as spent: 8 of another part costs 1 more.
         with part("Good"):
@@ -310,7 +311,7 @@ def test_threads_of_a_block_share_its_sums(ledger):
 
         def work(name):
             for _ in range(10):
-                part(name).record(dpjax.random.secure_key(), guarantee, "x", None)
+                part(name).record(Payment(dpjax.random.secure_key(), guarantee, "x"))
 
         threads = [threading.Thread(target=work, args=(name,)) for name in "aab"]
         for thread in threads:
@@ -337,7 +338,9 @@ def test_what_is_no_part_is_refused(ledger, monkeypatch):
                 taken(part)
         monkeypatch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(ValueError, match="process"):
-            part("Fair").record(dpjax.random.secure_key(), Guarantee(1.0, relation=ADD), "", None)
+            part("Fair").record(
+                Payment(dpjax.random.secure_key(), Guarantee(1.0, relation=ADD), "")
+            )
     with pytest.raises(TypeError, match="column must be"):
         ledger.parallel(3)
     assert not ledger.history()
