@@ -14,7 +14,9 @@ def completed(markdown: str, room: str) -> str:
     """The page of a room, with every public name of the room that it does not place itself."""
     folder = _PACKAGE if room == "dpjax" else _PACKAGE / room
     prefix = "dpjax" if room == "dpjax" else f"dpjax.{room}"
-    exported = re.findall(r"\b([a-zA-Z]\w*) as \1\b", (folder / "__init__.py").read_text())
+    text = (folder / "__init__.py").read_text()
+    listed = re.findall(r'^ +"(\w+)",$', text.partition("__all__ = ")[2], flags=re.MULTILINE)
+    exported = {*listed, *re.findall(r"\b([a-zA-Z]\w*) as \1\b", text)}
     names = [name for name in exported if not (folder / name).is_dir()]
     placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
     rest = sorted(set(names) - set(placed), key=str.lower)

@@ -22,16 +22,16 @@ from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype, unit
-from dpjax.targets._spd_solve import solve
-from dpjax.targets._strong_convexity import (
+from dpjax.targets._clamping import into_unit_ball
+from dpjax.targets._minimizers import (
     WalkPlan,
     check_carried,
     check_strength,
+    solve,
     walk_error,
     walk_plan,
     walk_to_minimizer,
 )
-from dpjax.targets._unit_ball import into_unit_ball
 
 
 class PerturbationPlan(NamedTuple):

@@ -16,10 +16,9 @@ from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below
 from dpjax._tracing._lanes import check_lanes, is_exact
-from dpjax.queries._integer_query import IntegerQuery, Reach
-from dpjax.queries._query import Query
+from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._interval import comparable, increasing, without_subnormals
+from dpjax.targets._clamping import comparable, increasing, without_subnormals
 
 LARGEST_TABLE = 2**31 - 2
 

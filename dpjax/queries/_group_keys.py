@@ -21,7 +21,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
 from dpjax.queries._groups import integer_keys
-from dpjax.queries._integer_query import compiled
+from dpjax.queries._query import compiled
 from dpjax.random._facade import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity

@@ -1,38 +1,161 @@
-"""k-means by a few iterations on noisy counts and sums of clusters."""
+"""Where k-means starts: public cells, and clusters of their noisy counts and averages.
+
+It draws in float32, so it gives the same with and without x64.
+"""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy
+from dpjax._core._accuracy import Accuracy, Ends, intervals_of
 from dpjax._core._numbers import is_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype
-from dpjax._core._types import Database, Key, Scalar
+from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
 from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
-from dpjax.queries import _k_means_intervals as _k_means_intervals
-from dpjax.queries._covariance import public_ball
-from dpjax.queries._integer_query import compiled
-from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, sums_by_group
-from dpjax.queries._k_means_start import clusters_of_cells, number_of_cells, spread_points
+from dpjax.mechanisms._noise_intervals import noise_bounds
+from dpjax.queries._intervals import _quotient
+from dpjax.queries._moments import public_ball
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
+from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
+from dpjax.queries._sums import coarse, coarse_reach, coarsening, sums_by_group
 from dpjax.random._facade import check_key
 from dpjax.release._requests import request_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._bounds import sqrt_up
+
+# Candidates for each cell; more of them spread the cells more evenly.
+_CANDIDATES = 32
+_RESTARTS = 64
+_STEPS = 10
+# A cell whose count is not above so many deviations of the noise may be empty.
+_DEVIATIONS = 2
+
+
+def number_of_cells(clusters: int) -> int:
+    """How many cells cover the ball: so many that two clusters rarely share one."""
+    return max(32, 4 * clusters)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "dims"))
+def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
+    """Points of the unit ball: each of them, of many random ones, the furthest from those before.
+
+    Gonzalez (1985).
+    """
+    candidates = _points_of_ball(key, _CANDIDATES * count, dims)
+
+    def add(nearest: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        point = candidates[jnp.argmax(nearest)]
+        return jnp.minimum(nearest, _squares(candidates - point[None])), point
+
+    farther_than_any = jnp.full(len(candidates), 5.0, jnp.float32)
+    _, points = jax.lax.scan(add, farther_than_any, None, length=count)
+    return points.astype(float)
+
+
+@functools.partial(jax.jit, static_argnames="clusters")
+def clusters_of_cells(
+    key: jax.Array, cells: jax.Array, counts: jax.Array, noise: jax.Array, *, clusters: int
+) -> jax.Array:
+    """The best of many k-means of the centers of cells, weighed by their noisy counts.
+
+    They start as k-means++ does, Arthur and Vassilvitskii (2007).
+    """
+    points = cells.astype(jnp.float32)
+    weights = jnp.where(counts > _DEVIATIONS * noise, counts, 0).astype(jnp.float32)
+
+    def step(centers: jax.Array, _: None) -> tuple[jax.Array, None]:
+        nearest = jnp.argmin(_apart(points, centers), axis=1)
+        shares = jax.nn.one_hot(nearest, clusters, dtype=jnp.float32) * weights[:, None]
+        total = jnp.sum(shares, axis=0)[:, None]
+        averages = shares.T @ points / jnp.maximum(total, 1)
+        return jnp.where(total > 0, averages, centers), None
+
+    def run(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        centers, _ = jax.lax.scan(step, _seeds(key, points, weights, clusters), length=_STEPS)
+        return centers, jnp.sum(weights * jnp.min(_apart(points, centers), axis=1))
+
+    found, costs = jax.vmap(run)(jax.random.split(key, _RESTARTS))
+    return found[jnp.argmin(costs)].astype(float)
+
+
+def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
+    """Points drawn by their weight and their squared distance from those before."""
+
+    def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The small number chooses a point where no weight is left.
+        point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
+        return jnp.minimum(nearest, _squares(points - point[None])), point
+
+    start = jnp.ones(len(points), jnp.float32)
+    return jax.lax.scan(draw, start, jax.random.split(key, count))[1]
+
+
+def _apart(points: jax.Array, centers: jax.Array) -> jax.Array:
+    return _squares(points[:, None] - centers[None])
+
+
+def _squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x), axis=-1)
+
+
+def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
+    """Uniform points of the unit ball."""
+    direction_key, length_key = jax.random.split(key)
+    directions = jax.random.normal(direction_key, (count, dims), jnp.float32)
+    radii = jax.random.uniform(length_key, (count, 1), jnp.float32) ** (1 / dims)
+    return radii * directions / jnp.sqrt(_squares(directions))[:, None]
+
+
+_FLOATS = 2.0**-20  # Relative to the radius or the count: what float32 rounds, more than once.
+
+
+@intervals_of("k-means")
+def _of_clusters(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """For the records of each cluster, as the last iteration assigned them."""
+    del measured
+    middle, size = np.asarray(facts["middle"]), facts["size"]
+    spared = _FLOATS * (np.abs(middle) + size)
+    centers = (np.asarray(value["centers"], np.float64) - middle) / size
+    counts = np.asarray(value["counts"], np.float64)
+
+    def count_within(parts: int) -> np.ndarray:
+        (bound,) = noise_bounds(facts, confidence, facts["coordinates"] if simultaneous else parts)
+        # Totals are rounded once.
+        return (bound + 1) * facts["unit"] + _FLOATS * np.abs(counts)
+
+    alone, reach = count_within(1), count_within(2)[..., None]
+    sums, under = centers * counts[..., None], counts[..., None]
+    around = (sums - reach, sums + reach), (under - reach, under + reach)
+    low, high = _quotient(*around)
+    inside = np.sqrt(np.sum(centers**2, axis=-1)) < 1 - facts["edge"]
+    known = (inside & (counts > facts["least"] * (1 + _FLOATS)))[..., None]
+    low = np.where(known, np.clip(low - facts["edge"], -1, 1), -1)
+    high = np.where(known, np.clip(high + facts["edge"], -1, 1), 1)
+    return (
+        {"centers": middle + size * low - spared, "counts": np.maximum(counts - alone, 0)},
+        {"centers": middle + size * high + spared, "counts": counts + alone},
+    )
+
 
 # The bits of the coordinates that assign records to clusters.
 _BITS = 14

@@ -16,11 +16,11 @@ from dpjax._core._numbers import check_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax.queries._bootstrap import CLEAR, STATISTICS, Statistic
 from dpjax.queries._groups import By, inside_groups
-from dpjax.queries._integer_query import IntegerQuery, compiled, in_units_of
+from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
 from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
+from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
     averages,

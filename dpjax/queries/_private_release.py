@@ -18,10 +18,9 @@ from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._gaussian import gaussian
 from dpjax.mechanisms._laplace import laplace
-from dpjax.queries._by import integers_by_group
-from dpjax.queries._groups import By, each_group, groups_of, inside_groups
-from dpjax.queries._integer_query import IntegerQuery
+from dpjax.queries._groups import By, each_group, groups_of, inside_groups, integers_by_group
 from dpjax.queries._padded_records import number_of_records, records_and_slots
+from dpjax.queries._query import IntegerQuery
 from dpjax.release._privatize import privatize
 
 

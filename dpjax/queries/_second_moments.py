@@ -16,8 +16,8 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
-from dpjax.queries._integer_query import IntegerQuery, compiled, in_units_of
-from dpjax.queries._integer_sums import coarse, coarse_reach, coarsening, gram
+from dpjax.queries._query import IntegerQuery, compiled, in_units_of
+from dpjax.queries._sums import coarse, coarse_reach, coarsening, gram
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.

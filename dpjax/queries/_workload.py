@@ -23,8 +23,7 @@ from dpjax.queries._counts import (
     reach_of_tables,
     sizes_of_attributes,
 )
-from dpjax.queries._integer_query import IntegerQuery, Reach
-from dpjax.queries._query import Query
+from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15

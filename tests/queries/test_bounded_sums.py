@@ -12,8 +12,8 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax._exact import _limbs
-from dpjax.queries import _integer_sums
-from dpjax.queries._integer_sums import coarse, coarse_reach, gram, sums_by_group
+from dpjax.queries import _sums
+from dpjax.queries._sums import coarse, coarse_reach, gram, sums_by_group
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -143,7 +143,7 @@ def test_products_are_added_up_exactly(integers):
 
 
 def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
-    monkeypatch.setattr(_integer_sums, "_ROWS", 700)
+    monkeypatch.setattr(_sums, "_ROWS", 700)
     group = np.arange(3000, dtype="int32") % 4  # The last of which is none.
     found = jax.jit(lambda x, group: sums_by_group(x, group, 3))(integers, group)
     expected = [integers[group == j].astype(object).sum(axis=0) for j in range(3)]
@@ -153,7 +153,7 @@ def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
 def test_digits_of_a_block_of_rows_do_not_wrap():
     """A high digit of -1024 is the largest, and 2^21 of them are the end of int32."""
     assert -(2**20) >> 10 == -(2**10)
-    assert _integer_sums._ROWS * 2**10 < 2**31
+    assert _sums._ROWS * 2**10 < 2**31
 
 
 def test_numbers_are_those_of_the_integers_but_for_one_rounding(x64):

@@ -14,8 +14,8 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax._core._records import record_arrays
-from dpjax.queries._by import integers_by_group
 from dpjax.queries._groups import groups as groups_of_keys
+from dpjax.queries._groups import integers_by_group
 from dpjax.queries._second_moments import second_moments_query
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -508,7 +508,7 @@ def test_a_mean_by_group_counts_its_group_in_private(relation):
 
 
 def _centered():
-    from dpjax.queries._means import _centered_sums
+    from dpjax.queries._moments import _centered_sums
 
     return _centered_sums(0.0, 8.0, 100, 1)
 

@@ -12,7 +12,7 @@ import scipy
 import dpjax
 from dpjax import queries
 from dpjax.mechanisms._noise_intervals import noise_bounds
-from dpjax.queries._k_means_intervals import _of_clusters
+from dpjax.queries._k_means import _of_clusters
 
 ARRAY = {"scale": 5.0, "step": 1.0, "whole": True}
 FACTS = {"noise": "gaussian", "arrays": [ARRAY], "coordinates": 9, "unit": 1.0, "least": 5.0}

@@ -12,8 +12,8 @@ import scipy.stats
 
 import dpjax
 from dpjax import queries
-from dpjax.queries import _multiplicative_weights
-from dpjax.queries._multiplicative_weights import Measured
+from dpjax.queries import _mwem
+from dpjax.queries._mwem import Measured
 
 MATRIX = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, -1], [0, 0, 2, 2]])
 WORKLOAD = queries.linear_workload(MATRIX)
@@ -81,8 +81,8 @@ def test_updates_in_blocks_are_those_one_by_one(monkeypatch):
     def elsewhere(*operands, default, **_):
         return default(*operands)
 
-    monkeypatch.setattr(_multiplicative_weights.lax, "platform_dependent", elsewhere)
-    learner = _multiplicative_weights.MultiplicativeWeights(WORKLOAD, 3, RECORDS, 1, 2.0)
+    monkeypatch.setattr(_mwem.lax, "platform_dependent", elsewhere)
+    learner = _mwem.MultiplicativeWeights(WORKLOAD, 3, RECORDS, 1, 2.0)
     _, last, _ = jax.jit(lambda: learner.learn(measure))()
     np.testing.assert_allclose(last, learned(asked, answers)[-1], rtol=1e-5)
 

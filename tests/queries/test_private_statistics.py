@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.queries import _k_means, _k_means_start, _linear_regression, _means
+from dpjax.queries import _k_means, _linear_regression, _moments
 from dpjax.queries._second_moments import (
     in_ball,
     moments_of,
@@ -167,7 +167,7 @@ def test_totals_of_any_number_of_records_fit(capacity):
     assert query.sensitivity("l2").value <= 2**18
     assert capacity > 2**22 or radius_bits_for(capacity) == 20
     for half in (1e-3, 1.0, 7.7):
-        query = _means._centered_sums(-half, half, capacity, 1)
+        query = _moments._centered_sums(-half, half, capacity, 1)
         assert half * capacity <= 2**30 * query.unit
 
 
@@ -222,7 +222,7 @@ def test_no_record_moves_what_gets_noise_further(triangles, norm):
 @pytest.mark.parametrize("coordinates", [1, 3])
 def test_no_record_moves_count_and_sums_further(coordinates):
     low, high = -2.0, 5.0
-    query = _means._centered_sums(low, high, 3, coordinates)
+    query = _moments._centered_sums(low, high, 3, coordinates)
     records = np.random.default_rng(0).choice(
         np.float32([low, high, 1.5, np.nan, 1e38, -np.inf]), (300, coordinates)
     )
@@ -302,7 +302,7 @@ def test_averages_are_as_near_as_they_say(relation):
     """Of 400 averages 40 may be further away; 4 deviations are 24."""
     n, epsilon, beta = 500, 0.2, 0.1
     database = padded_if(relation, np.linspace(0, 1, n, dtype="float32"), capacity=500)
-    query = _means._centered_sums(0.0, 1.0, 500, 1)
+    query = _moments._centered_sums(0.0, 1.0, 500, 1)
     mechanism = dpjax.laplace(query.sensitivity(relation=relation), epsilon)
     keys = jax.random.split(dpjax.random.seeded_key(3), 400)
     totals = query(database)
@@ -331,8 +331,8 @@ def test_the_number_of_records_decides_nothing_where_it_is_private(key):
 
 
 def test_a_mean_is_traced_once_for_each_interval(key, monkeypatch):
-    traced, clamp = [], _means.clamp
-    monkeypatch.setattr(_means, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
+    traced, clamp = [], _moments.clamp
+    monkeypatch.setattr(_moments, "clamp", lambda *xs: traced.append(xs[1:]) or clamp(*xs))
 
     def mean(upper, key=key):
         return queries.private_mean(key, jnp.ones(7), lower=-3.5, upper=upper, epsilon=1e5).value
@@ -479,7 +479,7 @@ def test_noise_that_does_not_fit_is_refused_in_words_of_the_caller(
 
 def spread_of(count, dims):
     key = jax.random.key(1)
-    return np.asarray(_k_means_start.spread_points(key, count=count, dims=dims))
+    return np.asarray(_k_means.spread_points(key, count=count, dims=dims))
 
 
 def test_cells_are_spread_over_the_ball():
@@ -500,7 +500,7 @@ def test_the_start_is_the_best_of_all_clusters_of_cells():
     around = 0.05 * np.array([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
     cells = np.concatenate([(groups[:, None] + around).reshape(-1, 2), spread_of(23, 2)])
     counts = np.concatenate([np.full(9, 100.0), np.full(23, 19.0)])
-    start = jax.jit(_k_means_start.clusters_of_cells, static_argnames="clusters")
+    start = jax.jit(_k_means.clusters_of_cells, static_argnames="clusters")
     for seed in range(5):
         found = start(jax.random.key(seed), cells, counts, 10.0, clusters=3)
         apart = np.linalg.norm(np.asarray(found)[:, None] - groups, axis=2)

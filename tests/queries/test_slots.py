@@ -20,12 +20,11 @@ import pytest
 from dpjax import NeighboringRelation, queries
 from dpjax._tracing._walks import primitives
 from dpjax.queries import (
-    _bounded_sums,
-    _covariance,
     _k_means,
     _linear_regression,
-    _means,
+    _moments,
     _second_moments,
+    _sums,
 )
 from dpjax.queries._quantiles import _counts_beside
 from dpjax.queries._second_moments import in_ball, second_moments_query
@@ -190,10 +189,10 @@ SLOW = ["sums", "mean", "variance", "line", "ranks"]
 @pytest.fixture(params=[*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def total(request, monkeypatch):
     """What makes a sum of integers of records of 8 coordinates, before it is rounded."""
-    for module in (_bounded_sums, _means, _second_moments, _k_means):
+    for module in (_sums, _moments, _second_moments, _k_means):
         monkeypatch.setattr(module, "coarse", lambda total, bits: total.low)
     some, between = jnp.ones((4, 8)), {"lower": -0.3, "upper": 1.7}
-    ball, _, _ = _covariance.public_ball(0.3, 1.7, 8)
+    ball, _, _ = _moments.public_ball(0.3, 1.7, 8)
 
     def moments(vectors, dimension):
         return second_moments_query(vectors, dims=dimension, capacity=5003).total
@@ -213,7 +212,7 @@ def total(request, monkeypatch):
 
     def variance():
         vectors = vectors_of(
-            _covariance,
+            _moments,
             monkeypatch,
             lambda: queries.private_variance(None, some[:, 0], **between, epsilon=1.0),
         )
@@ -227,7 +226,7 @@ def total(request, monkeypatch):
 
     return {
         "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8)._integers.total,
-        "mean": lambda: _means._centered_sums(-0.3, 1.7, 5003, 8).total,
+        "mean": lambda: _moments._centered_sums(-0.3, 1.7, 5003, 8).total,
         "variance": variance,
         "ball": lambda: moments(ball, 8),
         "line": line,

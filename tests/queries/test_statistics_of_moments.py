@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dpjax import NeighboringRelation, queries
-from dpjax.queries import _covariance, _linear_regression
+from dpjax.queries import _linear_regression, _moments
 from dpjax.queries._second_moments import Moments
 
 
@@ -30,7 +30,7 @@ def test_a_variance_is_in_units_of_the_numbers(monkeypatch):
     numbers = np.float32([-1, 0, 2, 4, 5])
     vectors, finish = asked(
         monkeypatch,
-        _covariance,
+        _moments,
         lambda: queries.private_variance(None, numbers, lower=-1, upper=5, epsilon=1.0),
     )
     made = np.asarray(vectors(jnp.asarray(numbers)))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.targets._interval import check_interval, clamp
+from dpjax.targets._clamping import check_interval, clamp
 
 EXTREMES = [-np.inf, -1e30, 0.1, 0.2, 0.3, 1e30, np.inf, np.nan]
 

@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax.targets._spd_solve import _eliminate, inverse_factor, solve
+from dpjax.targets._minimizers import _eliminate, inverse_factor, solve
 
 
 def problem(seed, n=60, d=3):

@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 
 from dpjax import targets
-from dpjax.targets import _linear_svm, _logistic_regression, _ridge_regression
+from dpjax.targets import _linear_svm, _regression
 
 FLOAT32 = float(np.finfo("float32").eps)
 WEAKEST = 17 * (3 + 8) * FLOAT32
@@ -54,8 +54,8 @@ def broken(monkeypatch):
     """Breaks the solvers of all targets, as a compiler or an ill-conditioned matrix might."""
 
     def solve_by(fault):
-        monkeypatch.setattr(_logistic_regression, "solve", fault)
-        monkeypatch.setattr(_ridge_regression, "inverse_factor", factor_of(fault))
+        monkeypatch.setattr(_regression, "solve", fault)
+        monkeypatch.setattr(_regression, "inverse_factor", factor_of(fault))
 
     return solve_by
 
@@ -69,7 +69,7 @@ def problem(seed, n=60, d=3, separable=False):
 
 def exact_minimizer(kind, records, strength):
     """In float64, by steps that cannot fail: of the records as the target scales them."""
-    x = np.asarray(targets._unit_ball.into_unit_ball(jnp.asarray(records["x"])), float)
+    x = np.asarray(targets._clamping.into_unit_ball(jnp.asarray(records["x"])), float)
     y, n = np.asarray(records["y"], float), len(x)
     if kind == "ridge":
         return np.linalg.solve(x.T @ x / n + strength * np.eye(x.shape[1]), x.T @ y / n)
@@ -113,9 +113,10 @@ def test_the_weakest_regularization_takes_no_walk(kind, monkeypatch):
 
     Many records, separable ones, collinear ones, one against all, and huge ones that are clipped.
     """
-    module = {"logistic": _logistic_regression, "ridge": _ridge_regression}[kind]
-    plan = module.walk_plan
-    monkeypatch.setattr(module, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0))
+    plan = _regression.walk_plan
+    monkeypatch.setattr(
+        _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
+    )
     target = MAKE[kind](regularization=WEAKEST, dims=3)
     fit = jax.jit(target)
     line = np.ones((2000, 1)) * np.array([[0.6, 0.64, 0.48]], "float32")
@@ -130,7 +131,6 @@ def test_the_weakest_regularization_takes_no_walk(kind, monkeypatch):
 def test_neighbors_of_a_broken_solver_are_within_the_bound(kind, broken, monkeypatch):
     """Without the walk they are far beyond it, so this search would see that."""
     broken(of_far_away)
-    module = {"logistic": _logistic_regression, "ridge": _ridge_regression}[kind]
     generator = np.random.default_rng(5)
     n, lanes, strength = 400, 40, 0.05
     x = generator.normal(size=(lanes, n, 3)).astype("float32")
@@ -145,8 +145,10 @@ def test_neighbors_of_a_broken_solver_are_within_the_bound(kind, broken, monkeyp
         return distance.max() / target.sensitivity("l2", n=n).value
 
     assert moved() <= 1
-    plan = module.walk_plan
-    monkeypatch.setattr(module, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0))
+    plan = _regression.walk_plan
+    monkeypatch.setattr(
+        _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
+    )
     assert moved() > 1
 
 

@@ -1,0 +1,310 @@
+"""Logistic and ridge regression, solved to an error that is known in advance.
+
+A fast solver comes first, and then the walk of `_minimizers.py`. docs/proofs/learners.md has the
+proofs.
+"""
+
+import decimal
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._types import Database, PyTree
+from dpjax._exact._fixed_point import average
+from dpjax._exact._numerics import round_up
+from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
+from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
+from dpjax.targets._known_sensitivity import (
+    Bound,
+    BoundedSum,
+    BoundedTarget,
+    bounded_average,
+    check_dims,
+    dims_or_none,
+    known_dims,
+)
+from dpjax.targets._minimizers import (
+    WalkPlan,
+    check_carried,
+    check_strength,
+    inverse_factor,
+    solve,
+    walk_error,
+    walk_plan,
+    walk_to_minimizer,
+)
+
+# Above the largest value of m / (1 + exp(m)).
+_LARGEST_PULL = Fraction(2785, 10_000)
+# The loop goes on to a gradient shorter by this factor, while steps still help. Most problems get
+# there, and the sampler then sees a smaller error. Beyond it nothing is gained.
+_FAR_BELOW = 1024
+# Each refinement lowers the residual by a factor of 16 or more, down to its rounding.
+_REFINEMENTS = 6
+
+
+class _Objective(NamedTuple):
+    """The average loss of records in the unit ball, plus (lambda / 2) ||w||^2.
+
+    Attributes:
+        strength: lambda.
+        curvature: the largest curvature of the loss of a record along a unit vector.
+        longest: W, a bound on the length of the exact minimizer.
+        pull: a bound on the gradient of the loss of a record at weights of at most this length.
+        gradient_error: takes d to a bound on the rounding of a gradient, in units of eps.
+    """
+
+    strength: Fraction
+    curvature: Fraction
+    longest: Fraction
+    pull: Fraction
+    gradient_error: Callable[[int], Fraction]
+
+    def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
+        """The plan of the walk; refuses a lambda that is too near to rounding."""
+        strength = float(self.strength)
+        check_carried(strength, d, dtype)
+        return walk_plan(
+            strength,
+            curvature=float(self.curvature),
+            radius=round_up(self.longest),
+            gradient_error=float(unit(dtype) * self.gradient_error(d)),
+        )
+
+    def walk(
+        self, gradient_of: Callable[[jax.Array], jax.Array], start: jax.Array, plan: WalkPlan
+    ) -> jax.Array:
+        """The end of the walk."""
+        step_size = 1 / (float(self.strength) + float(self.curvature))
+        return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
+
+    def bound(self, dims: int | None) -> Bound:
+        """How far one record moves the end of the walk, in l2."""
+
+        def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+            del norm  # l2.
+            d, eps = known_dims(dims), unit(dtype)
+            check_carried(float(self.strength), d, dtype)
+            error = walk_error(
+                self.strength,
+                curvature=self.curvature,
+                gradient_error=eps * self.gradient_error(d),
+                rounding=eps * (self.longest * (Fraction(d, 2) + 8) + 16),
+            )
+            exact = 2 * self.pull / (_checks.integer("n", n, least=1) * self.strength)
+            diameter = 2 * self.longest * (1 + (d + 8) * eps)
+            return round_up(min(diameter, exact + 2 * error))
+
+        return bound
+
+
+class _Point(NamedTuple):
+    w: jax.Array
+    wrong: jax.Array  # The model's probability of the other label, for each record.
+    gradient: jax.Array
+    length: jax.Array  # The length of the gradient.
+    before: jax.Array  # The length of the gradient one step ago.
+    steps: jax.Array  # A float of the dtype of the features, which counts high enough.
+
+
+def logistic_regression(*, regularization: float, dims: int | None = None) -> BoundedTarget:
+    """The weights of L2-regularized logistic regression, as a target.
+
+    Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
+    from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
+    on until the gradient is down to rounding error, which certifies that w is near the minimizer.
+    Then it goes on further, until the gradient is far below that, or a step no longer halves it. It
+    ends after 5 lambda^(-3/4) + 100 steps in any case; twelve are usual. Whatever it has found, at
+    most K steps along the gradient follow, while it is longer; usually none. They take any point
+    to the minimizer. docs/proofs/learners.md has the proofs of this and of the bound.
+
+    Args:
+        regularization: lambda, above 0.
+        dims: d, the number of features. With None, no sensitivity is known.
+
+    Returns:
+        A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,) labels,
+        positive or not} to w, shape (d,). Append a constant feature for an intercept.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range; on a database, if it has other dims, or lambda
+            is below 16 (d + 8) eps, too near to rounding: 2.1e-5 for 3 features in float32.
+
+    Formal guarantees:
+        The l2 sensitivity under replace-one is at most min(2 W, 2 s(W) / (n lambda) + 2 E),
+        rounding included. For the exact minimizer E is 0.
+
+        W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So a
+        record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
+        any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where
+        e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and
+        u = eps (W (d / 2 + 8) + 16) that of a step. E stays below 1% of the bound while n is well
+        below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are not,
+        so the order of the records shows in rounding.
+
+    Source:
+        Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
+        self-concordant functions" (2019), for the damping.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import targets
+        >>> fit = targets.logistic_regression(regularization=0.1)
+        >>> fit({"x": jnp.array([[0.5], [-0.5]]), "y": jnp.array([1, 0])}).shape
+        (1,)
+        >>> fit = targets.logistic_regression(regularization=0.1, dims=2)
+        >>> round(fit.sensitivity("l2", n=100).value, 2)
+        0.17
+    """
+    strength, dims = check_strength(regularization), dims_or_none(dims)
+    objective = _logistic_objective(Fraction(strength))
+    most_steps = 5 * strength**-0.75 + 100
+
+    def fit(database: Database) -> jax.Array:
+        x = into_unit_ball(database["x"])
+        n, d = x.shape
+        check_dims(dims, d)
+        plan = objective.plan(d, x.dtype)
+        # Records times their labels.
+        rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
+
+        def point(w: jax.Array, steps: jax.Array, before: jax.Array) -> _Point:
+            wrong = jax.nn.sigmoid(-(rows @ w))
+            gradient = strength * w - average(wrong[:, None] * rows, 1.0)
+            return _Point(w, wrong, gradient, jnp.sqrt(jnp.sum(gradient**2)), before, steps)
+
+        def unsolved(at: _Point) -> jax.Array:
+            improving = (at.length < at.before / 2) & (at.length > plan.enough / _FAR_BELOW)
+            return (at.steps < most_steps) & ((at.length > plan.enough) | improving)
+
+        def newton_step(at: _Point) -> _Point:
+            curvature = at.wrong * (1 - at.wrong) / n
+            hessian = (rows.T * curvature[None, :]) @ rows + strength * jnp.eye(d, dtype=x.dtype)
+            step = solve(hessian, at.gradient)
+            reach = jnp.maximum(jnp.max(jnp.abs(rows @ step)), np.finfo(x.dtype).tiny)
+            return point(at.w - jnp.log1p(reach) / reach * step, at.steps + 1, at.length)
+
+        with jax.default_matmul_precision("highest"):
+            start = point(jnp.zeros(d, x.dtype), jnp.zeros((), x.dtype), jnp.asarray(2, x.dtype))
+            found = lax.while_loop(unsolved, newton_step, start)
+            return objective.walk(
+                lambda w: point(w, found.steps, found.before).gradient, found.w, plan
+            )
+
+    return BoundedTarget(fit, bound=objective.bound(dims), norms=("l2",))
+
+
+def _logistic_objective(strength: Fraction) -> _Objective:
+    longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
+
+    def gradient_error(d: int) -> Fraction:
+        # At weights up to twice as long as the longest. A product w'x is wrong by (d + 1) eps / 2
+        # times the length of w, and the slope of the sigmoid is at most 1/4. The sigmoid, its
+        # product with a record, their average, lambda w and the difference add 8 eps together. The
+        # grid of an average adds eps / 8 in each coordinate.
+        return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
+
+    # The slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
+    context = decimal.Context(prec=50)
+    length = context.divide(
+        decimal.Decimal(longest.numerator), decimal.Decimal(longest.denominator)
+    )
+    pull = 1 / (1 + Fraction(context.exp(-length)) * (1 - Fraction(1, 10**30)))
+    return _Objective(strength, Fraction(1, 4), longest, pull, gradient_error)
+
+
+def ridge_regression(*, regularization: float, dims: int | None = None) -> BoundedSum:
+    """The weights of ridge regression, as a target.
+
+    Minimizes (1/n) sum_i (y_i - w'x_i)^2 / 2 + (lambda / 2) ||w||^2. Each x_i outside of the unit
+    ball is scaled into it, and y_i is clipped to [-1, 1]; NaN counts as 0. The minimizer solves
+    (S + lambda I) w = s, where S and s are the averages of x_i x_i' and y_i x_i.
+
+    Args:
+        regularization: lambda, above 0.
+        dims: d, the number of features. With None, no sensitivity is known.
+
+    Returns:
+        A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,)
+        responses} to w, shape (d,). Append a constant feature for an intercept. Neighbors share
+        n - 1 records, and the sampler computes their sums once.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range; on a database, if it has other dims, or lambda
+            is below 16 (d + 8) eps, too near to rounding: 2.1e-5 for 3 features in float32.
+
+    Formal guarantees:
+        The l2 sensitivity under replace-one is at most min(2 W, 2 (1 + W) / (n lambda) + 2 E),
+        rounding included. For the exact minimizer E is 0.
+
+        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E bounds the
+        error of a solution, for any result of its refinement: max(5 e, 2 e + (lambda + 1) u) /
+        lambda + u. e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments and
+        of a residual, and u = eps (W (d / 2 + 8) + 16) that of a step. Steps along the gradient,
+        which take any point to the minimizer, follow where it is longer than 4 e: usually none.
+        docs/proofs/learners.md has the proof. Second moments are added up in fixed point, exactly,
+        so the order of the records does not matter.
+
+    Source:
+        Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),
+        Lemma 7.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import targets
+        >>> fit = targets.ridge_regression(regularization=0.25)
+        >>> w = fit({"x": jnp.array([[0.5], [-0.5]]), "y": jnp.array([1.0, -1.0])})
+        >>> round(float(w[0]), 5)
+        1.0
+        >>> fit = targets.ridge_regression(regularization=0.25, dims=2)
+        >>> round(fit.sensitivity("l2", n=100).value, 3)
+        0.16
+    """
+    strength, dims = check_strength(regularization), dims_or_none(dims)
+    objective = _ridge_objective(Fraction(strength))
+
+    def statistic(record: PyTree) -> dict[str, jax.Array]:
+        x = into_unit_ball(record["x"])
+        y = clip_and_replace_nan(record["y"].astype(x.dtype), -1, 1)
+        return {"xx": x[:, None] * x[None, :], "xy": x * y}
+
+    def finish(average: dict[str, jax.Array]) -> jax.Array:
+        second, product = average["xx"], average["xy"]
+        check_dims(dims, len(product))
+        plan = objective.plan(len(product), product.dtype)
+        whitening = inverse_factor(second + strength * jnp.eye(len(second), dtype=second.dtype))
+
+        def residual(w: jax.Array) -> jax.Array:
+            return product - second @ w - strength * w
+
+        def refined(w: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return w + (whitening @ residual(w)) @ whitening, None
+
+        with jax.default_matmul_precision("highest"):
+            start = (whitening @ product) @ whitening
+            found, _ = lax.scan(refined, start, length=_REFINEMENTS)
+            return objective.walk(lambda w: -residual(w), found, plan)
+
+    return bounded_average(
+        statistic, finish, largest=1.0, bound=objective.bound(dims), norms=("l2",)
+    )
+
+
+def _ridge_objective(strength: Fraction) -> _Objective:
+    longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
+
+    def gradient_error(d: int) -> Fraction:
+        # With the rounding of second moments. In eps / 2: a product with moments is off by d + 1
+        # times the length of w, lambda w by 1, and two differences by 2. Moments, rounded to a grid
+        # and as they are divided, are off by d / 2 + 5.
+        return (d + 8) * (1 + (1 + strength) * longest)
+
+    return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)
