@@ -114,6 +114,7 @@ def test_the_weakest_regularization_takes_no_walk(kind, monkeypatch):
     Many records, separable ones, collinear ones, one against all, and huge ones that are clipped.
     """
     plan = _regression.walk_plan
+    unwalked = lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)  # noqa: E731
     monkeypatch.setattr(
         _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
     )
@@ -146,6 +147,7 @@ def test_neighbors_of_a_broken_solver_are_within_the_bound(kind, broken, monkeyp
 
     assert moved() <= 1
     plan = _regression.walk_plan
+    unwalked = lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)  # noqa: E731
     monkeypatch.setattr(
         _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
     )
