@@ -115,9 +115,7 @@ def test_the_weakest_regularization_takes_no_walk(kind, monkeypatch):
     """
     plan = _regression.walk_plan
     unwalked = lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)  # noqa: E731
-    monkeypatch.setattr(
-        _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
-    )
+    monkeypatch.setattr(_regression, "walk_plan", unwalked)
     target = MAKE[kind](regularization=WEAKEST, dims=3)
     fit = jax.jit(target)
     line = np.ones((2000, 1)) * np.array([[0.6, 0.64, 0.48]], "float32")
@@ -148,9 +146,7 @@ def test_neighbors_of_a_broken_solver_are_within_the_bound(kind, broken, monkeyp
     assert moved() <= 1
     plan = _regression.walk_plan
     unwalked = lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)  # noqa: E731
-    monkeypatch.setattr(
-        _regression, "walk_plan", lambda *x, **y: plan(*x, **y)._replace(most_steps=0.0)
-    )
+    monkeypatch.setattr(_regression, "walk_plan", unwalked)
     assert moved() > 1
 
 
