@@ -175,13 +175,21 @@ def test_extras_that_messages_name_bring_what_is_missing():
 
 @pytest.mark.parametrize("module", [m for m, path in FILES.items() if path.name == "__init__.py"])
 def test_topics_only_re_export(module):
-    """By hand, `x as x`, so that the public surface can be read off."""
+    """By hand, so that the public surface can be read off: `__all__` lists what is imported."""
+    names, listed = [], None
     for node in ast.parse(FILES[module].read_text()).body:
         if isinstance(node, ast.ImportFrom):
-            assert [alias.asname for alias in node.names] == [alias.name for alias in node.names]
+            assert {alias.asname for alias in node.names} <= {
+                alias.name for alias in node.names
+            } | {None}
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Assign):
+            assert [target.id for target in node.targets] == ["__all__"]
+            listed = ast.literal_eval(node.value)
         else:
             assert isinstance(node, ast.Expr), f"{module} holds code"  # The docstring
             assert isinstance(node.value, ast.Constant)
+    assert listed is None or sorted(names) == sorted(listed)
 
 
 def test_code_inside_a_topic_is_private():
