@@ -24,8 +24,8 @@ def roc_curve(
 ) -> "Axes":
     """Plots true against false positive rates on logarithmic axes, and the limit of a guarantee.
 
-    The left end shows how many members are found without false alarms. A band that lies above
-    the line of the guarantee anywhere contradicts the guarantee.
+    The left end shows how many members are found without false alarms. A band above the line of
+    the guarantee, at any place, contradicts the guarantee.
 
     Args:
         curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a
@@ -75,12 +75,8 @@ def roc_curve(
     if bound is not None:
         ax.plot(rates, bound, color=ink(), linestyle=(0, (8, 3)), label=f"allowed by {guarantee}")
     ax.plot(rates, rates, color=ink(), linestyle=":", label="guessing")
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(least, 1)
-    ax.set_ylim(least, 1.1)
-    ax.set_xlabel("false positive rate")
-    ax.set_ylabel("true positive rate")
+    ax.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+    ax.set(xlabel="false positive rate", ylabel="true positive rate")
     legend_above(ax, columns=1)
     return ax
 
@@ -100,7 +96,7 @@ def recovered_fraction(
     Args:
         c: numbers above 0.
         recovered: by the name of an attack, its fraction at each c.
-        guarantee: a line shows the most that any attack recovers under it, if given.
+        guarantee: if given, a line shows the largest fraction that it allows any attack.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -141,25 +137,15 @@ def recovered_fraction(
     order = np.argsort(sizes)
     ax = axes_or_new(ax)
     smooth = np.geomspace(np.min(sizes), np.max(sizes), 200)
-    ax.plot(
-        smooth,
-        expected_recovered_fraction(smooth),
-        color=ink(),
-        label="expected for Walsh-Hadamard queries",
-    )
+    expected = expected_recovered_fraction(smooth)
+    ax.plot(smooth, expected, color=ink(), label="expected for Walsh-Hadamard queries")
     for index, (name, fractions) in enumerate(curves.items()):
         ax.plot(sizes[order], fractions[order], label=name, **style(index))
     if guarantee is not None:
-        ax.axhline(
-            guessing_bound(guarantee),
-            color=ink(),
-            linestyle=(0, (1, 3)),
-            label=f"most under ({float(guarantee.epsilon):g}, {float(guarantee.delta):g})-DP",
-        )
-    ax.set_xscale("log")
+        label = f"most under ({float(guarantee.epsilon):g}, {float(guarantee.delta):g})-DP"
+        ax.axhline(guessing_bound(guarantee), color=ink(), linestyle=(0, (1, 3)), label=label)
     lowest = min((np.min(fractions) for fractions in curves.values()), default=0.5)
-    ax.set_ylim(min(0.5, float(lowest)) - 0.03, 1.03)
-    ax.set_xlabel("c, for noise of at most c sqrt(n)")
-    ax.set_ylabel("recovered fraction")
+    ax.set(xscale="log", ylim=(min(0.5, float(lowest)) - 0.03, 1.03))
+    ax.set(xlabel="c, for noise of at most c sqrt(n)", ylabel="recovered fraction")
     legend_above(ax)
     return ax

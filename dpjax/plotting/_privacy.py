@@ -69,38 +69,30 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
         raise ValueError("results must hold at least one, all for one bound at one confidence")
     first = ordered[0]
     ax = axes_or_new(ax)
-    samples, bounds = zip(*((result.samples, result.bound) for result in ordered), strict=True)
+    samples, bounds = [x.samples for x in ordered], [x.bound for x in ordered]
     label = f"audited lower bound, confidence {first.confidence:.8g}"
     ax.plot(samples, bounds, color=BLUE, marker="o", label=label)
-    if first.claimed is not None:
-        ax.axhline(
-            first.claimed, color=VERMILION, linestyle="--", label=f"claimed, {first.claimed:g}"
-        )
-    top = 1.1 * max(*bounds, first.claimed or 0.0, 1e-12)
+    if (claimed := first.claimed) is not None:
+        ax.axhline(claimed, color=VERMILION, linestyle="--", label=f"claimed, {claimed:g}")
+    top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
     ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
-    ax.set_xscale("log")
-    ax.set_xlabel("samples of each value")
-    ax.set_ylabel(_axis_label(first))
+    ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
     legend_above(ax)
     return ax
 
 
-def _question(result: AuditResult) -> tuple[str, float, float | None, float]:
-    at = result.delta if result.bounded == "epsilon" else result.epsilon
-    return result.bounded, at, result.claimed, result.confidence
-
-
-def _axis_label(result: AuditResult) -> str:
-    if result.bounded == "epsilon":
-        return f"epsilon at delta = {result.delta:g}"
-    return f"delta at epsilon = {result.epsilon:g}"
+def _question(result: AuditResult) -> tuple[str, float | None, float]:
+    """What an audit bounds, the claim about it, and the confidence."""
+    at_delta = f"epsilon at delta = {result.delta:g}"
+    bounded = at_delta if result.bounded == "epsilon" else f"delta at epsilon = {result.epsilon:g}"
+    return bounded, result.claimed, result.confidence
 
 
 _POINTS, _WIDEST = 201, 4
 
 
 def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Axes":
-    """Plots gamma and delta of a profile against epsilon, to four times that of the mechanisms.
+    """Plots gamma and delta of a profile, up to four times the mechanisms' total epsilon.
 
     Args:
         profile: of `dpjax.privacy_profile`.
@@ -137,13 +129,10 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
     epsilons = np.linspace(0, _WIDEST * profile.epsilon, _POINTS)
     gammas = [profile.gamma(float(epsilon)) for epsilon in epsilons]
     ax.plot(epsilons, gammas, label="gamma: pairs that lose more", markevery=20, **style(0))
-    ax.plot(
-        epsilons, profile.delta(epsilons), label="delta: average pair", markevery=20, **style(1)
-    )
+    deltas = profile.delta(epsilons)
+    ax.plot(epsilons, deltas, label="delta: average pair", markevery=20, **style(1))
     ax.axvline(profile.epsilon, color=GREEN, linestyle=":", label="epsilon of the mechanisms")
-    ax.set_yscale("log")
-    ax.set_xlabel("epsilon")
-    ax.set_ylabel(f"limit, confidence {profile.confidence:g}")
+    ax.set(yscale="log", xlabel="epsilon", ylabel=f"limit, confidence {profile.confidence:g}")
     legend_above(ax)
     return ax
 
@@ -195,9 +184,7 @@ def gamma_by_record(
     ax = axes_or_new(ax)
     ax.vlines(x, found.lower, found.upper, color=SKY, label=f"limits, {found.confidence:g} for all")
     ax.plot(x, found.estimates, color=BLUE, marker="o", linestyle="none", label="uncovered pairs")
-    ax.set_ylim(-0.03, 1.03)
-    ax.set_xlabel(with_unit("record", unit))
-    ax.set_ylabel("gamma of the record")
+    ax.set(ylim=(-0.03, 1.03), xlabel=with_unit("record", unit), ylabel="gamma of the record")
     legend_above(ax)
     return ax
 
@@ -239,7 +226,6 @@ def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
     ax.axhline(budget, color=VERMILION, linestyle="--", label=f"budget, {budget:g}")
     ax.set_ylim(-0.04 * budget, 1.1 * budget)
     ax.locator_params(axis="x", integer=True)
-    ax.set_xlabel("releases paid for")
-    ax.set_ylabel("epsilon spent")
+    ax.set(xlabel="releases paid for", ylabel="epsilon spent")
     legend_above(ax)
     return ax

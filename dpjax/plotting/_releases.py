@@ -1,5 +1,6 @@
 """Releases with their errors, and the noise of mechanisms."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,8 @@ def noise(
     scales = {name: float(each.effective_scale(shape)) for name, each in mechanisms.items()}
     if min(scales.values()) <= 0:
         raise ValueError(f"mechanisms must add noise, got scales {_checks.shown(scales)}")
-    tails = [
-        scales[name] * each.noise.tail_quantile(1 - _SHOWN) for name, each in mechanisms.items()
-    ]
-    offsets = np.linspace(-max(tails), max(tails), _OFFSETS)
+    widest = max(scales[name] * x.noise.tail_quantile(1 - _SHOWN) for name, x in mechanisms.items())
+    offsets = np.linspace(-widest, widest, _OFFSETS)
     relations = {name: each.guarantee.relation for name, each in mechanisms.items()}
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
@@ -104,8 +103,7 @@ def noise(
         if len(set(relations.values())) > 1:
             label += f", {relations[name]}"
         ax.plot(at, density, label=label, markevery=marked, **style(index))
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel(with_unit("noise", unit))
+    ax.set(ylim=(0, None), xlabel=with_unit("noise", unit))
     ax.set_ylabel(with_unit("probability density", f"1/{unit}" if unit else ""))
     ax.legend(frameon=False)
     return ax
@@ -166,8 +164,8 @@ def release_with_error(
         )
     shape = release.value.shape
     values = np.asarray(release.value, np.float64).ravel()
-    error = mechanism.error(confidence=probability, like=release.value, simultaneous=simultaneous)
-    error = float(error)
+    settings = {"confidence": probability, "simultaneous": simultaneous}
+    error = float(mechanism.error(like=release.value, **settings))
     if truth is not None and np.shape(truth) != shape:
         raise ValueError(
             f"truth must have the shape of the release, {shape}, got {np.shape(truth)}"
@@ -188,8 +186,7 @@ def release_with_error(
         ax.set_xticks(places, names)
     elif len(values) == 1:
         ax.set_xticks([])
-    ax.set_xlabel("coordinate" if len(values) > 1 else "")
-    ax.set_ylabel(with_unit("value", unit))
+    ax.set(xlabel="coordinate" if len(values) > 1 else "", ylabel=with_unit("value", unit))
     legend_above(ax, columns=1)
     return ax
 
@@ -218,9 +215,9 @@ def released_function(
         released: the value of a release by `dpjax.bernstein`.
         raw: the function of the private database, from points of shape (dims,) in [0, 1]^dims to
             numbers. A plot of it is not private.
-        error: half the width of the band around the release in one variable, in the units of the
-            function: `mechanism.error(simultaneous=True)` holds everywhere. Add `like=` for one of
-            several functions in a release.
+        error: half the width of the band around a release in one variable, in the units of the
+            function. `mechanism.error(simultaneous=True)` holds everywhere; add `like=` for one of
+            several released functions.
         domain: for each coordinate, the numbers that 0 and 1 stand for; by default 0 and 1.
         codomain: the numbers that values 0 and 1 of the function stand for.
         labels: with units, of the coordinates and then of the value.
@@ -231,9 +228,8 @@ def released_function(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        ValueError: if the polynomial has more than two variables, the domain does not have one
-            interval for each variable, labels are not one more than the variables, or an error is
-            given for two variables.
+        ValueError: if the polynomial has more than two variables, the domain or the labels have
+            another number of entries, or an error is given for two variables.
 
     Formal guarantees:
         Without `raw` the plot shows only the release.
@@ -270,20 +266,26 @@ def released_function(
         return _scaled(np.asarray(function(grid), np.float64), codomain)
 
     ax = axes_or_new(ax)
-    ax.set_xlabel(labels[0])
-    ax.set_ylabel(labels[1])
-    raw_values = None if raw is None else values(_everywhere(raw, dims))
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    each = None if raw is None else functools.reduce(lambda f, _: jax.vmap(f), range(dims), raw)
     if dims == 2:
-        _draw_map(ax, axes, values(released), raw_values, labels[2])
+        _draw_map(ax, axes, values(released), None if each is None else values(each), labels[2])
         return ax
-    if raw is not None and raw_values is not None:
+    (x,), y = axes, values(released)
+    if raw is not None and each is not None:
+        label = "raw function, not private"
+        ax.plot(x, values(each), color=ink(), linestyle=":", linewidth=2, label=label)
         shape = {"degree": released.degree, "dims": 1, "order": released.order}
         smooth = values(approximate_bernstein(raw, **shape))
-        label = "raw function, not private"
-        ax.plot(axes[0], raw_values, color=ink(), linestyle=":", linewidth=2, label=label)
         label = "its Bernstein polynomial, not private"
-        ax.plot(axes[0], smooth, color=VERMILION, linestyle="--", label=label)
-    _draw_release(ax, axes[0], values(released), error, codomain)
+        ax.plot(x, smooth, color=VERMILION, linestyle="--", label=label)
+    if error is not None:
+        width = abs(float(error) * (float(codomain[1]) - float(codomain[0])))
+        look = {"color": BLUE, "alpha": 0.15, "linewidth": 0}
+        ax.fill_between(x, y - width, y + width, label="error band of the noise", **look)
+    ax.plot(x, y, color=BLUE, linewidth=2.5, label="private release")
+    ax.margins(x=0)
+    ax.legend(frameon=False)
     return ax
 
 
@@ -292,40 +294,17 @@ def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
     return low + unit * (high - low)
 
 
-def _everywhere(
-    function: Callable[[jax.Array], jax.Array], dims: int
-) -> Callable[[jax.Array], jax.Array]:
-    """A function of a point, applied to a grid of points."""
-
-    def on_grid(grid: jax.Array) -> jax.Array:
-        return jax.vmap(function)(grid.reshape(-1, dims)).reshape(grid.shape[:-1])
-
-    return on_grid
-
-
-def _draw_release(
-    ax: "Axes", x: np.ndarray, y: np.ndarray, error: float | None, codomain: Interval
-) -> None:
-    if error is not None:
-        width = abs(float(error) * (float(codomain[1]) - float(codomain[0])))
-        look = {"color": BLUE, "alpha": 0.15, "linewidth": 0}
-        ax.fill_between(x, y - width, y + width, label="error band of the noise", **look)
-    ax.plot(x, y, color=BLUE, linewidth=2.5, label="private release")
-    ax.margins(x=0)
-    ax.legend(frameon=False)
-
-
 def _draw_map(
     ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
 ) -> None:
-    """Coordinate 0 runs to the right. Lightness grows with the value, also in print."""
+    """Draws coordinate 0 to the right. Larger values are lighter, also in black and white."""
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())
     look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}
     mesh = ax.pcolormesh(*axes, released.T, **look)
     bar = ax.figure.colorbar(mesh, ax=ax, label=f"private release: {label}")
     if raw is not None:
-        # Contours lie at the ticks of the bar. They are dark on the light half of the colors.
+        # Contours lie at the ticks of the color bar: dark on light colors, white on dark ones.
         levels = [level for level in bar.get_ticks() if raw.min() < level < raw.max()]
         colors = ["white" if level < (low + high) / 2 else BLACK for level in levels]
         if levels:

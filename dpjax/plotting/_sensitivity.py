@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import OperatingPoint, Sensitivity, describe_confidence
+from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.plotting._axes import BLUE, GREEN, SKY, VERMILION, axes_or_new, ink, style, with_unit
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def sensitivity_ecdf(
             and states its gamma and confidence.
         cdf: the true distribution function, from arrays to arrays, if known.
         bands: any of "dkw" and "beta".
-        confidence: of the bands, two-sided.
+        confidence: the two-sided confidence of each band.
         unit: of the distances.
         ax: the axes to draw on; None makes a figure.
 
@@ -73,96 +74,54 @@ def sensitivity_ecdf(
         >>> axes.get_ylabel()
         'share of pairs'
     """
-    ordered = _ordered(distances)
+    array = np.asarray(distances, np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
+    ordered = np.sort(np.where(array >= 0, array, np.inf))
     m, finite = len(ordered), int(np.isfinite(ordered).sum())
     if finite == 0:
         raise ValueError("distances must hold a finite number")
-    k = None if point is None else _index(point, m)
+    k = None if point is None else point.k
+    if point is not None and (point.m != m or k is None):
+        raise ValueError(f"point must be of the m={m} given pairs, got m={point.m}")
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
         _checks.choice("bands", band, ("dkw", "beta"))
-    ranks = _steps(finite, k)
+    # All ranks if they are few, and the chosen one.
+    ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
+    ranks = np.union1d(ranks, [k] if k is not None and k <= finite else ranks)
     x, share = ordered[ranks - 1], ranks / m
     ax = axes_or_new(ax)
+    look = {"step": "post", "alpha": 0.3, "linewidth": 0}
     if "dkw" in bands:
         width = math.sqrt(math.log(2 / alpha) / (2 * m))
-        _fill(
-            ax,
-            x,
-            share - width,
-            share + width,
-            SKY,
-            f"DKW band, confidence {confidence:g} everywhere",
-        )
+        label = f"DKW band, confidence {confidence:g} everywhere"
+        low, high = np.clip(share - width, 0, 1), np.clip(share + width, 0, 1)
+        ax.fill_between(x, low, high, label=label, color=SKY, **look)
     if "beta" in bands:
-        low, high = _clopper_pearson(ranks, m, alpha)
-        _fill(
-            ax, x, low, high, GREEN, f"exact Beta band, confidence {confidence:g} at each distance"
-        )
-    ax.step(
-        np.append(x[:1], x),
-        np.append(0.0, share),
-        where="post",
-        color=BLUE,
-        label=f"{m} sampled pairs",
-    )
+        limits = clopper_pearson_lower, clopper_pearson_upper
+        low, high = (limit(ranks, m, alpha / 2) for limit in limits)
+        label = f"exact Beta band, confidence {confidence:g} at each distance"
+        ax.fill_between(x, low, high, label=label, color=GREEN, **look)
+    x_steps, shares = np.append(x[:1], x), np.append(0.0, share)
+    ax.step(x_steps, shares, where="post", color=BLUE, label=f"{m} sampled pairs")
     if cdf is not None:
         grid = np.linspace(0, x[-1], 501)
         ax.plot(grid, np.asarray(cdf(grid)), color=ink(), linestyle="--", label="true distribution")
     if point is not None and k is not None:
         _mark(ax, point, k, m, ordered[k - 1])
-    ax.set_xlim(left=0)
-    ax.set_ylim(0, 1.03)
+    ax.set(xlim=(0, None), ylim=(0, 1.03), ylabel="share of pairs")
     ax.set_xlabel(with_unit("distance between the values on neighboring databases", unit))
-    ax.set_ylabel("share of pairs")
     ax.legend(loc="lower right", framealpha=1)
     return ax
-
-
-def _ordered(distances: ArrayLike) -> np.ndarray:
-    array = np.asarray(distances, np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"distances must have shape (m,), m >= 1, got {array.shape}")
-    return np.sort(np.where(array >= 0, array, np.inf))
-
-
-def _index(point: OperatingPoint | Sensitivity, m: int) -> int:
-    if point.m != m or point.k is None:
-        raise ValueError(f"point must be of the m={m} given pairs, got m={point.m}")
-    return point.k
-
-
-def _steps(finite: int, k: int | None) -> np.ndarray:
-    """The plotted ranks: all if they are few, and the chosen one."""
-    ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
-    chosen = [k] if k is not None and k <= finite else []
-    return np.union1d(ranks, np.asarray(chosen, int))
-
-
-def _clopper_pearson(ranks: np.ndarray, m: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    low = scipy.special.betaincinv(ranks, m - ranks + 1, alpha / 2)
-    rest = np.maximum(m - ranks, 1)
-    high = np.where(ranks < m, scipy.special.betaincinv(ranks + 1, rest, 1 - alpha / 2), 1.0)
-    return low, high
-
-
-def _fill(
-    ax: "Axes", x: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, label: str
-) -> None:
-    edges = {"step": "post", "color": color, "alpha": 0.3, "linewidth": 0}
-    ax.fill_between(x, np.clip(low, 0, 1), np.clip(high, 0, 1), label=label, **edges)
 
 
 def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, distance: float) -> None:
     """Marks the chosen order statistic; an infinite distance appears in the legend only."""
     promise = f"gamma = {point.gamma:.4g}, {describe_confidence(point.confidence)}"
     label = f"order statistic k = {k} of {m}: {distance:.3g}\n({promise})"
-    ax.axhline(
-        1 - float(point.gamma),
-        color=VERMILION,
-        linestyle=":",
-        label=f"1 - gamma = {1 - point.gamma:.4g}",
-    )
+    level = 1 - float(point.gamma)
+    ax.axhline(level, color=VERMILION, linestyle=":", label=f"1 - gamma = {level:.4g}")
     if math.isfinite(distance):
         ax.vlines(distance, 0, k / m, color=VERMILION, linestyle="-.")
     ax.plot([distance], [k / m], color=VERMILION, marker="D", linestyle="none", label=label)
@@ -206,10 +165,8 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -
         gammas, pairs = zip(*sorted((point.gamma, point.m) for point in group), strict=True)
         label = f"{method}, {describe_confidence(confidence)}"
         ax.plot(gammas, pairs, label=label, **style(index))
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set(xscale="log", yscale="log", ylabel="m, number of pairs")
     ax.set_xlabel("gamma, probability that a pair is left uncovered")
-    ax.set_ylabel("m, number of pairs")
     ax.legend(frameon=False)
     return ax
 
@@ -264,9 +221,7 @@ def overestimate(
         true = float(np.asarray(quantile(np.asarray([1 - gamma])))[0])
         ax.plot(pairs, means / true, label=label, **style(index))
     ax.axhline(1, color=ink(), linewidth=0.8)
-    ax.set_xscale("log")
-    ax.set_xlabel("m, number of pairs")
-    ax.set_ylabel("average estimate / true quantile")
+    ax.set(xscale="log", xlabel="m, number of pairs", ylabel="average estimate / true quantile")
     ax.legend(frameon=False)
     return ax
 

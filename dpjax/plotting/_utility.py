@@ -96,27 +96,27 @@ def utility(
     order = np.argsort(positions)
     panels: Any = _new_panels(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
-        panel: Axes = panels[place]
+        drawn: Axes = panels[place]
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
         for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
-            look = style(index)
-            panel.fill_between(
-                positions[order], bottom, top, color=look["color"], alpha=0.2, linewidth=0
-            )
-            panel.plot(positions[order], median, label=label, **look)
+            look, band = style(index), {"alpha": 0.2, "linewidth": 0}
+            drawn.fill_between(positions[order], bottom, top, color=look["color"], **band)
+            drawn.plot(positions[order], median, label=label, **look)
         if np.all(positions > 0):
-            panel.set_xscale("log")
+            drawn.set_xscale("log")
     said = f"median and {100 * low:.3g}% to {100 * high:.3g}% of {values.shape[-2]} repeats"
     title = f"{_label(array[curve], curve)}: {said}" if curve else said
     x_label, y_label = _label(array[x], x), _label(array, str(array.name or "value"))
+    panel: Any = panels[0, 0]
     if col or row:
         _label_grid(panels, rows, columns, x_label, y_label)
         if legend:
-            _legend_of_grid(panels, title)
+            handles, labels = panel.get_legend_handles_labels()
+            width = 72 * panel.figure.get_figwidth()
+            look = legend_within(width, labels, len(labels), title)
+            panel.figure.legend(handles=handles, loc="outside upper center", **look)
         return panels
-    panel = panels[0, 0]
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
+    panel.set(xlabel=x_label, ylabel=y_label)
     if legend:
         legend_above(panel, title=title)
     return panel
@@ -142,13 +142,6 @@ def _label_grid(
     look = {"rotation": 270, "va": "center", "ha": "left", "xycoords": "axes fraction"}
     for panel, name in zip(panels[:, -1], rows, strict=True):
         panel.annotate(name, (1.03, 0.5), **look)
-
-
-def _legend_of_grid(panels: Any, title: str) -> None:
-    figure = panels[0, 0].figure
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    look = legend_within(72 * figure.get_figwidth(), labels, len(labels), title)
-    figure.legend(handles=handles, loc="outside upper center", **look)
 
 
 def _variable(data: Any, variable: str | None) -> "DataArray":
@@ -208,8 +201,8 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     """Plots the noise of mechanisms as multiples of the sampling spread.
 
     Left of the line at 1, noise is smaller than the error of asking few people. A large mark stands
-    for all numbers of a release together, small ones for single numbers: evenly spaced quantiles,
-    if there are more than 200.
+    for all numbers of a release together. Small marks stand for single numbers, or for 200 evenly
+    spaced quantiles of them if there are more.
 
     Args:
         data: of `dpjax.rehearse`.
@@ -241,13 +234,11 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
             f"data must hold a ratio that is finite and above 0, got {together.tolist()}"
         )
     each = np.asarray(data["noise_over_spread_each"], np.float64)
-    names = [str(name) for name in data["mechanism"].values]
-    relations = [str(relation) for relation in data["relation"].values]
-    if len(set(relations)) > 1:
-        names = [f"{name}\n({x})" for name, x in zip(names, relations, strict=True)]
+    relations = data["relation"].values
+    mixed = len(set(map(str, relations))) > 1
     names = [
-        name if np.isfinite(ratio) else f"{name}\n(not finite)"
-        for name, ratio in zip(names, together, strict=True)
+        f"{name}" + f"\n({x})" * mixed + "\n(not finite)" * (not np.isfinite(ratio))
+        for name, x, ratio in zip(data["mechanism"].values, relations, together, strict=True)
     ]
     ax = axes_or_new(ax)
     for row, (ratio, ratios) in enumerate(zip(together, each, strict=True)):
@@ -265,11 +256,9 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
         ax.plot([], marker=".", alpha=0.5, label="a single number", **plain)
     ax.set_xscale("log")
     low, high = ax.get_xlim()
-    ax.set_xlim(min(low, 0.1), max(high, 10))
-    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set(xlim=(min(low, 0.1), max(high, 10)), ylim=(len(names) - 0.5, -0.5))
     ax.set_yticks(range(len(names)), names)
-    ax.set_xlabel("noise, as a multiple of the sampling spread")
-    ax.set_ylabel("mechanism")
+    ax.set(xlabel="noise, as a multiple of the sampling spread", ylabel="mechanism")
     legend_above(ax)
     return ax
 
@@ -330,21 +319,17 @@ def regret_bounds(
     ax = axes_or_new(ax)
     for index, (name, method) in enumerate(_CURVES.items()):
         bounds: list[float] = []
-        for count in map(int, times):
+        for count in times.tolist():
             rate = None
             if method is not None:
                 mechanism = private_weighted_majority(epsilon, delta, steps=count, method=method)
                 rate = mechanism.learning_rate
             bounds.append(regret_bound(steps=count, experts=experts, learning_rate=rate))
         look = style(index)
-        marker = look.pop("marker")
-        ax.plot(times, bounds, label=f"bound, {name}", **look)
+        ax.plot(times, bounds, label=f"bound, {name}", **{**look, "marker": ""})
         if name in found:
-            marks = {"color": look["color"], "marker": marker, "linestyle": "none"}
-            ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **marks)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlabel("steps T")
-    ax.set_ylabel("regret per step")
+            look["linestyle"] = "none"
+            ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **look)
+    ax.set(xscale="log", yscale="log", xlabel="steps T", ylabel="regret per step")
     legend_above(ax)
     return ax
