@@ -21,8 +21,8 @@ from dpjax._core._values import Release as Release
 from dpjax._core._values import SampledEvent as SampledEvent
 from dpjax._core._values import Sensitivity as Sensitivity
 from dpjax._core._values import Target as Target
-from dpjax._files._ledger_errors import BudgetExceededError as BudgetExceededError
-from dpjax._files._ledger_errors import LedgerError as LedgerError
+from dpjax._files._ledger_chain import BudgetExceededError as BudgetExceededError
+from dpjax._files._ledger_chain import LedgerError as LedgerError
 from dpjax._version import __version__ as __version__
 from dpjax.accounting._ledger import Ledger as Ledger
 from dpjax.auditing._gamma_by_record import RecordGammas as RecordGammas

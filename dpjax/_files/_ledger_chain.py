@@ -11,7 +11,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpjax._files._durable import Json
-from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+
+# Why a ledger refuses.
+
+
+class LedgerError(RuntimeError):
+    """A ledger cannot be trusted or not be written: nothing is released.
+
+    Attributes:
+        args: what is wrong with which file.
+
+    Formal guarantees:
+        Raised before noise is drawn, or before what was drawn is returned. It depends on the
+        ledger's files alone, never on private data.
+    """
+
+
+class BudgetExceededError(RuntimeError):
+    """A release would cost more than is left of the budget.
+
+    Attributes:
+        args: what it would cost, and what is left.
+
+    Formal guarantees:
+        Nothing was debited and no noise was drawn. It depends on the ledger and the guarantee
+        alone, never on private data.
+    """
+
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
 FORMATS = 1, 2  # Those of the first format do not say which databases are neighbors.

@@ -16,14 +16,105 @@ import secrets
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from dpjax._files._durable import Json, sync_folder
-from dpjax._files._forks import close_before_forks
-from dpjax._files._high_water_mark import HighWaterMark, Mark
-from dpjax._files._ledger_chain import FORMATS, Chain, sha256
-from dpjax._files._ledger_errors import LedgerError
+from dpjax._files._ledger_chain import FORMATS, Chain, LedgerError, sha256
+
+# Closes files before a fork; parent and child each open their own afterwards.
+#
+# SQLite keeps a list of its locks in the memory of the process. A child inherits the memory but not
+# the locks: other processes could remove its log while it writes.
+
+
+class Suspended(Protocol):
+    """A file that can be closed for a while."""
+
+    def suspend(self) -> None:
+        """Closes the file, and lets no other thread open it."""
+
+    def resume(self) -> None:
+        """Lets it be opened when it is used."""
+
+
+_OPEN: "weakref.WeakSet[Suspended]" = weakref.WeakSet()
+
+
+class _Held(threading.local):
+    """The files that this thread closed for its fork; another thread may fork meanwhile."""
+
+    def __init__(self) -> None:
+        self.files: list[Suspended] = []
+
+
+_HELD = _Held()
+
+
+def close_before_forks(file: Suspended) -> None:
+    """Closes a file before this process forks."""
+    _OPEN.add(file)
+
+
+def _suspend() -> None:
+    # In one order, so that two threads that fork do not wait for each other.
+    for file in sorted(_OPEN, key=id):
+        file.suspend()
+        _HELD.files.append(file)
+
+
+def _resume() -> None:
+    while _HELD.files:
+        _HELD.files.pop().resume()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks.
+    os.register_at_fork(before=_suspend, after_in_parent=_resume, after_in_child=_resume)
+
+
+# A high-water mark: the last entry of a ledger that a caller relied on, in a file of its own.
+
+
+class Mark(NamedTuple):
+    """Number and hash of an entry."""
+
+    number: int
+    digest: str
+
+
+class HighWaterMark:
+    """A mark on the disk, in the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """A mark in a file, which need not exist."""
+        self.path = path
+
+    def read(self) -> Mark | None:
+        """The mark; None without a file."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        content, _, checksum = text.rstrip(b"\n").rpartition(b" ")
+        if sha256(content).encode() != checksum:
+            raise LedgerError(f"{self.path}, a ledger's high-water mark, is corrupted")
+        number, digest = content.decode().split()
+        return Mark(int(number), digest)
+
+    def write(self, mark: Mark) -> None:
+        """Replaces the mark. The caller ensures that one process at a time writes."""
+        content = f"{mark.number} {mark.digest}".encode()
+        fresh = self.path.with_name(self.path.name + ".new")
+        with open(fresh, "wb") as file:
+            file.write(content + f" {sha256(content)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        # The folder is not synced: after a power failure the old mark may be back. It covers less
+        # and refuses nothing wrongly.
+        os.replace(fresh, self.path)
+
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
 # Connections of a parent whose fork Python did not report. To use or to close one here would drop

@@ -15,7 +15,7 @@ import jax
 from jax._src import distributed  # JAX has no public name for the store.
 from jax.sharding import Mesh
 
-from dpjax._tracing._interruptions import FailedElsewhereError, StoppedError, watching
+from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watching
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"

@@ -14,8 +14,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpjax._tracing._by_value import is_installed
-from dpjax._tracing._rules_for_vmap import without_rules
+from dpjax._tracing._evaluate import without_rules
+from dpjax._tracing._host_code import is_installed
 from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
 # Libraries build their operations from those of others, but not without end.

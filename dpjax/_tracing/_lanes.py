@@ -3,7 +3,7 @@
 Bounds on one record assume it where records are lanes: per-example gradients, the predicates of
 queries, the records of an oracle, the statistics of a sum. A lane of JAX's own operations computes
 the same as alone, up to rounding. This file lists the exceptions but one: convolutions by many
-kernels, which `_one_by_one.py` runs one after the other wherever lanes must not touch.
+kernels, which `_evaluate.py` runs one after the other wherever lanes must not touch.
 """
 
 import itertools
@@ -17,10 +17,9 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
+from dpjax._tracing._evaluate import looks_at_other_lanes, traced_lane
 from dpjax._tracing._foreign import is_own, key_implementations
-from dpjax._tracing._one_by_one import traced_lane
 from dpjax._tracing._programs import refuse_outside_code
-from dpjax._tracing._rules_for_vmap import looks_at_other_lanes
 from dpjax._tracing._walks import JITS, Equation, aval, equations
 
 # Under `vmap` all lanes get bits of the first lane's key.

@@ -5,28 +5,175 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Hashable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
-from dpjax._tracing import _origins
-from dpjax._tracing._by_value import Cached
+from dpjax._tracing import _host_calls
 from dpjax._tracing._contents import contents_of, is_plain
+from dpjax._tracing._evaluate import NAMES, evaluate
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
-from dpjax._tracing._host_code import HostCall
-from dpjax._tracing._kept_jit import kept_jit
-from dpjax._tracing._lapack import NAMES
+from dpjax._tracing._host_code import Cached, HostCall
 from dpjax._tracing._memory import largest_array
-from dpjax._tracing._one_by_one import evaluate
-from dpjax._tracing._own_arrays import with_own_arrays, with_views
-from dpjax._tracing._walks import Equation, equations, primitives, reached_from
+from dpjax._tracing._walks import Atom, Equation, aval, equations, parts, primitives, reached_from
+
+# Traced programs whose arrays are their own.
+#
+# JAX keeps the arrays that a function closes over by reference, and finds compiled programs by
+# fingerprints. Somebody who writes to such an array would change what is compiled later, for
+# another device or inside of another program, though not the fingerprint.
+#
+# An array of NumPy that JAX has to convert (of 64 bits, without x64) is converted once, and found
+# by its address for as long as anybody holds what was made of it. Who keeps a traced program keeps
+# the old numbers for all programs that are traced later. So here nobody keeps one.
+
+
+def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same program with copies of all arrays in it, which nobody else can write to.
+
+    It is the same object where there are none, and so are inner programs, because JAX keeps what it
+    knows of programs by the object.
+    """
+    return _Copies(_copy).of(program)
+
+
+def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same program with views of the arrays of NumPy in it: they show what is written to them.
+
+    JAX finds a converted array as long as itself is held, not its memory.
+    """
+    return _Copies(_view).of(program)
+
+
+class _Copies:
+    """Copies, each once: what two places share they go on sharing."""
+
+    def __init__(self, copy: Callable[[Any], Any]):
+        self._copy = copy
+        self._made = dict[int, tuple[Any, Any]]()
+
+    def of(self, value: Any) -> Any:
+        """A program, a parameter of an operation or an array, with copies of all arrays in it."""
+        if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
+            return self._once(value, self._program)
+        if isinstance(value, tuple):
+            items = [self.of(item) for item in value]
+            if all(x is y for x, y in zip(items, value, strict=True)):
+                return value
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, (np.ndarray, jax.Array)) and not _checks.is_traced(value):
+            return self._once(value, self._copy)
+        return value
+
+    def _once(self, value: Any, copy: Callable[[Any], Any]) -> Any:
+        if id(value) not in self._made:
+            self._made[id(value)] = value, copy(value)  # Alive, so no other has its address.
+        return self._made[id(value)][1]
+
+    def _program(self, program: Any) -> Any:
+        jaxpr, constants = parts(program)
+        equations = [self._equation(equation) for equation in jaxpr.eqns]
+        outputs = [self._atom(atom) for atom in jaxpr.outvars]
+        own = [self.of(constant) for constant in constants]
+        old = [*jaxpr.eqns, *jaxpr.outvars, *constants]
+        if all(x is y for x, y in zip([*equations, *outputs, *own], old, strict=True)):
+            return program
+        copied = jaxpr.replace(eqns=equations, outvars=outputs)
+        return jex.ClosedJaxpr(copied, own) if isinstance(program, jex.ClosedJaxpr) else copied
+
+    def _equation(self, equation: Equation) -> Equation:
+        inputs = [self._atom(atom) for atom in equation.invars]
+        parameters = {name: self.of(value) for name, value in equation.params.items()}
+        same = all(x is y for x, y in zip(inputs, equation.invars, strict=True))
+        if same and all(parameters[name] is x for name, x in equation.params.items()):
+            return equation
+        return equation.replace(invars=inputs, params=parameters)
+
+    def _atom(self, atom: Atom) -> Atom:
+        if not isinstance(atom, jex.Literal):
+            return atom
+        own = self.of(atom.val)
+        return atom if own is atom.val else jex.Literal(own, aval(atom))
+
+
+def _view(array: Any) -> Any:
+    return array.view(np.ndarray) if isinstance(array, np.ndarray) else array
+
+
+def _copy(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        own = array.copy()
+        own.flags.writeable = False
+        return own
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # Keys are copied when they are made.
+        return array
+    with jax.ensure_compile_time_eval():
+        return jnp.array(array, copy=True)
+
+
+# `jax.jit` of functions that take programs, which keeps what is compiled of the last ones.
+#
+# JAX itself keeps some megabytes for each of 4096 programs: a process that samples and releases one
+# target after the other would grow without end.
+
+
+T = TypeVar("T")
+
+_MOST_KEPT = 64
+
+
+class KeptJit(Generic[T]):
+    """A compiled function, some of whose arguments by keyword are static."""
+
+    def __init__(
+        self, function: Callable[..., T], static: tuple[str, ...], donate: tuple[int, ...]
+    ):
+        """Of the arrays by position, those that are donated are used up."""
+        self._static = static
+
+        @functools.lru_cache(_MOST_KEPT)
+        def compiled(values: tuple[object, ...]) -> Any:
+            known: Any = dict(zip(static, values, strict=True))
+
+            def run(*arguments: Any, **named: Any) -> T:
+                return function(*arguments, **named, **known)
+
+            run.__name__ = run.__qualname__ = function.__name__
+            return jax.jit(run, donate_argnums=donate)
+
+        self._compiled = compiled
+
+    def _of(self, named: dict[str, Any]) -> Any:
+        return self._compiled(tuple(named.pop(name) for name in self._static))
+
+    def __call__(self, *arguments: Any, **named: Any) -> T:
+        """What the function returns."""
+        return self._of(named)(*arguments, **named)
+
+    def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
+        """The function traced for arguments of these shapes."""
+        return self._of(named).trace(*arguments, **named)
+
+    def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
+        """The same as XLA gets it."""
+        return self._of(named).lower(*arguments, **named)
+
+
+def kept_jit(
+    *static: str, donate: tuple[int, ...] = ()
+) -> Callable[[Callable[..., T]], KeptJit[T]]:
+    """Compiles a function, and keeps that for the last 64 values of its static arguments."""
+    return lambda function: KeptJit(function, static, donate)
+
 
 # Operations that run code which JAX knows nothing of, beside those called a callback.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
@@ -52,7 +199,7 @@ class Program:
 
     Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
     reuses the compiled program. One that calls the host has the origin of its database as a first
-    input, see `dpjax._tracing._origins`; `settings` say where such calls run, and are no part of
+    input, see `dpjax._tracing._host_calls`; `settings` say where such calls run, and are no part of
     the fingerprint.
 
     Nobody else can write to its arrays. So it computes the same for as long as it lives, also for
@@ -87,9 +234,9 @@ class Program:
         settings: list[object] = []
 
         def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
-            tracing = _origins.Tracing(origin, settings)
+            tracing = _host_calls.Tracing(origin, settings)
             try:
-                with _origins.TRACING(tracing):
+                with _host_calls.TRACING(tracing):
                     return fresh(*args)
             finally:
                 tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
@@ -104,7 +251,7 @@ class Program:
             jaxpr = in_own_operations(name, jaxpr)
             refuse_outside_code(name, jaxpr)
             if "pure_callback" in primitives(jaxpr.jaxpr):
-                jaxpr, outputs = _traced(with_origin)(_origins.SPEC, *arguments)
+                jaxpr, outputs = _traced(with_origin)(_host_calls.SPEC, *arguments)
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         own = with_own_arrays(jaxpr)
@@ -119,7 +266,7 @@ class Program:
         """A program of the same arguments: a function of its results."""
 
         def whole(*arguments: PyTree) -> PyTree:
-            return function(self(*arguments, origin=_origins.current().origin))
+            return function(self(*arguments, origin=_host_calls.current().origin))
 
         return Program.trace("target", whole, *self.inputs.tree())
 
@@ -151,7 +298,7 @@ class Program:
         """
         operands = jax.tree.leaves(arguments)
         if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
-            operands.insert(0, _origins.PRIVATE if origin is None else origin)
+            operands.insert(0, _host_calls.PRIVATE if origin is None else origin)
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:

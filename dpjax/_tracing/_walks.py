@@ -134,7 +134,7 @@ def replaced(
                 axis_names=given["newly_manual_axes"],
                 check_vma=given["check_vma"],
             )(*operands)
-        if name == "custom_vmap_call":  # Of dpjax, see `_rules_for_vmap.py`.
+        if name == "custom_vmap_call":  # Of dpjax, see `_evaluate.py`.
             return bind(equation, equation.params, operands)
         parameters = {
             name: _replaced_inside(value, replacement) for name, value in equation.params.items()

@@ -16,8 +16,13 @@ from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_
 from dpjax._core._saved import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._durable import database_file
-from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, decimals
-from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+from dpjax._files._ledger_chain import (
+    DELTA_DIGITS,
+    EPSILON_DIGITS,
+    BudgetExceededError,
+    LedgerError,
+    decimals,
+)
 from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, under
 from dpjax.accounting._parallel import Parts

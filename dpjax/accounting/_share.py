@@ -12,8 +12,7 @@ import scipy
 
 from dpjax._core._open_ledgers import Account, Drawing, Payment, Request
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
-from dpjax._files._ledger_chain import EPSILON_DIGITS
-from dpjax._files._ledger_errors import BudgetExceededError
+from dpjax._files._ledger_chain import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._facade import GAUSSIAN

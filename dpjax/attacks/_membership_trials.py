@@ -11,12 +11,11 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Release, Target
-from dpjax._running._memory import fitting
-from dpjax._tracing._kept_jit import kept_jit
-from dpjax._tracing._programs import Program
+from dpjax._running._devices import fitting
+from dpjax._tracing._programs import Program, kept_jit
 from dpjax.random._facade import check_sampling_key, sampling_key
 from dpjax.release._known_sensitivity import inside_of
-from dpjax.sensitivity._neighbors import neighboring_pair
+from dpjax.sensitivity._pairs import neighboring_pair
 
 _MOST_RUNS = 2**32 - 1
 

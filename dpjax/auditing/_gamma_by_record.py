@@ -19,7 +19,7 @@ from dpjax._core._values import (
     describe_confidence,
 )
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper, outward
-from dpjax._running._layout import outside_any_mesh
+from dpjax._running._devices import outside_any_mesh
 from dpjax.auditing._profile_pairs import other_pairs, sampled_distances
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._facade import sampling_key

@@ -28,7 +28,7 @@ from dpjax._core._values import (
     Target,
     describe_confidence,
 )
-from dpjax._exact._tail_band import TailBand
+from dpjax._exact._numerics import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing._profile_pairs import (

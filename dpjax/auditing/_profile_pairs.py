@@ -14,18 +14,16 @@ from dpjax._core._pair_loss import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, OperatingPoint, Oracle, Positions, Target
-from dpjax._running._layout import outside_any_mesh
+from dpjax._running._devices import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._tracing._programs import Program
-from dpjax.sensitivity._blocks import all_distances
-from dpjax.sensitivity._chunk_memory import layout_that_fits
-from dpjax.sensitivity._chunks import layout_of
+from dpjax.sensitivity._chunks import all_distances
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, difference, distance
 from dpjax.sensitivity._pairs import RandomPair, position_key
-from dpjax.sensitivity._plan import Plan
+from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits
 from dpjax.sensitivity._probes import Probes, probed_pairs
-from dpjax.sensitivity._sum_targets import Summable
+from dpjax.sensitivity._sums import Summable
 
 # The scale that is drawn is known in float32.
 _SCALE_ERROR = 2.0**-20

@@ -14,8 +14,8 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _walks
+from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._lanes import refuse_touching
-from dpjax._tracing._one_by_one import vmapped
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 

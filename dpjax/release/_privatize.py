@@ -20,7 +20,7 @@ from dpjax._core._values import (
     Sensitivity,
     Target,
 )
-from dpjax._tracing._origins import host_errors
+from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import Program, apart, evaluate_alone
 from dpjax.random._facade import check_key
 from dpjax.release._ahead import compile_ahead, known_ahead

@@ -1,57 +1,165 @@
-"""Chunks: the unit of work, of memory and of reproducibility."""
+"""The work of devices: each computes the chunks of its own block.
+
+Devices work on their own until the end, when an order statistic adds up counts over all of them;
+the distances stay where they were computed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dpjax._core import _checks
-from dpjax._running._layout import Device, Layout, devices_of
-from dpjax._running._memory import fitting
-from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing, probed_distances
+from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._running._devices import AXIS, Device, Layout, row_of, within
+from dpjax._tracing._host_calls import Role, sampled
+from dpjax._tracing._lanes import touching
+from dpjax._tracing._programs import kept_jit
+from dpjax.sensitivity._checkpoint import Finished
+from dpjax.sensitivity._norms import distance
+from dpjax.sensitivity._order_statistics import select
+from dpjax.sensitivity._pairs import RandomPair, rotated, rotated_pair
 
-# Code on the host runs for long. So chunks are small: progress and checkpoints count in chunks.
-_LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
-
-
-def pairs_in_a_chunk(
-    pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
-) -> int:
-    """Pairs in a chunk: a function of programs, m, shapes and device alone, never more than m."""
-    if chunk_size is not None:
-        most = _checks.integer("chunk_size", chunk_size, least=1)
-        return size_of_parts(pair, m, most)
-    most = fitting(pair.bytes_of_a_pair(device), device)
-    if pair.calls_host:
-        most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
-        return size_of_parts(pair, m, most)
-    # Few chunks are nearly even, so that little of the last one is padding; many are all the same.
-    step = max(1, most // _STEPS)
-    return min(m, -(-_even_part(m, most) // step) * step)
+# Chunks whose first pairs are probed: their databases were drawn, and one more is evaluated.
 
 
-def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
-    """The chunks of m pairs, on the devices of a mesh."""
-    devices = devices_of(mesh, calls_host=pair.calls_host)
-    layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
-    if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
-        raise ValueError(
-            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
-            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
+# If lanes do not touch, `vmap` changes roundings alone, and they differ on nearly all databases.
+LEAST_ALONE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Probing:
+    """What a chunk computes beside its distances.
+
+    Attributes:
+        rotated: of so many first pairs, the target is evaluated on D with its records rotated, too.
+        kept: of so many first pairs, D and the target's value on it are handed to the host.
+    """
+
+    rotated: int = 0
+    kept: int = 0
+
+    def __bool__(self) -> bool:
+        return self.kept > 0
+
+    @property
+    def rows(self) -> int:
+        """Rotations of a chunk, at least one: arrays over devices have a first axis."""
+        return max(self.rotated, 1)
+
+
+class Probed(NamedTuple):
+    """What was found on the first pairs of a chunk.
+
+    Attributes:
+        permuted: how far rotating the records moves the value.
+        elsewhere: how far replacing the record at a random position does.
+        databases: of the first pairs.
+        values: of these databases, in the batch of the chunk.
+    """
+
+    permuted: jax.Array
+    elsewhere: jax.Array
+    databases: Database
+    values: Value
+
+
+NOTHING = Probing()
+
+
+def probing_of(pair: RandomPair, size: int, count: int) -> Probing:
+    """What the chunks of so many pairs compute, where `count` pairs are probed."""
+    most = min(size, count)
+    kept = most if touching(pair.target.jaxpr) else min(most, LEAST_ALONE)
+    return Probing(most if pair.positions == "last" else 0, kept)
+
+
+def probed_chunks(pair: RandomPair, layout: Layout, count: int) -> range:
+    """The chunks that are drawn by a program that probes; only the first `count` pairs count."""
+    needed = -(-count // layout.size)
+    # Two programs would be compiled. It takes less time to probe a few chunks too many.
+    few = not pair.calls_host and layout.chunks <= 2 * needed
+    return range(layout.chunks if few else needed)
+
+
+def probed_distances(
+    key: Key,
+    indices: jax.Array,
+    position: jax.Array,
+    rotations: jax.Array,
+    *,
+    pair: RandomPair,
+    probing: Probing,
+) -> tuple[jax.Array, jax.Array, Probed]:
+    """Distances and resolutions of pairs, and what was found on the first ones."""
+
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
+        database, neighbor = pair.databases(key, index, position)
+        value, other = pair.values(index, database, neighbor)
+        found = pair.between(key, index, value, other)
+        spare = jax.tree.map(lambda leaf: leaf[-1:], neighbor)
+        return found, pair.resolution(value), (database, value, spare)
+
+    distances, resolutions, drawn = jax.vmap(one)(indices)
+    moved = elsewhere = jnp.zeros(probing.rows, pair.distance_dtype)
+    if probing.rotated:
+        moved, elsewhere = jax.vmap(partial(_at_two_positions, pair))(
+            rotations, *_first(probing.rotated, (indices, *drawn))
         )
-    return layout
+    databases, values, _ = drawn
+    kept = _first(probing.kept, (databases, values))
+    return distances, resolutions, Probed(moved, elsewhere, *kept)
 
 
-def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
-    """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
-    if pair.calls_host:
-        return _even_part(count, most)
-    return min(count, most)
+def _at_two_positions(
+    pair: RandomPair,
+    steps: jax.Array,
+    index: jax.Array,
+    database: Database,
+    value: Value,
+    spare: Database,
+) -> tuple[jax.Array, jax.Array]:
+    """As `permuted`; and how far replacing the record that a rotation puts last moves the value."""
+    records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
+    target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
+    # One copy of the target, for two would take twice as long to compile.
+    values = jax.vmap(target)(rotated_pair(records, steps))
+    other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
+    elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
+    return _moved(pair, value, other), elsewhere
 
 
-def _even_part(count: int, most: int) -> int:
-    return -(-count // -(-count // most))
+def permuted(
+    pair: RandomPair, steps: jax.Array, index: jax.Array, database: Database, value: Value
+) -> jax.Array:
+    """How far a rotation of its records moves the value of a database."""
+    other = rotated(database, steps)
+    return _moved(pair, value, pair.target(other, origin=sampled(Role.PERMUTED, index)))
+
+
+def _moved(pair: RandomPair, value: Value, other: Value) -> jax.Array:
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
+    moved = distance(pair.norm, value, other)
+    # Values that are not finite make infinite distances, so the sampler sees them.
+    return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
+
+
+def _first(count: int, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[:count], tree)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
+# Up to so many distances of one host, it selects: no program has to be compiled.
+_FEW = 2**16
 
 
 def chunk_distances(
@@ -71,3 +179,240 @@ def chunk_distances(
     if rotations is not None:
         return probed_distances(key, indices, position, rotations, pair=pair, probing=probing)
     return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The distances that the devices of this host have computed.
+
+    Attributes:
+        distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
+            block, and one to spare, for devices that have nothing to do. Infinite where there is
+            no pair, so that selection takes them as they are. A third axis where a pair has several
+            numbers.
+        resolution: shape (devices,), the coarsest so far.
+    """
+
+    distances: jax.Array
+    resolution: jax.Array
+
+
+def empty_block(
+    layout: Layout,
+    found: dict[int, Finished],
+    dtype: np.dtype,
+    numbers: tuple[int, ...] = (),
+) -> Block:
+    """A block that holds the known distances and resolutions, given by chunk."""
+    if layout.devices == (None,) and not found:
+        return _empty((layout.block + 1, layout.size, *numbers), dtype)
+    distances, resolutions = [], []
+    for d, device in layout.local.items():
+        shape = layout.block + 1, layout.size, *numbers
+        rows = jnp.full(shape, jnp.inf, dtype, device=device)
+        known = [chunk for chunk in layout.chunks_of(d) if chunk in found]
+        if known:
+            places = np.array(known) - d * layout.block
+            rows = rows.at[places].set(np.stack([found[chunk].distances for chunk in known]))
+        coarsest = np.array([max((found[chunk].resolution for chunk in known), default=0.0)], dtype)
+        distances.append(rows)
+        resolutions.append(jax.device_put(coarsest, device))
+    mesh = row_of(layout.local.values())
+    return Block(_joined(distances, mesh), _joined(resolutions, mesh))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
+    """In one program: outside of it, every array takes a tenth of a millisecond."""
+    return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
+
+
+def compute_chunks(
+    block: Block,
+    key: jax.Array,
+    position: int,
+    chunks: list[int | None],
+    *,
+    layout: Layout,
+    pair: RandomPair,
+    probing: Probing = NOTHING,
+    rotations: np.ndarray | None = None,
+) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
+    """One chunk on every device of this host; None for a device that has nothing left.
+
+    Returns:
+        The block, the chunks' distances, shape (devices, size), and their resolutions. The block
+        that was passed is used up. At last what was probed; a device adds to the first axis.
+    """
+    # A device without a chunk computes all the same, chunk 0 into the row to spare: one program for
+    # all devices and steps, in which none waits for another.
+    work = [
+        (0, 0, layout.block)
+        if chunk is None
+        else (chunk * layout.size, layout.pairs_in(chunk), chunk - d * layout.block)
+        for d, chunk in zip(layout.local, chunks, strict=True)
+    ]
+    mesh = row_of(layout.local.values())
+    with within(mesh):
+        return _compiled_step(
+            block,
+            key,
+            np.uint32(position),
+            np.array(work, np.uint32),
+            rotations,
+            pair=pair,
+            size=layout.size,
+            mesh=mesh,
+            probing=probing,
+        )
+
+
+@functools.lru_cache(128)
+def bytes_of_a_chunk(
+    key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
+) -> int:
+    """The memory that a chunk takes on a device, beside the distances of all chunks.
+
+    XLA compiles the program that `compute_chunks` runs: the same arguments, and so compiled once.
+    """
+    mesh, count = row_of(layout.local.values()), len(layout.local)
+    device = next(iter(layout.local.values()))
+    if mesh is not None:
+        sharding = NamedSharding(mesh, SPREAD)
+    else:
+        sharding = None if device is None else SingleDeviceSharding(device)
+    spec = functools.partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
+    rows: Any = spec((count * (layout.block + 1), layout.size, *pair.numbers))
+    resolutions: Any = spec((count,))
+    block = Block(rows, resolutions)
+    work = np.zeros((count, 3), np.uint32)
+    rotations = np.zeros(count * probing.rows, np.int32) if probing else None
+    with within(mesh):
+        lowered = _compiled_step.lower(
+            block,
+            key,
+            np.uint32(0),
+            work,
+            rotations,
+            pair=pair,
+            size=layout.size,
+            mesh=mesh,
+            probing=probing,
+        )
+        memory: Any = lowered.compile().memory_analysis()
+    kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.temp_size_in_bytes + kept
+
+
+@kept_jit("pair", "size", "mesh", "probing", donate=(0,))
+def _compiled_step(
+    block: Block,
+    key: jax.Array,
+    position: jax.Array,
+    work: jax.Array,
+    rotations: jax.Array | None = None,
+    *,
+    pair: RandomPair,
+    size: int,
+    mesh: Mesh | None,
+    probing: Probing = NOTHING,
+) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
+    """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
+
+    def step(
+        block: Block,
+        key: jax.Array,
+        position: jax.Array,
+        work: jax.Array,
+        rotations: jax.Array | None,
+    ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
+        start, count, place = work[0]
+        distances, resolutions, probed = chunk_distances(
+            key, start, position, rotations, pair=pair, size=size, probing=probing
+        )
+        # Every chunk runs whole, the last one too: another size is another program, with other
+        # roundings.
+        places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
+        new = jnp.where(places < count, distances, jnp.inf)[None]
+        coarsest = jnp.max(resolutions)[None]
+        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
+        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
+
+    specs = SPREAD, SHARED, SHARED, SPREAD, SPREAD
+    return on_every(mesh, step, specs)(block, key, position, work, rotations)
+
+
+def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
+    """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
+    mesh = row_of(layout.devices)
+    if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
+        distances = np.asarray(block.distances).reshape(-1)
+        # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+        ordered = np.where(distances >= 0, np.abs(distances), np.inf)
+        return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
+    everywhere = jax.tree.map(
+        lambda x: _joined([shard.data for shard in x.addressable_shards], mesh), block
+    )
+    with within(mesh):
+        distance, resolution = _compiled_selection(everywhere, np.uint32(k), mesh=mesh)
+    return float(distance), float(resolution)
+
+
+@functools.partial(jax.jit, static_argnames="mesh")
+def _compiled_selection(
+    found: Block, k: jax.Array, *, mesh: Mesh | None
+) -> tuple[jax.Array, jax.Array]:
+    axis = None if mesh is None else AXIS
+
+    def step(found: Block, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        resolution = jnp.max(found.resolution)
+        resolution = resolution if axis is None else lax.pmax(resolution, axis)
+        return select(found.distances, k, axis=axis), resolution
+
+    return on_every(mesh, step, (SPREAD, SHARED), SHARED)(found, k)
+
+
+def all_distances(block: Block, *, layout: Layout) -> jax.Array:
+    """The distances in the order of the pairs, shape (m,), or with a second axis."""
+    mesh = row_of(layout.devices)
+    everywhere = _joined([shard.data for shard in block.distances.addressable_shards], mesh)
+    with within(mesh):
+        numbers = everywhere.shape[2:]
+        rows = everywhere.reshape(len(layout.devices), layout.block + 1, layout.size, *numbers)
+        return rows[:, : layout.block].reshape(-1, *numbers)[: layout.m]
+
+
+def spread_chunks(
+    chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
+) -> T:
+    """Maps a function of one chunk over chunks and devices, within a larger program."""
+    # Devices share a program, so all get equally many chunks. The padding is cut off again.
+    count = len(chunks)
+    each = -(-count // len(devices))
+    padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
+    mapped = on_every(row_of(devices), functools.partial(lax.map, chunk), SPREAD)
+    return jax.tree.map(lambda x: x[:count], mapped(padded))
+
+
+def on_every(
+    mesh: Mesh | None,
+    function: Callable[P, T],
+    in_specs: PartitionSpec | tuple[PartitionSpec, ...],
+    out_specs: PartitionSpec = SPREAD,
+) -> Callable[P, T]:
+    """Runs a function on every device of a mesh, each on its part of the spread arrays."""
+    if mesh is None:
+        return function
+    # JAX must not check what varies over devices: loops of a target were not written for that.
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+
+
+def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
+    """An array whose parts are on the devices of a mesh; this host has these."""
+    if mesh is None:
+        return shards[0]
+    shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, SPREAD), shards)

@@ -1,21 +1,81 @@
 """The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from dpjax._running._in_flight import run_in_flight
-from dpjax._running._progress import counting
-from dpjax._running._waiting import wait_for
-from dpjax._tracing._origins import host_errors
-from dpjax.sensitivity._blocks import Block, compute_chunks, empty_block
+from dpjax._core._values import OperatingPoint
+from dpjax._running._devices import Layout
+from dpjax._running._progress import counting, run_in_flight, wait_for
+from dpjax._tracing._host_calls import host_errors
 from dpjax.sensitivity._checkpoint import Checkpoint, Finished, Seen
+from dpjax.sensitivity._chunks import NOTHING, Block, Probed, Probing, compute_chunks, empty_block
+from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
-from dpjax.sensitivity._probed_chunks import NOTHING, Probed, Probing
 from dpjax.sensitivity._probes import Probes
-from dpjax.sensitivity._watch import Watch
+
+# Sampling that ends when more pairs would hardly change the estimate.
+
+
+# Between two looks, the number of pairs grows by this share.
+_GROWTH = 0.1
+_Steps = list[list[int | None]]
+
+
+@dataclasses.dataclass(eq=False)
+class Watch:
+    """Looks at the distances while they are drawn, at an operating point that allows it.
+
+    Attributes:
+        point: of method "anytime", at the most pairs that may be drawn.
+        until: the ratio of the upper to the lower order statistic at which it ends; 1 for never.
+        drawn: pairs so far.
+
+    Formal guarantees:
+        None of its own: the operating point holds at every number of pairs.
+    """
+
+    point: OperatingPoint
+    until: float
+    drawn: int = 0
+
+    def parts(self, steps: _Steps, drawn: int, layout: Layout) -> Iterator[_Steps]:
+        """The steps from one look to the next."""
+        part: _Steps = []
+        new = 0
+        for step in steps:
+            part.append(step)
+            new += sum(map(layout.pairs_in, step))
+            if new >= _GROWTH * drawn:
+                yield part
+                drawn, part, new = drawn + new, [], 0
+        if part:
+            yield part
+
+    def has_seen_enough(
+        self, distances: jax.Array, drawn: int, count: Callable[..., object]
+    ) -> bool:
+        """Whether to end, now that so many distances are finite or infinite ones of real pairs."""
+        self.drawn = drawn
+        confidence = self.point.confidence
+        assert confidence is not None
+        upper = anytime_k(drawn, self.point.gamma, confidence) if drawn else None
+        if upper is None:
+            return False
+        lower = max(anytime_lower_k(drawn, self.point.gamma, confidence), 1)
+        found = np.asarray(distances)
+        found = found[(found >= 0) & (found < np.inf)]  # Most may not be drawn yet.
+
+        def of_rank(k: int) -> float:
+            return float(np.partition(found, k - 1)[k - 1]) if k <= found.size else np.inf
+
+        low, high = of_rank(lower), of_rank(upper)
+        count(0, f"sensitivity from {low:.4g} to {high:.4g}")
+        return high <= self.until * low and 0 < high < np.inf and self.until > 1
+
 
 # A chunk for each device of this host, or None, and what is probed there.
 _Task: TypeAlias = tuple[list[int | None], Probing]

@@ -6,15 +6,15 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._values import Oracle, Target
-from dpjax._running._layout import outside_any_mesh
-from dpjax._running._waiting import wait_for
+from dpjax._running._devices import outside_any_mesh
+from dpjax._running._progress import wait_for
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._kept_jit import kept_jit
-from dpjax._tracing._origins import host_errors
+from dpjax._tracing._host_calls import host_errors
+from dpjax._tracing._programs import kept_jit
 from dpjax.random._facade import sampling_key
-from dpjax.sensitivity._chunks import pairs_in_a_chunk
 from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10

@@ -6,14 +6,72 @@ from typing import Literal, Self
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from dpjax._core import _checks
 from dpjax._core._values import Method, OperatingPoint
-from dpjax._running._compiler import compilation
-from dpjax._running._layout import Layout, placed
+from dpjax._running._devices import (
+    LEAST,
+    Device,
+    Layout,
+    compilation,
+    devices_of,
+    fitting,
+    placed,
+    share_of_memory,
+)
 from dpjax._running._processes import Team
 from dpjax._tracing._fingerprints import digest
+from dpjax.sensitivity._chunks import bytes_of_a_chunk, probing_of
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
+
+# Chunks: the unit of work, of memory and of reproducibility.
+
+
+# Code on the host runs for long. So chunks are small: progress and checkpoints count in chunks.
+_LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
+_STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
+
+
+def pairs_in_a_chunk(
+    pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
+) -> int:
+    """Pairs in a chunk: a function of programs, m, shapes and device alone, never more than m."""
+    if chunk_size is not None:
+        most = _checks.integer("chunk_size", chunk_size, least=1)
+        return size_of_parts(pair, m, most)
+    most = fitting(pair.bytes_of_a_pair(device), device)
+    if pair.calls_host:
+        most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
+        return size_of_parts(pair, m, most)
+    # Few chunks are nearly even, so that little of the last one is padding; many are all the same.
+    step = max(1, most // _STEPS)
+    return min(m, -(-_even_part(m, most) // step) * step)
+
+
+def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
+    """The chunks of m pairs, on the devices of a mesh."""
+    devices = devices_of(mesh, calls_host=pair.calls_host)
+    layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
+    if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
+        raise ValueError(
+            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
+            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
+        )
+    return layout
+
+
+def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
+    """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
+    if pair.calls_host:
+        return _even_part(count, most)
+    return min(count, most)
+
+
+def _even_part(count: int, most: int) -> int:
+    return -(-count // -(-count // most))
+
 
 # Given gamma alone, the least m would take the largest distance seen, which costs utility.
 PAIRS_OVER_LEAST = 10
@@ -114,3 +172,47 @@ def point_of_each(
     if point.m > MOST_SAMPLED_PAIRS:
         raise ValueError(f"m must be at most {MOST_SAMPLED_PAIRS} to be sampled, got {point.m}")
     return point, stated
+
+
+# Chunks that fit into the memory of the device, by what their compiled program says of itself.
+
+
+# What XLA says where a program cannot fit: for a TPU it compiles no such program.
+_TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
+
+
+def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
+    """The layout, with smaller chunks if a chunk takes more than its share of memory.
+
+    The size comes from shapes, and XLA may need several times as much. Nearly always it fits. Then
+    the program is the one that will run, and nothing is compiled twice. Otherwise smaller ones are
+    compiled until one fits. Chunks never grow: another program would cost more than it gains. If
+    some pairs are probed, their program runs first, and takes more than that of the others.
+    """
+    if layout.size <= LEAST:
+        return layout
+    probing = probing_of(pair, layout.size, probes)
+    spec = _spec(placed(key, layout))
+    try:
+        used = bytes_of_a_chunk(spec, layout=layout, pair=pair, probing=probing)
+    except jax.errors.JaxRuntimeError as error:
+        if _TOO_LARGE not in str(error):
+            raise
+        return layout_that_fits(key, pair, _smaller(layout, pair, _SMALLER), probes)
+    room = share_of_memory(layout.local.values())
+    if used <= room:
+        return layout
+    # Half of the room is for what does not shrink with the chunk; it may take more.
+    return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
+
+
+def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
+    # Where a key is committed, its program is compiled for that device.
+    sharding = key.sharding if key.committed else None
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
+
+
+def _smaller(layout: Layout, pair: RandomPair, share: float) -> Layout:
+    size = max(LEAST, int(layout.size * share))
+    size = size_of_parts(pair, layout.m, 2 ** (size.bit_length() - 1))
+    return dataclasses.replace(layout, size=size)

@@ -20,7 +20,7 @@ are alike.
 
 Records of the oracle may not be exchangeable, though. So the last record of the rotated database is
 replaced, too: that is a record at a random position. Its distances must not be larger than those at
-the last position, by a test of ranks (dpjax/sensitivity/_places.py).
+the last position, by a test of ranks (dpjax/sensitivity/_probes.py).
 """
 
 import json
@@ -33,34 +33,115 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
 
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import OperatingPoint
-from dpjax._running._layout import Device, row_of, within
-from dpjax._running._memory import fitting
+from dpjax._running._devices import Device, fitting, row_of, within
 from dpjax._running._processes import Team
-from dpjax._running._progress import counting
-from dpjax._running._waiting import wait_for
-from dpjax._tracing._kept_jit import kept_jit
+from dpjax._running._progress import counting, wait_for
+from dpjax._tracing._host_calls import Role, host_errors, sampled
 from dpjax._tracing._lanes import touching
-from dpjax._tracing._origins import Role, host_errors, sampled
-from dpjax._tracing._programs import Program, evaluate_alone
-from dpjax.sensitivity._blocks import Block, spread_chunks
+from dpjax._tracing._programs import Program, evaluate_alone, kept_jit
 from dpjax.sensitivity._checkpoint import Finished, Seen
-from dpjax.sensitivity._chunks import size_of_parts
-from dpjax.sensitivity._neighbors import neighboring_pair, random_rotations
-from dpjax.sensitivity._norms import difference, distance, length
-from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._places import refuse_last, refuse_places
-from dpjax.sensitivity._plan import Plan
-from dpjax.sensitivity._probed_chunks import (
+from dpjax.sensitivity._chunks import (
     LEAST_ALONE,
+    Block,
     Probed,
     permuted,
     probed_chunks,
     probing_of,
+    spread_chunks,
 )
+from dpjax.sensitivity._norms import difference, distance, length
+from dpjax.sensitivity._pairs import RandomPair, neighboring_pair, random_rotations
+from dpjax.sensitivity._plan import Plan, size_of_parts
+
+# Records that may change places: the last one must stand for all of them.
+
+
+# Independent records are refused by chance in at most one of so many samplings.
+_CERTAIN = math.log(1e8)
+# The chance to refuse distances of exchangeable records at one of the three looks at them.
+_CHANCE = 3e-7
+
+
+def refuse_places(databases: Database) -> None:
+    """Refuses columns that each record has by its place, such as labels, in several databases.
+
+    Independent records have the same numbers, not all alike, in all of k databases with probability
+    n / (e n)^k at most: then each database has one mark, with probability 1 / n for each record.
+    """
+    for path, leaf in jax.tree.leaves_with_path(databases):
+        k, n = leaf.shape[:2]
+        if k * (1 + math.log(n)) - math.log(n) < _CERTAIN:
+            continue
+        columns = leaf.reshape(k, n, -1)
+        fixed = np.all(_same(columns, columns[:1]), axis=(0, 1))
+        if np.any(fixed & ~np.all(_same(columns[0], columns[0, :1]), axis=0)):
+            raise ValueError(
+                "oracle must draw records that may change places, for positions='last', got numbers"
+                f" at {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
+                " database and differ from record to record: the last record, which changes, would"
+                " get nearly the same number again. Shuffle all records by jax.random.permutation,"
+                " or ask for positions='average' or 'each'"
+            )
+
+
+def _same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Elementwise; NaN is the same as NaN."""
+    return (x == y) | ((x != x) & (y != y))
+
+
+def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: int = 1) -> None:
+    """Refuses records of which the last one moves the target less than others do.
+
+    Args:
+        elsewhere: how far replacing the record at a random position moves the target, on the first
+            of m databases.
+        limit: the k-th smallest distance at the last position, of all m; or a number above it.
+        m: number of databases.
+        k: rank of the limit.
+        looks: at how many m, at most, this is asked.
+    """
+    beyond = int(np.sum(elsewhere > limit))
+    if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
+        raise ValueError(
+            "oracle must draw exchangeable records, for positions='last', but replacing a record at"
+            f" a random position moved the target by more than {limit:.3g} on {beyond} of"
+            f" {len(elsewhere)} databases, and replacing the last one on at most {m - k} of {m}."
+            " Sorted records, time series, and classes one after the other are not exchangeable:"
+            " ask for positions='average' or 'each', or shuffle all records by"
+            " jax.random.permutation"
+        )
+
+
+def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
+    """Bounds the chance that so many distances at random positions exceed the k-th at the last one.
+
+    For exchangeable records and any target; docs/proofs/shorter.md has the proof. A tie counts as
+    not beyond, which lowers the chance.
+
+    Args:
+        beyond: how many do.
+        probed: how many distances there are at random positions; one for each of the first pairs.
+        m: number of pairs.
+        k: rank of the distance at the last position, of all m pairs.
+    """
+    by_signs = float(scipy.special.bdtr(min(m - k, beyond), beyond, 0.5))
+    top = m - k + beyond
+    if k <= probed or beyond * m <= probed * top:  # The latter: no more than are expected.
+        return by_signs
+    of_top = np.arange(max(beyond, probed - (m - top)), min(probed, top) + 1)
+    logs = _log_choose(top, of_top) + _log_choose(m - top, probed - of_top)
+    by_ranks = np.sum(np.exp(logs - _log_choose(m, np.array(probed))))
+    return min(by_signs, float(by_ranks))
+
+
+def _log_choose(n: int, k: np.ndarray) -> np.ndarray:
+    return -np.log1p(n) - scipy.special.betaln(k + 1.0, n - k + 1.0)
+
 
 # How far rounding may move a target that sums in another order or a batch of another size: in units
 # in the last place of the value, or as a share of the distance that replacing a record moves it.

@@ -7,15 +7,13 @@ from jax.sharding import Mesh
 
 from dpjax._core import _checks
 from dpjax._core._values import Norm, Oracle, Positions, Target
-from dpjax._running._layout import Layout, outside_any_mesh
+from dpjax._running._devices import Layout, outside_any_mesh
 from dpjax._running._processes import together
 from dpjax.random._facade import sampling_key
-from dpjax.sensitivity._blocks import all_distances, spread_chunks
-from dpjax.sensitivity._chunk_memory import layout_that_fits
-from dpjax.sensitivity._chunks import chunk_distances, layout_of
+from dpjax.sensitivity._chunks import all_distances, chunk_distances, spread_chunks
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
-from dpjax.sensitivity._plan import Sampling
+from dpjax.sensitivity._plan import Sampling, layout_of, layout_that_fits
 
 
 @outside_any_mesh

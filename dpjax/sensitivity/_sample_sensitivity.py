@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -16,24 +17,21 @@ from jax.sharding import Mesh
 from dpjax._core import _checks
 from dpjax._core._values import Method, Norm, OperatingPoint, Oracle, Positions, Sensitivity, Target
 from dpjax._exact._numerics import sum_up
-from dpjax._running._layout import outside_any_mesh
+from dpjax._running._devices import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._origins import host_errors
+from dpjax._tracing._host_calls import host_errors
 from dpjax.proving._provable import provable
 from dpjax.random._facade import sampling_key
-from dpjax.sensitivity._blocks import kth_distance
 from dpjax.sensitivity._checkpoint import Checkpoint
-from dpjax.sensitivity._chunk_memory import layout_that_fits
-from dpjax.sensitivity._chunks import layout_of
-from dpjax.sensitivity._loop import sample_block
+from dpjax.sensitivity._chunks import kth_distance
+from dpjax.sensitivity._loop import Watch, sample_block
 from dpjax.sensitivity._norms import NORMS, is_float
+from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._plan import Plan, point_of_each
+from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits, point_of_each
 from dpjax.sensitivity._probes import Probes, probed_pairs
-from dpjax.sensitivity._several_oracles import stated_confidence, worst_of_oracles
-from dpjax.sensitivity._watch import Watch
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
@@ -367,3 +365,50 @@ def _refuse_unusable(
             f" {wider}, or let the target compute the difference directly; to accept it, pass"
             " allow_cancellation=True"
         )
+
+
+# One sensitivity for several oracles: the worst of them, each at its share of the confidence.
+
+
+def stated_confidence(
+    *,
+    m: int | None,
+    gamma: float | None,
+    method: Method,
+    confidence: float | Literal["default"] | None,
+    until: float | None,
+) -> float | None:
+    """The confidence in all oracles together; None for the marginal statement."""
+    method = method if until is None else "anytime"
+    return operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
+
+
+def worst_of_oracles(
+    sample: Callable[..., Sensitivity],
+    oracles: Sequence[Oracle],
+    confidence: float | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> Sensitivity:
+    """The largest sensitivity of some oracles.
+
+    A marginal statement needs no share of anything: a larger estimate covers no fewer pairs.
+    Oracle number j has the checkpoint PATH.oracle-j.
+    """
+    if not oracles:
+        raise ValueError("oracle must be a function, or hold at least one, got none")
+    each = confidence_of_each(confidence, len(oracles))
+    found = []
+    for j, oracle in enumerate(oracles):
+        path = None if checkpoint is None else f"{os.fspath(checkpoint)}.oracle-{j}"
+        found.append(sample(oracle, confidence=each, checkpoint=path))
+    if len({(x.target, x.distance, str(x.records), str(x.outputs)) for x in found}) > 1:
+        raise ValueError("oracles must draw records of the same structure, shapes and dtypes")
+    worst = max(found, key=lambda x: float(x.value))
+    deciding = {x.deciding_records for x in found}
+    return dataclasses.replace(
+        worst,
+        gamma=max(float(x.gamma) for x in found),
+        confidence=confidence,
+        deciding_records=worst.deciding_records if len(deciding) == 1 else None,
+        identity=digest("oracles", *sorted(str(x.identity) for x in found)),
+    )

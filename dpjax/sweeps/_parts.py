@@ -13,8 +13,7 @@ import numpy as np
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee
-from dpjax._running._layout import Device
-from dpjax._running._memory import fitting
+from dpjax._running._devices import Device, fitting
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
 from dpjax.random._facade import forwards_key, generates_words

@@ -12,8 +12,7 @@ from jax.sharding import Mesh
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
-from dpjax._running._compiler import compilation
-from dpjax._running._layout import Device, devices_of, outside_any_mesh
+from dpjax._running._devices import Device, compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
 from dpjax.random._facade import CHACHA20, SEEDED_CHACHA20, check_sampling_key, is_seeded
 from dpjax.sweeps._axes import MOST_REPEATS, REPEAT, Axis, Output, axes_of

@@ -12,14 +12,11 @@ from jax.sharding import Mesh
 
 from dpjax._core._types import Key, PyTree
 from dpjax._files._durable import Json
-from dpjax._running._in_flight import run_in_flight
-from dpjax._running._layout import Device, Layout, placed, row_of, within
-from dpjax._running._progress import counting, saying_what_is_kept
-from dpjax._running._waiting import wait_for
-from dpjax._tracing._kept_jit import kept_jit
-from dpjax._tracing._origins import host_errors
-from dpjax._tracing._programs import Program
-from dpjax.sensitivity._blocks import SHARED, SPREAD, on_every
+from dpjax._running._devices import Device, Layout, placed, row_of, within
+from dpjax._running._progress import counting, run_in_flight, saying_what_is_kept, wait_for
+from dpjax._tracing._host_calls import host_errors
+from dpjax._tracing._programs import Program, kept_jit
+from dpjax.sensitivity._chunks import SHARED, SPREAD, on_every
 from dpjax.sweeps._axes import Axis, cell_keys
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store

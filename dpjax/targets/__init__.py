@@ -1,6 +1,6 @@
 """Useful targets: pure JAX functions of a database, most of them with a known sensitivity."""
 
-from dpjax.sensitivity._sum_targets import Summable as Summable
+from dpjax.sensitivity._sums import Summable as Summable
 from dpjax.targets._command_line import command_line as command_line
 from dpjax.targets._host import host as host
 from dpjax.targets._kernels import kernel_density as kernel_density

@@ -24,8 +24,8 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Target
+from dpjax._tracing._host_calls import ended_when_stopped
 from dpjax._tracing._host_code import HostCode
-from dpjax._tracing._interruptions import ended_when_stopped
 from dpjax.targets._host import host_target, spec_of
 
 # A float in full takes up to 767 digits.

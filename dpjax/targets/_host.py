@@ -15,9 +15,9 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Target
-from dpjax._tracing import _origins
+from dpjax._tracing import _host_calls
+from dpjax._tracing._host_calls import StoppedError, aside
 from dpjax._tracing._host_code import HostCall, HostCode
-from dpjax._tracing._interruptions import StoppedError, aside
 
 
 def host(
@@ -117,11 +117,11 @@ def host_target(
         # JAX may call back on its own thread, which does not see the caller's configuration.
         with joblib.parallel_config() as configuration:
             workers = _Workers(dict[str, object](configuration, **options))
-        tracing = _origins.current()
+        tracing = _host_calls.current()
         tracing.settings.append(workers)
         specs = jax.tree.map(_canonical, declared)
         fallback = [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in public]
-        with _origins.host_errors():
+        with _host_calls.host_errors():
             return jax.pure_callback(
                 _Evaluation(freeze(), specs, fallback, workers),
                 specs,
@@ -191,7 +191,7 @@ class _Evaluation(HostCall):
             # Only NumPy from here on: JAX may wait for this call, so we must not wait for JAX.
             origin = np.asarray(origin)
             batch = origin.shape[:-1]
-            origins = origin.reshape(-1, *_origins.SPEC.shape)
+            origins = origin.reshape(-1, *_host_calls.SPEC.shape)
 
             def stacked(leaf: jax.Array) -> np.ndarray:
                 return np.asarray(leaf).reshape(len(origins), *leaf.shape[len(batch) :])
@@ -202,11 +202,11 @@ class _Evaluation(HostCall):
             values = [self.failure if isinstance(x, _Failure) else x for x in found]
             return [np.stack(x).reshape(batch + x[0].shape) for x in zip(*values, strict=True)]
         except StoppedError as error:
-            raise _origins.HostError(str(error)) from None
+            raise _host_calls.HostError(str(error)) from None
         except Exception:
             raise
         except BaseException as error:
-            _origins.interrupted(error)
+            _host_calls.interrupted(error)
 
     def _values(
         self, origins: np.ndarray, databases: list[Database], wanted: Callable[[], bool]
@@ -217,13 +217,13 @@ class _Evaluation(HostCall):
             return [attempt(*task) for task in tasks]
         try:
             return self.workers.map(attempt, (task for task in tasks if wanted()))
-        except _origins.HostError:
+        except _host_calls.HostError:
             raise
         except Exception as error:  # From the workers, if a process was killed for example.
             failure = _Failure.of(error)
-            if all(map(_origins.is_private, origins)):
+            if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
-            _origins.fail(origins, failure.reason)
+            _host_calls.fail(origins, failure.reason)
 
 
 def _attempt(
@@ -237,9 +237,9 @@ def _attempt(
         return _leaves(output, function(database))
     except BaseException as error:  # The function may also call sys.exit.
         failure = _Failure.of(error)
-    if _origins.is_private(origin):
+    if _host_calls.is_private(origin):
         return failure
-    _origins.fail(origin[None], failure.reason)
+    _host_calls.fail(origin[None], failure.reason)
 
 
 def _leaves(output: PyTree, value: PyTree) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
-from dpjax.sensitivity._sum_targets import Summable
+from dpjax.sensitivity._sums import Summable
 from dpjax.targets._bounds import VectorNorm, running_dtype
 
 # Takes the norm, n (None where it is not given) and the dtype in which the target computes.

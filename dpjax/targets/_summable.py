@@ -6,7 +6,7 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._types import PyTree, Value
-from dpjax.sensitivity._sum_targets import Summable
+from dpjax.sensitivity._sums import Summable
 
 
 def summable(

@@ -15,13 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import dpjax
 from dpjax import learning, queries, targets
-from dpjax._running._layout import AXIS, Layout, within
+from dpjax._running._devices import AXIS, Layout, within
 from dpjax.sensitivity import _probes
-from dpjax.sensitivity._blocks import Block, _compiled_selection, _compiled_step
-from dpjax.sensitivity._chunks import pairs_in_a_chunk
+from dpjax.sensitivity._chunks import Block, _compiled_selection, _compiled_step, probing_of
 from dpjax.sensitivity._order_statistics import _select
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax.sensitivity._probed_chunks import probing_of
+from dpjax.sensitivity._plan import pairs_in_a_chunk
 
 _FEATURES = 20
 _MANY = 2**20

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dpjax._files import _forks
-from dpjax._files._ledger_errors import BudgetExceededError, LedgerError
+from dpjax._files import _ledger_file
+from dpjax._files._ledger_chain import BudgetExceededError, LedgerError
 from dpjax._files._ledger_file import LedgerFile
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
@@ -167,7 +167,7 @@ def test_a_fork_opens_the_file_anew(how, path):
 
 def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
     """A thread released the lock of another: its file stayed locked, and the program hung."""
-    monkeypatch.setattr(_forks, "_OPEN", set())
+    monkeypatch.setattr(_ledger_file, "_OPEN", set())
     both, first = threading.Event(), threading.Event()
 
     class File:
@@ -181,17 +181,17 @@ def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
             assert both.wait(30)
 
     def fork():
-        _forks._suspend()
+        _ledger_file._suspend()
         both.set()
         assert first.wait(30)
-        _forks._resume()
+        _ledger_file._resume()
 
     file = File()
-    _forks.close_before_forks(file)
-    _forks._suspend()
+    _ledger_file.close_before_forks(file)
+    _ledger_file._suspend()
     other = threading.Thread(target=fork)
     other.start()
-    _forks._resume()
+    _ledger_file._resume()
     first.set()
     other.join(30)
     assert file.lock.acquire(timeout=1)

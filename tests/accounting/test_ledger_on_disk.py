@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpjax
-from dpjax._files._ledger_errors import LedgerError
+from dpjax._files._ledger_chain import LedgerError
 from dpjax._files._ledger_file import LedgerFile
 
 BUDGET = (1000, 50)

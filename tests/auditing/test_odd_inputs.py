@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 import odd_inputs
-from dpjax._exact._tail_band import TailBand
+from dpjax._exact._numerics import TailBand
 from dpjax.accounting._hockey_sticks import PairCurve
 from dpjax.auditing import audit, check_conformance, one_run_epsilon, verify
 from dpjax.auditing._privacy_profile import PrivacyProfile

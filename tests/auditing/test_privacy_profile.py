@@ -15,7 +15,7 @@ import dpjax
 from dpjax import oracles, targets
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import changed
-from dpjax._exact._tail_band import TailBand
+from dpjax._exact._numerics import TailBand
 from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve, _joint
 from dpjax.auditing._profile_pairs import Joint

@@ -1,9 +1,9 @@
 """It always answers: a process that samples and releases what leaves XLA, on eight devices.
 
-Batches of LAPACK calls wait for each other for ever where as many devices call as the pool has
-threads (`dpjax/_tracing/_lapack.py`). A library that hands over batches stops at the first call of
-each target below but `triangular_solve` and `fft`, on an idle machine and on a busy one: once each
-is enough. On one device it answered eight times out of eight, so nothing is tried there.
+Batches of LAPACK calls wait for each other for ever if as many devices call as the pool has
+threads (`dpjax/_tracing/_evaluate.py`). A library that hands over batches stops at the first call
+of each target below but `triangular_solve` and `fft`, on an idle machine and on a busy one: once
+each is enough. On one device it answered eight times out of eight, so nothing is tried there.
 """
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import pytest
 
-from dpjax._running._in_flight import run_in_flight
+from dpjax._running._progress import run_in_flight
 from dpjax._tracing._programs import Program
 
 PROGRAM = """
@@ -60,15 +60,15 @@ for seed, target in enumerate(TARGETS.values()):
 """
 # What the library did before, also with keys. It gives up after seconds of rest, not a minute.
 BROKEN = """
-from dpjax._running import _waiting
-from dpjax._tracing import _lapack, _one_by_one
+from dpjax._running import _progress
+from dpjax._tracing import _evaluate, _evaluate
 from dpjax.sensitivity import _pairs
-_one_by_one._CONCERNED = frozenset()
+_evaluate._CONCERNED = frozenset()
 _pairs.drawn = lambda draw, *arguments: draw(*arguments)
-_waiting._PATIENCE = 160
+_progress._PATIENCE = 160
 try:
     sample_and_release(TARGETS["solve"], 0)
-except _waiting.NoAnswerError as error:
+except _progress.NoAnswerError as error:
     print(error)
 """
 

@@ -12,11 +12,11 @@ import scipy.stats
 
 import dpjax
 from dpjax import oracles, targets
-from dpjax._running._layout import Layout
-from dpjax.sensitivity import _anytime
+from dpjax._running._devices import Layout
+from dpjax.sensitivity import _operating_points
+from dpjax.sensitivity._loop import Watch
 from dpjax.sensitivity._plan import point_of_each
 from dpjax.sensitivity._sample_sensitivity import _IF_WATCHED
-from dpjax.sensitivity._watch import Watch
 
 ORACLE = oracles.independent(jax.random.exponential)
 MEAN = targets.summable(lambda x: x, average=True)
@@ -37,13 +37,15 @@ def mixture(k, m, p):
 def test_the_rank_is_the_least_whose_mixture_is_large(p):
     for m in (10, 80):
         exact = [k for k in range(m + 1) if mixture(k, m, p) >= 100]
-        assert _anytime.least_k(m, 1 - p, 0.99) == (exact[0] if exact else None)
+        assert _operating_points.anytime_k(m, 1 - p, 0.99) == (exact[0] if exact else None)
 
 
 def test_the_lower_rank_is_that_of_the_other_side():
     for m, gamma in ((10, 0.25), (200, 0.0625)):
-        others = _anytime.least_k(m, 1 - gamma, 0.99)
-        assert _anytime.lower_k(m, gamma, 0.99) == (0 if others is None else m - others)
+        others = _operating_points.anytime_k(m, 1 - gamma, 0.99)
+        assert _operating_points.anytime_lower_k(m, gamma, 0.99) == (
+            0 if others is None else m - others
+        )
 
 
 def test_what_it_costs():
@@ -74,7 +76,7 @@ def test_the_mixture_is_rounded_down(k, m, gamma):
         exact = log - mpmath.log(gamma) - k * mpmath.log1p(-mpmath.mpf(gamma))
         exact -= (m - k) * mpmath.log(gamma)
         exact += mpmath.log(scipy.special.betainc(m - k + 1, k + 1, gamma))
-        found = _anytime._excess(k, m, gamma, scipy.special.betainc)
+        found = _operating_points._excess(k, m, gamma, scipy.special.betainc)
         assert exact - 0.01 < found <= exact - 1e-15 * math.lgamma(m + 2) / 2
 
 
@@ -93,7 +95,7 @@ def test_it_holds_at_all_46_looks(runs):
     """More than 5 of 300 misses are a false alarm in 1 of 12. Fixed ranks fail in .08 of runs."""
     assert len(GRID) == 46
     allowed = 5 / 300 if runs == 300 else 0.01
-    assert misses(lambda m: _anytime.least_k(m, 0.05, 0.99), runs) <= allowed
+    assert misses(lambda m: _operating_points.anytime_k(m, 0.05, 0.99), runs) <= allowed
     assert misses(lambda m: dpjax.operating_point(m=m, gamma=0.05).k, runs) > 0.05
 
 
@@ -145,7 +147,9 @@ def test_distances_that_are_missing_or_nan_are_infinite():
         return ends, shown.pop()
 
     drawn = np.where(np.arange(300) < 100, np.arange(300.0) % 100 + 1000, np.inf)
-    upper, lower = (f(100, 0.5, 0.99) for f in (_anytime.least_k, _anytime.lower_k))
+    upper, lower = (
+        f(100, 0.5, 0.99) for f in (_operating_points.anytime_k, _operating_points.anytime_lower_k)
+    )
     assert look(drawn) == (True, f"sensitivity from {999 + lower} to {999 + upper}")
     for odd in (np.nan, -1.0, np.inf):
         some = np.where(drawn < 1000 + 100 - upper, odd, drawn)

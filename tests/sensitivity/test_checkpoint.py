@@ -14,8 +14,8 @@ import pytest
 
 import dpjax
 from dpjax._files import _chunk_files, _durable
-from dpjax._running import _compiler
-from dpjax._running._compiler import compilation
+from dpjax._running import _devices
+from dpjax._running._devices import compilation
 from dpjax.sensitivity import _loop
 
 M, SIZE = 100, 30
@@ -184,10 +184,10 @@ def test_a_file_of_programs_that_were_compiled_otherwise_is_refused(sample, monk
         with pytest.raises(ValueError, match=r"is of another run, with another compiler flags"):
             sample()
     with monkeypatch.context() as context:
-        context.setattr(_compiler, "_processor", lambda: "another model")
+        context.setattr(_devices, "_processor", lambda: "another model")
         with pytest.raises(ValueError, match=r"is of another run, with another processor"):
             sample()
-    monkeypatch.setattr(_compiler, "__version__", "0.0.1")
+    monkeypatch.setattr(_devices, "__version__", "0.0.1")
     with pytest.raises(ValueError, match=r"is of another run, with another versions"):
         sample()
 
@@ -326,9 +326,9 @@ def test_what_killed_runs_have_left_is_removed_and_nothing_else(sample, environm
 
 RUN = """
 import jax, jax.numpy as jnp, dpjax
-from dpjax._running import _compiler
+from dpjax._running import _devices
 from dpjax.sensitivity import _loop
-from dpjax._running._compiler import compilation
+from dpjax._running._devices import compilation
 compute = _loop.compute_chunks
 def logged(block, key, position, chunks, **settings):
     out = compute(block, key, position, chunks, **settings)

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._running import _memory
-from dpjax._running._layout import Layout, actual
-from dpjax._running._memory import fitting, share_of_memory
+from dpjax._running import _devices
+from dpjax._running._devices import Layout, actual, fitting, share_of_memory
 from dpjax.auditing._profile_pairs import sampled_distances
-from dpjax.sensitivity import _chunk_memory, _chunks
-from dpjax.sensitivity._blocks import bytes_of_a_chunk
-from dpjax.sensitivity._chunks import pairs_in_a_chunk
+from dpjax.sensitivity import _plan
+from dpjax.sensitivity._chunks import bytes_of_a_chunk
 from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._plan import pairs_in_a_chunk
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_pairs_of_a_target_that_spreads_itself_are_not_spread_too(key, uniform, 
     spread = jax.shard_map(jnp.max, mesh=mesh, in_specs=spec, out_specs=spec)
     sample = functools.partial(dpjax.sample_distances, key, n=4, norm="l1", m=20)
     assert np.all(sample(spread, uniform) == sample(jnp.max, uniform))
-    monkeypatch.setattr(_chunks, "devices_of", lambda *_, **__: (None, None))
+    monkeypatch.setattr(_plan, "devices_of", lambda *_, **__: (None, None))
     with pytest.raises(ValueError, match=r"mesh must be None or one device .* jax\.shard_map"):
         sample(spread, uniform)
 
@@ -123,7 +122,7 @@ def test_a_chunk_takes_its_share_of_memory_at_most(key, uniform, compilations, m
         return dpjax.sample_sensitivity(key, jnp.max, uniform, n=100, norm="l1", m=5000)
 
     whole = sample()
-    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 50_000)
+    monkeypatch.setattr(_plan, "share_of_memory", lambda devices: 50_000)
     found = []
     names = compilations(lambda: found.append(sample()))
     assert names.count("jit(_compiled_step)") == 1
@@ -144,12 +143,12 @@ def test_chunks_shrink_until_one_fits(key, uniform, monkeypatch, fixed, on_host)
     def used(key, *, layout, pair, probing=None):
         return fixed + 10 * layout.size
 
-    monkeypatch.setattr(_chunk_memory, "bytes_of_a_chunk", used)
-    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 1000)
+    monkeypatch.setattr(_plan, "bytes_of_a_chunk", used)
+    monkeypatch.setattr(_plan, "share_of_memory", lambda devices: 1000)
     mean = dpjax.targets.host(np.mean, output=jax.ShapeDtypeStruct((), np.float32))
     target = mean if on_host else jnp.mean
     pair = RandomPair.trace(key, target, uniform, n=4, norm="l1", positions="last")
-    found = _chunk_memory.layout_that_fits(key, pair, Layout((None,), 5000, 1024))
+    found = _plan.layout_that_fits(key, pair, Layout((None,), 5000, 1024))
     assert used(key, layout=found, pair=pair) <= 1000 or found.size == 2
     assert found.size > 2 or fixed == 5000
     assert pairs_in_a_chunk(pair, 5000, found.size, None) == found.size  # A run can be repeated.
@@ -164,17 +163,17 @@ def test_a_chunk_fits_the_least_of_all_devices(monkeypatch, tmp_path):
     assert share_of_memory([device(), device()]) in (whole // 2, whole // 2 + 1)  # They share it.
     for text, share in (("max\n", share_of_memory([None])), ("4000\n", 1000)):
         container = tmp_path / text.strip()  # A file is read once.
-        monkeypatch.setattr(_memory, "_CONTAINER", container)
+        monkeypatch.setattr(_devices, "_CONTAINER", container)
         container.write_text(text)
         assert share_of_memory([None]) == share
 
 
 def test_profiles_have_chunks_that_fit(key, uniform, monkeypatch):
-    monkeypatch.setattr(_chunk_memory, "share_of_memory", lambda devices: 50_000)
+    monkeypatch.setattr(_plan, "share_of_memory", lambda devices: 50_000)
     point = dpjax.operating_point(m=5000, gamma=0.05)
     settings = {"n": 100, "norm": "l1", "positions": "last", "point": point}
     *_, plan = sampled_distances(key, jnp.max, uniform, **settings)
-    assert plan.layout == _chunk_memory.layout_that_fits(key, plan.pair, plan.layout)
+    assert plan.layout == _plan.layout_that_fits(key, plan.pair, plan.layout)
     assert plan.layout.size < pairs_in_a_chunk(plan.pair, 5000, None, None)
 
 

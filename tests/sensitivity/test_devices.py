@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._running._layout import Layout
+from dpjax._running._devices import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,8 +69,8 @@ assert sample() == value
     "selection": SETUP
     + """
 import functools, re
-from dpjax.sensitivity._blocks import _compiled_selection, empty_block
-from dpjax._running._layout import Layout, row_of
+from dpjax.sensitivity._chunks import _compiled_selection, empty_block
+from dpjax._running._devices import Layout, row_of
 layout = Layout(tuple(jax.devices()), 10**5, 64)
 block = empty_block(layout, {}, np.float32)
 selection = _compiled_selection.lower(block, np.uint32(5), mesh=row_of(layout.devices))

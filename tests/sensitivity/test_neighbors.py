@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.sensitivity._neighbors import neighboring_pair, rotated
+from dpjax.sensitivity._pairs import neighboring_pair, rotated
 
 RECORDS = {
     "age": jnp.arange(6),

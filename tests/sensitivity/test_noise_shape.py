@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax.random import CHACHA20, seeded_key
 from dpjax.random._keys import sampling_key
-from dpjax.sensitivity._neighbors import neighboring_pair
+from dpjax.sensitivity._pairs import neighboring_pair
 
 DEVIATIONS = np.array([4.0, 1.0, 0.25])
 N, M = 10, 300

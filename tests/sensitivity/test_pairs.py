@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax._core._values import Target
-from dpjax.sensitivity._neighbors import neighboring_pair
-from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._pairs import RandomPair, neighboring_pair
 
 
 def _records(key: jax.Array, n: int) -> dict[str, jax.Array]:

@@ -16,7 +16,7 @@ from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax.sensitivity import _loop
-from dpjax.sensitivity._places import chance_of_as_many, refuse_last
+from dpjax.sensitivity._probes import chance_of_as_many, refuse_last
 
 N = 60
 REFUSED = "oracle must draw exchangeable records"

@@ -9,11 +9,10 @@ import pytest
 from jax.custom_batching import custom_vmap
 
 import dpjax
-from dpjax._running import _waiting
+from dpjax._running import _progress
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity import _loop, _probes
-from dpjax.sensitivity._neighbors import random_rotations
-from dpjax.sensitivity._pairs import RandomPair
+from dpjax.sensitivity._pairs import RandomPair, random_rotations
 
 SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
 
@@ -131,10 +130,10 @@ class Rests:
 def test_a_process_that_has_come_to_rest_is_given_up(monkeypatch, uniform):
     target = lambda d: jnp.linalg.solve(jnp.eye(2), d[:2])  # noqa: E731
     sampler = RandomPair.trace(jax.random.key(0), target, uniform, n=2, norm="l1", positions="last")
-    monkeypatch.setattr(_waiting.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(_waiting.time, "process_time", lambda: 0.0)
-    with pytest.raises(_waiting.NoAnswerError, match=r"lu, triangular_solve.*NPROC=64"):
-        _waiting.wait_for(Rests(), sampler.programs, None)
+    monkeypatch.setattr(_progress.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(_progress.time, "process_time", lambda: 0.0)
+    with pytest.raises(_progress.NoAnswerError, match=r"lu, triangular_solve.*NPROC=64"):
+        _progress.wait_for(Rests(), sampler.programs, None)
 
 
 def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
@@ -142,18 +141,18 @@ def test_a_process_that_computes_is_waited_for(monkeypatch, uniform):
         jax.random.key(0), jnp.max, uniform, n=2, norm="l1", positions="last"
     )
     naps, seconds = [], iter(range(10**6))
-    monkeypatch.setattr(_waiting.time, "sleep", naps.append)
-    monkeypatch.setattr(_waiting.time, "process_time", lambda: float(next(seconds)))
+    monkeypatch.setattr(_progress.time, "sleep", naps.append)
+    monkeypatch.setattr(_progress.time, "process_time", lambda: float(next(seconds)))
 
     class Slow:
         def is_ready(self):
-            return len(naps) > 5 * _waiting._PATIENCE
+            return len(naps) > 5 * _progress._PATIENCE
 
         def block_until_ready(self):
             return self
 
-    _waiting.wait_for(Slow(), sampler.programs, None)
-    assert max(naps) <= _waiting._LONGEST_NAP
+    _progress.wait_for(Slow(), sampler.programs, None)
+    assert max(naps) <= _progress._LONGEST_NAP
 
 
 def rotations(n, count):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._running._layout import Layout
+from dpjax._running._devices import Layout
 from dpjax._running._processes import Team
-from dpjax.sensitivity import _blocks
-from dpjax.sensitivity._blocks import Block, kth_distance
+from dpjax.sensitivity import _chunks
+from dpjax.sensitivity._chunks import Block, kth_distance
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Sampling
@@ -97,7 +97,7 @@ def test_the_host_selects_what_a_program_does(monkeypatch):
     strange = jnp.asarray([[3.0, -0.0, jnp.nan, 1.0, -1.0], [jnp.inf, 0.0, 1e-40, 1.0, jnp.inf]])
     block, layout = Block(strange, jnp.asarray([0.5])), Layout((None,), 5, 5)
     on_host = [kth_distance(block, k, layout=layout) for k in range(1, 11)]
-    monkeypatch.setattr(_blocks, "_FEW", 0)
+    monkeypatch.setattr(_chunks, "_FEW", 0)
     assert on_host == [kth_distance(block, k, layout=layout) for k in range(1, 11)]
     assert [np.signbit(distance) for distance, _ in on_host] == [False] * 10
 

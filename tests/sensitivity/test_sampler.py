@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._running._layout import Layout
+from dpjax._running._devices import Layout
 from dpjax._running._processes import Team
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan
@@ -673,7 +673,7 @@ def norm(difference):
     return jnp.sum(jax.nn.relu(difference["fit"]))
 
 from dpjax.sensitivity._pairs import RandomPair
-from dpjax._running._layout import Layout
+from dpjax._running._devices import Layout
 from dpjax.sensitivity._plan import Plan
 from dpjax._running._processes import Team
 key = dpjax.random.seeded_key(0)

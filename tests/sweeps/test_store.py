@@ -14,7 +14,7 @@ import xarray
 
 import dpjax
 from dpjax._files import _chunk_files, _durable
-from dpjax._running import _compiler, _progress
+from dpjax._running import _devices, _progress
 from dpjax.sweeps import _store, _work
 
 XS, REPEATS, SIZE = (0.5, 1.0, 2.0), 4, 5
@@ -229,7 +229,7 @@ def test_programs_that_were_compiled_otherwise_are_refused(swept, monkeypatch):
         context.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         with pytest.raises(ValueError, match="with another compiler flags"):
             swept()
-    monkeypatch.setattr(_compiler, "_processor", lambda: "another")
+    monkeypatch.setattr(_devices, "_processor", lambda: "another")
     with pytest.raises(ValueError, match="with another processor"):
         swept()
 

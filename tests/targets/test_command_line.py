@@ -13,7 +13,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._programs import Program
 from dpjax.targets import _command_line
 

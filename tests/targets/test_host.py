@@ -16,8 +16,7 @@ from sklearn.svm import SVC
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._interruptions import FailedElsewhereError
-from dpjax._tracing._origins import Role, host_errors, sampled
+from dpjax._tracing._host_calls import FailedElsewhereError, Role, host_errors, sampled
 from dpjax._tracing._programs import Program
 
 N, D = 12, 2

@@ -21,8 +21,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._interruptions import aside
-from dpjax._tracing._origins import Role, sampled
+from dpjax._tracing._host_calls import Role, aside, sampled
 from dpjax._tracing._programs import Program
 from dpjax.targets import _host
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._tracing._affine import is_affine, linear_part
+from dpjax.sensitivity._sums import is_affine, linear_part
 
 MATRIX = jnp.arange(6.0).reshape(2, 3)
 

@@ -15,7 +15,7 @@ import dpjax
 from dpjax import targets
 from dpjax._tracing._contents import contents_of, is_plain
 from dpjax._tracing._programs import Program, _unchanging
-from dpjax.sensitivity._sum_targets import Summable
+from dpjax.sensitivity._sums import Summable
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
 FACTOR = 2.0

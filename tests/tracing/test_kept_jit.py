@@ -16,8 +16,8 @@ import numpy as np
 
 import dpjax
 from dpjax._tracing import _programs
-from dpjax._tracing._kept_jit import _MOST_KEPT, kept_jit
-from dpjax.sensitivity import _blocks
+from dpjax._tracing._programs import _MOST_KEPT, kept_jit
+from dpjax.sensitivity import _chunks
 
 
 class Static:
@@ -56,7 +56,7 @@ def live_executables():
 
 def test_a_process_that_releases_one_target_after_the_other_does_not_grow(keys, monkeypatch):
     """It grew by five megabytes for each. Here the last two are kept."""
-    for kept in (_blocks._compiled_step, _programs.evaluate_alone):
+    for kept in (_chunks._compiled_step, _programs.evaluate_alone):
         few = functools.lru_cache(2)(kept._compiled.__wrapped__)
         monkeypatch.setattr(kept, "_compiled", few)
 

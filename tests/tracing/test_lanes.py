@@ -15,8 +15,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 import dpjax
 from dpjax import learning, oracles, queries, targets
+from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._lanes import check_lanes, refuse_touching, touching
-from dpjax._tracing._one_by_one import vmapped
 from dpjax._tracing._programs import Program
 from dpjax.sensitivity import _probes
 from dpjax.sensitivity._pairs import RandomPair

@@ -1,6 +1,6 @@
 """Why host code is not frozen by the public names of cloudpickle alone: an example for each reason.
 
-If one of these tests fails, cloudpickle has learned it, and `_by_value.py` may need less.
+If one of these tests fails, cloudpickle has learned it, and `_host_code.py` may need less.
 """
 
 import importlib

@@ -8,7 +8,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 import dpjax
-from dpjax._tracing._one_by_one import vmapped
+from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._programs import Program
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)

@@ -3,8 +3,13 @@
 import contextlib
 import dataclasses
 import functools
+import math
+import os
+import pathlib
+import platform
 import sys
 from collections.abc import Callable, Collection, Container
+from importlib.metadata import version
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -12,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
+from dpjax._version import __version__
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,3 +155,88 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
 def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
     """The mesh in whose context a program is called that spreads over it."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+# How much of a batch fits into memory.
+
+
+# On a CPU the fastest chunk fits the cache; on an accelerator memory decides.
+_CHUNK_BYTES = {"cpu": 2 * 2**20}
+_ACCELERATOR_CHUNK_BYTES = 256 * 2**20
+_SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
+_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
+LEAST = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
+
+
+def fitting(each: int, device: Device | None) -> int:
+    """How many fit on a device, where each adds so many bytes: a power of two."""
+    budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
+    most = max(LEAST, budget // max(1, each))
+    # A power of two, so that a byte more or less of an estimate seldom makes another program.
+    return 2 ** (most.bit_length() - 1)
+
+
+def share_of_memory(devices: Collection[Device | None]) -> int:
+    """The bytes that one chunk may take on each of some devices: a quarter of their memory."""
+    # What XLA may allocate there. It sets CPUs no limit, and they share what the machine has.
+    stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
+    return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
+
+
+def _memory_of_the_host() -> float:
+    """What the machine has, or a container allows."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, _stated_in(_CONTAINER))
+
+
+@functools.cache  # To open a file takes a share of a millisecond, at every sampling.
+def _stated_in(file: pathlib.Path) -> float:
+    """The limit of a container; infinite where none is stated, or it is "max"."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text())
+    return math.inf
+
+
+# How a program is compiled, which decides the bits of its outputs, beside the program.
+
+
+# Neither the number of devices that a CPU plays nor dumps change a program.
+_NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
+_OPTIONS = (
+    *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
+    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
+)
+# A name such as "Xeon" stands for many processors. A virtual one may lack features of its model.
+_MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
+_VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
+
+
+def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
+    """How programs are compiled for devices, None for the default one; equal ones, equal bits."""
+    used = [actual(device) for device in devices]
+    libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
+    kinds = sorted({device.device_kind for device in used})
+    words = f"{os.environ.get('XLA_FLAGS', '')} {os.environ.get('LIBTPU_INIT_ARGS', '')}".split()
+    flags = [word for word in words if not word.startswith(_NO_EFFECT)]
+    options = [f"{name}={getattr(jax.config, name, None)}" for name in _OPTIONS]
+    return {
+        "backend": used[0].platform,
+        "processor": _processor() if used[0].platform == "cpu" else ", ".join(kinds),
+        "compiler flags": " ".join(flags + options),
+        "versions": f"{libraries}, {used[0].client.platform_version}",
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    """The model and its vector instructions, where Linux tells them."""
+    try:
+        first = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    lines = (line.partition(":") for line in first.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    instructions = fields.get("flags", fields.get("Features", "")).split()
+    vectors = sorted(word for word in instructions if word.startswith(_VECTORS))
+    model = [fields[name] for name in _MODEL if name in fields]
+    return " ".join([platform.machine(), *model, *vectors])

@@ -1,0 +1,358 @@
+"""Operations with the results that XLA defines: on 8 bits, on bfloat16, and extrema of NaN.
+
+Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK:
+
+- It takes numbers of 8 bits for approximate ones. It rounds casts from floats or leaves them out,
+  divides as floats do, and does not wrap.
+- Its maximum of NaN and a number is the number.
+- It reads and writes beyond arrays of bfloat16 that are multiplied by a constant and then given to
+  a function such as exp. The sums then hold other numbers from memory, or the process crashes.
+
+So the value of an operation depends on the operations around it, and on the size of a batch. Values
+of neighbors may lie further apart than was proved or sampled.
+
+Here 8 bits are computed in 32, and fit into 8 before they are cast. An extremum is NaN if a number
+is. And arithmetic on bfloat16 is done in float32, so that YNNPACK gets no bfloat16: the 16 bits of
+such a number are the first half of those of a float32. No compiler has a choice then.
+`prove_sensitivity` reads a program as XLA defines it, and a release and the sampler run it as
+here.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from dpjax._core._types import PyTree
+from dpjax._exact._numerics import extremum
+from dpjax._tracing._walks import Equation, aval, bind, equations, primitives, replaced, specs
+
+# LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
+#
+# XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
+# share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
+# block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If every
+# thread is blocked by such a call, none is left for the parts, and all wait for ever. A call for
+# one matrix is never cut, so it never waits.
+#
+# jaxlib 0.11.1 and 0.11.2 did not hang in our runs. LAPACK calls need no replacement any more when
+# dpjax needs jaxlib 0.11.1 or later on every Python that it supports. Convolutions keep `OneByOne`.
+
+
+V = TypeVar("V")
+Arrays: TypeAlias = Sequence[jax.Array]
+# Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
+# batch axes; their largest operand without a batch is a matrix.
+NAMES = frozenset(
+    (
+        *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
+        *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "symmetric_product"),
+        *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
+    )
+)
+
+
+class OneByOne(functools.partial[Any]):
+    """A rule for `vmap` under which every lane computes what it computes alone."""
+
+
+def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
+    """A call that `vmap` computes by a rule."""
+    computed = custom_vmap(lambda *operands: call(*operands))
+    computed.def_vmap(rule)
+    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
+    differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
+    return differentiable
+
+
+def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
+    """The outputs of a LAPACK call, by calls that take one matrix each.
+
+    `vmap` turns them into a loop on a CPU, and into a batched call elsewhere.
+    """
+
+    def call(*one: jax.Array) -> Arrays:
+        return bind(equation, equation.params, one)
+
+    @OneByOne
+    def loop(size: int, mapped: list[bool], *operands: jax.Array) -> tuple[Arrays, list[bool]]:
+        def one_by_one(*operands: jax.Array) -> Arrays:
+            def at(index: jax.Array) -> Arrays:
+                picked = (
+                    lax.dynamic_index_in_dim(x, index, keepdims=False) if m else x
+                    for x, m in zip(operands, mapped, strict=True)
+                )
+                return alone(*picked)
+
+            return lax.map(at, lax.iota("int32", size))
+
+        together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
+        if size == 0:  # Nothing to cut, and nothing to loop over.
+            outputs = together(*operands)
+        else:
+            outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
+        return outputs, [True] * len(outputs)
+
+    alone = batched = with_rule(call, loop)
+    for _ in range(max(x.ndim for x in operands) - 2):
+        batched = jax.vmap(batched)
+    return batched(*operands)
+
+
+# Rules for `vmap` are left out, except those of dpjax: every lane runs the function itself.
+#
+# A rule of `jax.custom_batching` is code that no trace shows. It may compute something else than
+# its function, and something else again for another number of lanes. The sampler runs a target for
+# many databases at once, and a release runs it for one. They agree if there is no rule.
+
+
+def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
+    """The same program, in which functions stand without their users' rules for `vmap`."""
+    if not any(map(_has_users_rule, equations(traced.jaxpr))):
+        return traced
+    again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
+    return again(*specs(traced.in_avals))
+
+
+def looks_at_other_lanes(equation: Equation) -> bool:
+    """Whether dpjax's own rule for `vmap` joins lanes, as for keys that must differ."""
+    rule = getattr(equation.params.get("rule"), "rule", None)
+    return _has_rule(equation) and _is_of_dpjax(equation) and not isinstance(rule, OneByOne)
+
+
+def _has_rule(equation: Equation) -> bool:
+    return equation.primitive.name == "custom_vmap_call"
+
+
+def _has_users_rule(equation: Equation) -> bool:
+    return _has_rule(equation) and not _is_of_dpjax(equation)
+
+
+def _is_of_dpjax(equation: Equation) -> bool:
+    return str(equation.params["rule"].__module__).partition(".")[0] == "dpjax"
+
+
+def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
+    if _has_users_rule(equation):
+        return replaced(equation.params["call"], operands, _function_itself)
+    return None
+
+
+# Running traced programs: what `vmap` must not compute together, and as XLA defines it.
+#
+# LAPACK calls, and convolutions by many kernels, are kept apart.
+#
+# `vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups
+# up with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. Here
+# such convolutions run one after the other. the note on LAPACK above says why its calls do.
+
+
+_CONVOLUTION = "conv_general_dilated"
+_CONCERNED = NAMES | {_CONVOLUTION}
+
+
+def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
+    """The outputs of a traced program, whose lanes stay apart under `vmap`, as XLA defines them."""
+    apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
+    if apart and not may_differ(program.jaxpr):
+        return jex.jaxpr_as_fun(program)(*operands)
+    return replaced(program, operands, _replacement)
+
+
+def traced_lane(
+    function: Callable[..., PyTree], *batched: PyTree
+) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
+    """A function that runs the program of one lane, apart from others; and that program."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
+
+    # A new function each time: a trace that JAX keeps may hold a stale closure.
+    def fresh(*arguments: PyTree) -> PyTree:
+        return function(*arguments)
+
+    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    traced = without_rules(traced)
+
+    def lane(*arguments: PyTree) -> PyTree:
+        found = evaluate(traced, *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(outputs), found)
+
+    return lane, traced
+
+
+def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
+    """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
+    lane, _ = traced_lane(function, *batched)
+    return jax.vmap(lane)(*batched)
+
+
+def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
+    name = equation.primitive.name
+    if name in NAMES:
+        return one_matrix_each(equation, operands)
+    if name == _CONVOLUTION:
+        return [_kernel_by_kernel(functools.partial(_convolution_as_defined, equation))(*operands)]
+    return as_defined(equation, operands)
+
+
+def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Array:
+    (output,) = as_defined(equation, operands) or bind(equation, equation.params, operands)
+    return output
+
+
+def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A convolution that `vmap` over its kernels computes one after the other."""
+
+    @OneByOne
+    def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
+        if not mapped[1]:  # Many inputs with one kernel are one longer batch, without groups.
+            return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
+        if not mapped[0]:
+            return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
+        return lax.map(lambda pair: computed(*pair), operands), True
+
+    computed = with_rule(convolution, rule)
+    return computed
+
+
+_BYTES = frozenset(("int8", "uint8"))
+_CAST = "convert_element_type"
+# All that compute numbers from numbers in the same place, except operations on bits.
+_ARITHMETIC = frozenset(
+    (
+        *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
+        *("rem", "sign", "square", "sub", _CAST),
+    )
+)
+# All that XLA computes in float32 where they are of bfloat16. Of some products XLA makes sums.
+_OF_FLOATS = frozenset(
+    (
+        *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
+        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conv_general_dilated", "cos"),
+        *("cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div"),
+        *("dot_general", "eq", "erf", "erf_inv", "ragged_dot_general"),
+        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
+        *("igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
+        *("lt", "max", "min", "mul", "ne", "neg", "polygamma", "pow", "reduce_max", "reduce_min"),
+        *("reduce_precision", "reduce_prod", "reduce_sum", "reduce_window_sum"),
+        *("regularized_incomplete_beta", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt"),
+        *("square", "sub", "tan", "tanh", "zeta", _CAST),
+    )
+)
+_CHOICES = {"max": lax.gt, "min": lax.lt}
+_EXTREMA = frozenset(("reduce_max", "reduce_min"))
+
+
+def may_differ(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a program has operations that may be computed otherwise."""
+    return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
+
+
+def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
+    """The outputs of such an operation; None for others."""
+    if not _takes_bfloat16(equation):
+        output = _of_wide(equation, *operands)
+        return None if output is None else [output]
+
+    def in_float32(*operands: jax.Array) -> jax.Array:
+        wide = [_in_float32(x) if x.dtype == jnp.bfloat16 else x for x in operands]
+        output = _of_wide(equation, *wide)
+        found = _output(equation, *wide) if output is None else output
+        return found.astype(aval(equation.outvars[0]).dtype)
+
+    plain = functools.partial(_output, equation)
+    return [lax.platform_dependent(*operands, cpu=in_float32, default=plain)]
+
+
+def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
+    """The output of an operation without operands in bfloat16."""
+    if _is_of_bytes(equation):
+        return _of_bytes(equation, *operands)
+    if not _ignores_nan(equation):
+        return None
+    if equation.primitive.name in _CHOICES:
+        return _chosen(equation, *operands)
+    (x,) = operands
+    if x.size == 0:
+        return None
+    of_all, plain = (functools.partial(f, equation) for f in (_extremum, _output))
+    return lax.platform_dependent(x, cpu=of_all, default=plain)
+
+
+def _takes_bfloat16(equation: Equation) -> bool:
+    if equation.primitive.name not in _OF_FLOATS:
+        return False
+    return any(aval(x).dtype == jnp.bfloat16 for x in equation.invars)
+
+
+def _in_float32(x: jax.Array) -> jax.Array:
+    """The same numbers, by their bits: a cast would be handed over with the array."""
+    bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
+
+
+def _is_of_bytes(equation: Equation) -> bool:
+    return equation.primitive.name in _ARITHMETIC and aval(equation.outvars[0]).dtype.name in _BYTES
+
+
+def _of_bytes(equation: Equation, *operands: jax.Array) -> jax.Array:
+    dtype = aval(equation.outvars[0]).dtype
+    if equation.primitive.name == _CAST:
+        return _output(equation, _fitted(operands[0], dtype))
+    words = [lax.convert_element_type(x, jnp.int32) for x in operands]
+    return lax.convert_element_type(_wrapped(_output(equation, *words), dtype), dtype)
+
+
+def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """What a cast to 8 bits makes of a number, as a number that needs no rounding or wrapping."""
+    if x.dtype == bool or x.dtype == dtype:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.real(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return _wrapped(lax.convert_element_type(x, jnp.int32), dtype)
+    if x.dtype.itemsize < 4:
+        x = lax.convert_element_type(x, jnp.float32)
+    ends = jnp.iinfo(dtype)
+    whole = jnp.clip(jnp.trunc(x), ends.min, ends.max)
+    return jnp.where(jnp.isnan(x), 0, whole)
+
+
+def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The last 8 bits, as a number of 32 bits."""
+    lowest = jnp.iinfo(dtype).min
+    return ((x - lowest) & 255) + lowest
+
+
+def _ignores_nan(equation: Equation) -> bool:
+    if equation.primitive.name not in _EXTREMA | _CHOICES.keys():  # Some others have no outputs.
+        return False
+    return jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
+
+
+def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The larger or lesser of two numbers; NaN if one of them is."""
+    x, y = jnp.broadcast_arrays(x, y)
+    further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
+    # Of two zeros, 0.0 is larger than -0.0.
+    first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
+    return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
+
+
+def _extremum(equation: Equation, x: jax.Array) -> jax.Array:
+    return extremum(
+        x,
+        lambda integers: _output(equation, integers),
+        largest=equation.primitive.name == "reduce_max",
+    )
+
+
+def _output(equation: Equation, *operands: jax.Array) -> jax.Array:
+    (output,) = bind(equation, equation.params, operands)
+    return output
