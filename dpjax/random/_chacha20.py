@@ -8,7 +8,7 @@ output is ever a key and no two uses share a block:
     fold_in   nonce 2       counter is the data
     noise     nonces 3, 4   the noise of releases (`_samples`); the nonce's second word is the round
 
-Words follow each other as their blocks do, so n words are the first n of any larger number.
+Words follow in the order of their blocks, so n words are the first n words of any longer draw.
 
 Blocks are computed word by word over many lanes, in chunks that stay in the cache. Under `vmap`
 keys become lanes, so a million keys cost as much as a million blocks of one key.
@@ -36,17 +36,17 @@ KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
-# Lanes in a chunk: on a CPU a fast number, on a GPU enough to fill any of them.
+# Lanes in a chunk: the fastest number on a CPU, and enough to fill any GPU.
 CHUNK, _GPU_CHUNK = 4112, 2**21
-# From this many lanes on, `_rounds_of_words` is faster on CPU and worth its compilation.
+# From this many lanes on, a CPU saves more time by `_rounds_of_words` than it takes to compile.
 _MANY_LANES = 2**9
-# Arrays that lie a multiple of 4 KiB apart share the same few places of a cache: a CPU takes twice
-# as long for 4,096 lanes as for 4,112.
+# Arrays at multiples of 4 KiB compete for the same cache sets: a CPU takes twice as long for 4,096
+# lanes as for 4,112.
 _PAGE_LANES = 2**10
 
 
-# Column j of row i from column i - j, which swaps diagonals and columns. It is its own inverse, so
-# one loop body serves rounds of columns and rounds of diagonals.
+# Column j of row i comes from column i - j, which swaps diagonals and columns. This permutation is
+# its own inverse, so one loop body serves rounds of columns and rounds of diagonals.
 _REFLECTED = np.array(
     [4 * row + (row - column) % 4 for row in range(4) for column in range(4)], np.int32
 )
@@ -60,7 +60,9 @@ def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
     on_cpu = _by_words(_rounds_of_words) if lanes >= _MANY_LANES else _by_rows(reduced)
-    on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else _by_rows(_apart, unroll=20)
+    # `reduced` makes a CPU compute a round as one loop. A GPU gains nothing from it.
+    alone = _by_rows(lambda rows: rows, unroll=20)
+    on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else alone
     on_tpu = _by_words(_unrolled_rounds)
     return lax.platform_dependent(state, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
 
@@ -71,19 +73,15 @@ def _by_rows(
     """Twenty equal rounds as one loop: compiled in a tenth of the time, and fast for few lanes."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
-        mixed = jnp.concatenate(together(_quarter_rounds(_rows(state))))
+        a, b, c, d = state.reshape(4, 4, -1)
+        mixed = jnp.concatenate(together(_quarter_rounds((a, b, c, d))))
         return mixed.at[_REFLECTED].get(mode="promise_in_bounds")
 
     return lambda state: lax.fori_loop(0, 20, one_round, state, unroll=unroll) + state
 
 
-def _apart(rows: _Rows) -> _Rows:
-    """Outside of CPUs nothing is gained by a reduction."""
-    return rows
-
-
 def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Array]:
-    """Mixes columns and diagonals in place, and moves no word."""
+    """Mixes columns and diagonals in place, without moving words."""
 
     def blocks(state: jax.Array) -> jax.Array:
         words = tuple(jnp.unstack(state))
@@ -93,7 +91,7 @@ def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Arr
 
 
 def _rounds_of_words(words: Words) -> Words:
-    """On a CPU. LLVM vectorizes no loop of five rounds, which would take ten times as long."""
+    """On a CPU: LLVM vectorizes a loop of two double rounds; one of five takes ten times longer."""
     lanes = words[0].size
     if lanes % _PAGE_LANES == 0:
         words = tuple(jnp.pad(x, (0, BLOCK_WORDS)) for x in words)
@@ -103,16 +101,15 @@ def _rounds_of_words(words: Words) -> Words:
 
 
 def _rounds_in_kernels(words: Words) -> Words:
-    """A GPU starts a kernel for each step of a loop, but longer steps compile for long.
+    """On a GPU: two double rounds per kernel. More would save launches, but compile slowly.
 
-    The first step stands before the loop. There, it computes the words that it starts from.
+    The first two stand before the loop, so that their kernel also computes the words of the state.
     """
 
-    def double_round(_: jax.Array, words: Words) -> Words:
-        return _double_round(words)
+    def two_double_rounds(words: Words) -> Words:
+        return _double_round(_double_round(words))
 
-    start = lax.fori_loop(0, 2, double_round, words, unroll=2)
-    return lax.fori_loop(2, 10, double_round, start, unroll=2)
+    return lax.fori_loop(1, 5, lambda _, x: two_double_rounds(x), two_double_rounds(words))
 
 
 def _unrolled_rounds(words: Words) -> Words:
@@ -120,7 +117,7 @@ def _unrolled_rounds(words: Words) -> Words:
 
 
 def _double_round(words: Words) -> Words:
-    """Columns and diagonals. It makes zeros of zeros."""
+    """Mixes columns, then diagonals. It maps zeros to zeros, as `reduced_steps` requires."""
     mixed = list(words)
     for turn in (0, 1):
         for column in range(4):
@@ -129,11 +126,6 @@ def _double_round(words: Words) -> Words:
             for place, word in zip(places, _quarter_rounds((a, b, c, d)), strict=True):
                 mixed[place] = word
     return tuple(mixed)
-
-
-def _rows(state: jax.Array) -> _Rows:
-    a, b, c, d = jnp.reshape(state, (4, 4, -1))
-    return a, b, c, d
 
 
 def _quarter_rounds(rows: _Rows) -> _Rows:
@@ -151,13 +143,6 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
-def _turn(rows: PyTree, by: int) -> PyTree:
-    """Rotates row i by i places on the host, which turns diagonals into columns, or back."""
-    a, *others = rows
-    b, c, d = (np.roll(row, -(i + 1) * by, axis=0) for i, row in enumerate(others))
-    return a, b, c, d
-
-
 def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
     """The first 16 words of `bits` of `fold_in`, without a program to compile."""
     child = _block_on_host(_one_state(key_data, data, _FOLD_IN))[:KEY_WORDS]
@@ -170,14 +155,13 @@ def _one_state(key_data: np.ndarray, counter: int, nonce: int) -> np.ndarray:
 
 def _block_on_host(state: np.ndarray) -> np.ndarray:
     """The block function on one state, shape (16,)."""
-    rows: PyTree = tuple(state.reshape(4, 4))
+    words: PyTree = tuple(state[:, None])
     for _ in range(10):
-        for turn in (1, -1):
-            rows = _turn(_quarter_rounds(rows), turn)
-    return np.concatenate(rows) + state
+        words = _double_round(words)
+    return np.concatenate(words) + state
 
 
-# The rules for `vmap` of the operations that make samples or words of keys.
+# The `vmap` rules of the operations that turn keys into samples or words.
 _RULES = set[Hashable]()
 
 
@@ -187,8 +171,8 @@ def uniform_words(
     """Uniform words: `count` rows of `width` words each, from the counter `first` on.
 
     Returns:
-        A uint32 array of shape (count, width). A batch of keys under `vmap` or a larger count gives
-        the same bits.
+        A uint32 array of shape (count, width). Neither `vmap` over keys nor a larger count changes
+        these bits.
     """
     first = jnp.asarray(first, jnp.uint32)
     return _words_of_keys(nonce, width, count)(key_data, first)
@@ -237,10 +221,10 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
 
 
 def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Lets a function of a batch of keys serve one key, and any batch under `vmap`.
+    """Makes a function of a batch of keys work for one key, and for any batch under `vmap`.
 
     Args:
-        function: of keys, shape (K, 8), and of other arrays of shape (K,). Its results have a
+        function: takes keys of shape (K, 8) and other arrays of shape (K,). Its results have a
             leading axis K.
 
     Returns:
@@ -273,7 +257,7 @@ def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def generates_words(equation: jex.JaxprEqn) -> bool:
-    """Whether a traced operation makes samples or words of keys."""
+    """Whether a traced operation turns keys into samples or words."""
     rule = getattr(equation.params.get("rule"), "rule", None)
     return isinstance(rule, Hashable) and rule in _RULES
 
@@ -283,8 +267,8 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
 
     Args:
         function: of batches of the arrays.
-        lanes: how many an element has.
-        arrays: of one length.
+        lanes: the number of lanes of an element.
+        arrays: arrays of equal length.
     """
     on_cpu, on_others = (
         functools.partial(in_chunks, function, lanes, chunk) for chunk in (CHUNK, _GPU_CHUNK)
@@ -298,7 +282,7 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
 def in_chunks(
     function: Callable[..., PyTree], lanes: int, chunk: int, *arrays: jax.Array
 ) -> PyTree:
-    """The same for a platform with a known size of chunks."""
+    """`by_chunks` on a platform whose chunk size is known."""
     count, size = len(arrays[0]), max(1, chunk // max(1, lanes))
     batches = -(-count // size)
     if batches <= 1:
@@ -317,7 +301,7 @@ def in_chunks(
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    # Zeros that vary over devices as the results do.
+    # Zeros with the sharding type of the results, which a loop under `shard_map` needs.
     firsts = (x.reshape(-1)[0].astype(jnp.uint32) for x in arrays)
     zero = functools.reduce(jnp.bitwise_or, firsts) & np.uint32(0)
     empty = jax.tree.map(
@@ -369,7 +353,7 @@ def _refuse_seed(seed: jax.Array) -> jax.Array:
 
 
 def _seed(seed: jax.Array) -> jax.Array:
-    """The seed as the first words of the key, least first; `seeded_key` takes wider ones."""
+    """The seed as the first words of the key, least significant first; for `jax.random.key`."""
     low = seed.astype(jnp.uint32)
     wide = seed.dtype.itemsize == 8
     high = (seed >> 32).astype(jnp.uint32) if wide else jnp.zeros_like(low)
@@ -378,7 +362,7 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _NotPickled:
-    """A function of an implementation, which every pickle of a key would hold."""
+    """A function of the key implementation. A pickled key would contain it, so pickling raises."""
 
     function: Callable[[jax.Array], jax.Array]
     instead: str
@@ -410,8 +394,8 @@ def _implementation(
     )
 
 
-# The same bits under two names. So the type of a key, and of all keys derived from it, says whether
-# it came from a seed.
+# Two names for the same bits. So the type of a key says whether it came from a seed, and so do the
+# types of all keys derived from it.
 CHACHA20 = _implementation(
     "chacha20",
     "chacha",

@@ -1,14 +1,14 @@
 """The grid that a value is rounded to, and the integer that divides the lattice's noise.
 
-A value x becomes the integer X = round(x / g), where g is the grid. It gets the integer
-round(N / c), where N is noise of scale T on the fine lattice, so c lattice points make a grid step.
-As X + round(Z) = round(X + Z) for an integer X, the release is post-processing of c X + N. In the
-units of the value this noise has the scale T g / c, which must cover
+A value x becomes the integer X = round(x / g), where g is the step of the grid. We add the integer
+round(N / c), where N is noise of scale T on the fine lattice. So c lattice points make a grid step.
+Since X + round(Z) = round(X + Z) for an integer X, the release is post-processing of c X + N. In
+units of the value, this noise has the scale T g / c, which must cover
 
 - the nominal scale;
-- rounding to the grid, which moves every coordinate by at most one step more than the value moved:
-  the sensitivity Delta becomes Delta + g ||1||, in the norm of the mechanism;
-- the certificate of the tables: 2 loss of epsilon for each coordinate, and e^loss of delta.
+- rounding to the grid: every coordinate may move by one step more than the value, so the
+  sensitivity Delta becomes Delta + g ||1||, in the norm of the mechanism;
+- the certificate of the tables: each coordinate costs 2 loss of epsilon, and e^loss of delta.
 
 g is a power of two, so that x / g is exact. c is rounded down, which makes the noise larger.
 
@@ -37,16 +37,16 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._noise import Lattice
 
-# A grid step is at least this part of sensitivity / ||1||, for which .0008% of noise are charged. A
-# finer grid would gain nothing, and its integers would clamp large values earlier.
+# A grid step is at least this part of sensitivity / ||1||, which adds .0008% of noise. A finer grid
+# would gain nothing, and its integers would clamp large values earlier.
 _FINEST = 2.0**-17
-# Covers the float32 roundings below, and the other scale of an exponential that starts again.
+# Covers the float32 roundings below, and the error of exponential draws that start again.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
 
 
-# A number on the host while a calibration is checked, a JAX scalar while noise is drawn.
+# A calibration is checked with numbers on the host, and noise is drawn with JAX scalars.
 _Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
 
 
@@ -74,13 +74,13 @@ class GridFit(NamedTuple):
 
 @frozen_pytree
 class Calibration:
-    """What noise is calibrated to, in the units of the value.
+    """The numbers that noise is calibrated to, in units of the value.
 
     Attributes:
         scale: nominal scale of the noise.
         sensitivity: in the mechanism's norm.
         epsilon: of the guarantee.
-        rounding: ||1||, the norm of ones in all float coordinates, those that are rounded.
+        rounding: ||1||, the norm of a value with a 1 in each float coordinate, since these round.
         coordinates: the number of noisy coordinates; each is charged the certificate's loss.
         zero_allowed: whether the caller asked by name for a scale of 0, no noise.
         grid_dtype: the grid is found in this dtype: float64 if all float leaves have it, else
@@ -98,17 +98,17 @@ class Calibration:
     def fit(self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None = None) -> GridFit:
         """The grid for values of a dtype; its scale is NaN if no divisor fits.
 
-        It works in floats, also inside of `jit`. Every rounding goes outward, or `_OUTWARD` covers
-        it. The returned scale is the one that the divisor gives, at least the needed one.
+        Works in floats, also inside `jit`. Every rounding goes outward, or `_OUTWARD` covers it.
+        The returned scale follows from the divisor, and is at least the needed scale.
 
         Args:
             lattice: of the noise.
             dtype: of the values.
-            exponent: of a given grid, for several noises on one grid; None finds one.
+            exponent: of a known grid, if several noises share it; None finds one.
         """
         if not any(map(is_traced, jax.tree.leaves((self, exponent)))):
-            # One program, instead of one for each of forty operations. As a float, the number of
-            # coordinates fits; `_OUTWARD` covers its rounding.
+            # One compiled program instead of forty. A float holds any number of coordinates, and
+            # `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
             return _compiled_fit(known, lattice, np.dtype(dtype), exponent)
         return self._fit(lattice, np.dtype(dtype), exponent)
@@ -126,12 +126,11 @@ class Calibration:
         grid = power_of_two(exponent, compute)
         needed = known._needed(lattice, grid)
         if not floating:
-            # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The other
-            # leaves' grid still counts in `needed`, because their rounding shares the sensitivity.
+            # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The grid
+            # of other leaves still counts in `needed`: their rounding shares the sensitivity.
             exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
         short, shift = divisor(lattice, grid / needed, jnp)
-        # 4 loss < epsilon keeps the denominator of `_needed` above 1/2.
-        usable &= (short >= 1) & (4 * self._loss(lattice) < known.epsilon)
+        usable &= (short >= 1) & known._has_small_loss(lattice)
         short = jnp.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
         drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
@@ -145,59 +144,63 @@ class Calibration:
         grid = np.ldexp(1.0, known._exponent(lattice, np))
         step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
         short, shift = divisor(lattice, step / known._needed(lattice, grid), np)
-        # `fit` needs one point. It may find one less than this, in float32, so two are asked for.
-        return bool(short * 2.0**shift >= 2 and 4 * self._loss(lattice) < known.epsilon)
+        # `fit` needs one point, and in float32 it may find one less, so we require two.
+        return bool(short * 2.0**shift >= 2 and known._has_small_loss(lattice))
 
     def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
-        """The same with numbers of a dtype, in JAX or in NumPy."""
+        """This calibration with numbers of a dtype, in JAX or in NumPy."""
         names = ("scale", "sensitivity", "epsilon", "rounding")
         numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
         if numpy is jnp:
-            # The barrier keeps XLA from folding constants, which could round otherwise than a
-            # program that gets these numbers as arguments. Both must find the same grid.
+            # XLA would fold constants, and might round them otherwise than a program that takes
+            # these numbers as arguments. Both must find one grid, so a barrier prevents folding.
             numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
     def _loss(self, lattice: Lattice) -> Scalar:
         return self.coordinates * lattice.certificate.loss
 
+    def _has_small_loss(self, lattice: Lattice) -> bool | jax.Array:
+        """Whether 4 loss < epsilon. It keeps the denominator of `_needed` above 1/2."""
+        return 4 * self._loss(lattice) < self.epsilon
+
     def _needed(self, lattice: Lattice, grid: _Number) -> _Number:
-        """The scale that covers tables and rounding, where the grid is the one of all leaves."""
+        """The scale that covers tables and rounding, for the common grid of all leaves."""
         loss = self._loss(lattice)
-        # "The scale that covers everything" of docs/proofs/exact-noise.md: epsilon - a instead of
-        # epsilon takes at most epsilon / (epsilon - a) times the noise, where a = 2 loss. For
-        # delta <= .9, delta e^-loss instead of delta takes at most 1 + 4 loss times the noise.
+        # docs/proofs/exact-noise.md, "The scale that covers everything". Let a be 2 loss. An epsilon
+        # lowered to epsilon - a needs at most epsilon / (epsilon - a) times the noise. For
+        # delta <= .9, a delta lowered to delta e^-loss needs at most 1 + 4 loss times the noise.
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 
     def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
-        """The exponent of the grid: one for all leaves, as each is charged for the rounding of all.
+        """The exponent of the grid, one for all leaves: each is charged for the rounding of all.
 
-        Any power of two is correct; this choice only keeps the noise small. A grid step g raises it
-        by rounding * g / sensitivity. To round c down from T g / scale raises it by about 1 / c.
+        Any power of two is correct, and this one keeps the noise small. A grid step g increases the
+        noise by rounding * g / sensitivity. Rounding c down increases it by about 1 / c.
         """
-        # The step, over sensitivity / rounding, at which both costs are equal.
+        # The step at which both costs are equal, over sensitivity / rounding.
         ratio = self.scale / self.sensitivity
         balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
         ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
-        # The power of two nearest to sensitivity * ideal. That product itself may underflow.
+        # The power of two nearest to sensitivity * ideal, whose product may underflow.
         (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
         exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
         limits = float_limits(self.grid_dtype)
         return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
-        """Whether the margin of a calibrated delta covers the mass that the tables miss."""
+        """Whether the margin in a calibrated delta covers the mass that the tables miss."""
         if lattice.certificate.delta == 0:
             return True
-        # Above .9 the scale does not cover e^loss (see `_needed`), so the margin must.
+        # Above delta = .9 the scale does not cover e^loss (see `_needed`), so the margin must.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
         enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
         return enough & (small | (delta <= 0.9))
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
-        """The largest epsilon for which the margin covers the missed mass; it may be below 0."""
+        """The largest epsilon for which the margin covers the missed mass; maybe below 0."""
         # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
         # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta
@@ -214,7 +217,7 @@ def _compiled_fit(
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
     """The lattice points in a grid step, rounded down to 16 bits and a shift.
 
-    `_limbs.floor_divide` takes divisors of 16 bits. To round down makes the noise larger.
+    `_limbs.floor_divide` takes divisors of 16 bits. Rounding down makes the noise larger.
     """
     points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)

@@ -36,10 +36,10 @@ def secure_key() -> jax.Array:
     Formal guarantees:
         The key is uniform over 2^256 values if the operating system's source is uniform. Nobody can
         tell draws from uniform bits without breaking ChaCha20. Anyone who sees the key's words can
-        remove the noise, and JAX prints the words of a key: never leave a key as the last line of
-        a notebook's cell or in a log. A key is not pickled. Store `jax.random.key_data(key)`, which
-        is as secret, and restore it as in the example. JAX knows the implementation by this object,
-        not by a name. Use it only for data that came from such a key.
+        remove the noise. JAX prints the words of a key, so never print one in a notebook or a log.
+        Keys cannot be pickled. Store `jax.random.key_data(key)`, which is as secret, and restore it
+        as in the example. JAX knows the implementation by the object `dpjax.random.CHACHA20`, not
+        by a name. Use it only for data that came from such a key.
 
     Source:
         Python's `secrets` module; RFC 8439.
@@ -102,7 +102,7 @@ def check_key(key: object) -> jax.Array:
 
 
 def check_sampling_key(key: object) -> jax.Array:
-    """Accepts a key that draws databases: it need not be secret, but `vmap` must keep its bits."""
+    """Accepts a typed key that draws databases: maybe not secret, but equal bits under `vmap`."""
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
@@ -113,20 +113,24 @@ def check_sampling_key(key: object) -> jax.Array:
 
 
 def sampling_key(key: jax.Array) -> jax.Array:
-    """A threefry key itself, and from a key of another kind a derived threefry key.
+    """The key itself if it is a threefry key; otherwise a threefry key derived from it.
 
     Oracles that draw by rejection take 19 times as long under ChaCha20.
     """
     if jax.random.key_impl(check_sampling_key(key)) == _THREEFRY:
         return key
     data = jax.random.key_data(key)
-    words = _derived(key) if _checks.is_traced(data) else _derived_on_host(data)
+    if _checks.is_traced(data):
+        words = jax.random.bits(jax.random.fold_in(key, _SAMPLING), (2,), jnp.uint32)
+    else:  # The same words, without a program to compile.
+        on_host = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
+        words = jax.device_put(on_host, data.sharding if data.committed else None)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
 
 
 def _one_key(key: object) -> jax.Array:
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        # Without its contents, which may be the words of a key.
+        # The message must not show contents, which may be the words of a key.
         got = repr(key) if key is None or isinstance(key, int) else f"a {type(key).__name__}"
         if (dtype := getattr(key, "dtype", None)) is not None:
             got = f"a raw {dtype} array"
@@ -146,16 +150,6 @@ def _wrap(bits: int, implementation: Hashable) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=implementation)
 
 
-def _derived(key: jax.Array) -> jax.Array:
-    return jax.random.bits(jax.random.fold_in(key, _SAMPLING), (2,), jnp.uint32)
-
-
-def _derived_on_host(data: jax.Array) -> jax.Array:
-    """The same words, without a program to compile."""
-    words = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
-    return jax.device_put(words, data.sharding if data.committed else None)
-
-
 class KeyLedger(OpenLedger):
     """Fingerprints of the keys that releases have used; a key that comes again is refused.
 
@@ -169,17 +163,17 @@ class KeyLedger(OpenLedger):
 
     Formal guarantees:
         Each key is claimed at most once in the lifetime of the file, also by several processes. The
-        ledger claims the key that a release gets; keys derived from it are other keys. It refuses a
-        release inside `jit` or `vmap`, whose keys are unknown.
+        ledger claims the key that a release is given, not keys derived from it. It refuses releases
+        inside `jit` or `vmap`, because their keys are not known.
 
-        `with` covers all threads of the process while the block is open. Code tells the ledgers of
-        the blocks around it; tasks of asyncio start with those around their creator. If there is
-        none around it, as in a thread of its own, it tells the ledgers that are open elsewhere in
-        the process. It does not cover programs that were compiled ahead of time
+        `with` covers all threads of the process while the block is open. A release tells the
+        ledgers of the blocks around it. A task of asyncio starts with the blocks around its
+        creator. A release outside of any block, as in a new thread, tells all ledgers that are open
+        elsewhere in the process. Not covered: programs that were compiled ahead of time
         (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
 
-        A fingerprint is a SHA-256 of 256 random bits and reveals nothing about the key. The
-        fingerprint of a seeded key can be searched, as the key can.
+        A fingerprint is a SHA-256 of 256 random bits, and reveals nothing about the key. But a
+        search finds a seeded key, and also its fingerprint.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -190,12 +184,12 @@ class KeyLedger(OpenLedger):
 
         Raises:
             TypeError: if the path is of another type.
-            ValueError: if the path is not that of a file, as ":memory:", "" and URIs.
+            ValueError: if the path names no file, such as ":memory:", "" and URIs.
         """
         if path is not None:
             path = database_file(path, instead="pass None to keep the ledger in memory")
         self.path = path
-        self._lock = threading.Lock()  # A refusal would roll back what another thread inserts.
+        self._lock = threading.Lock()  # Without it, a refusal rolls back another thread's insert.
         self._connection = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False
         )
@@ -243,15 +237,19 @@ class KeyLedger(OpenLedger):
         return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None
 
 
-# The largest number that can be folded in. Callers number from 0, so this end is free.
+# The largest number that can be folded in. Callers count from 0, so they do not reach it.
 _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
-    """The same key, to draw from; ValueError if `vmap` or `shard_map` maps values and not keys."""
+    """Returns the key. Raises ValueError if `vmap` or `shard_map` maps over values but not keys.
+
+    Two values under one key would share their noise, which reveals their difference. Noise is drawn
+    from the returned key, so no transformation removes the check as dead code.
+    """
     _shards.refuse_unchecked()
-    # An empty draw marks the key as used for `jax.debug_key_reuse`, which would not see the later
-    # draws: they are from a key that is wrapped anew.
+    # An empty draw marks the key as used for `jax.debug_key_reuse`. It does not see later draws,
+    # which use a key that is wrapped anew.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
     if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
@@ -261,9 +259,9 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
 
 
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
-    """The same key, but a new one on a shard if an earlier shard has the same key.
+    """The key, or a new one on a shard if an earlier shard has the same key.
 
-    A key after `jax.lax.pcast` varies over shards in its type alone: all shards have the same bits.
+    After `jax.lax.pcast`, a key varies over shards by its type, but all shards have the same bits.
     """
     axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:
@@ -286,7 +284,7 @@ def _checked(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
 def _without_derivative(
     primals: tuple[jax.Array, jax.Array, Value], tangents: PyTree
 ) -> tuple[jax.Array, PyTree]:
-    """Keys have no derivative. JAX's own rule for a `custom_vmap` may recurse without end."""
+    """Keys have no derivative. JAX's own rule for `custom_vmap` may recurse forever."""
     del tangents
     data = _checked(*primals)
     return data, np.zeros(data.shape, jax.dtypes.float0)
@@ -314,7 +312,7 @@ def _mapped(
 
 
 def forwards_key(equation: jex.JaxprEqn) -> bool:
-    """Whether a traced operation returns its first operand, and checks how `vmap` maps others."""
+    """Whether a traced operation is the check of `key_for_each`: it returns its first operand."""
     return getattr(equation.params.get("rule"), "rule", None) is _mapped
 
 

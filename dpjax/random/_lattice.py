@@ -5,17 +5,17 @@ The tables do not depend on a scale. Noise of standard scale is drawn in integer
 every epsilon, traced or not, in constant time, on uint32 alone.
 
 *Exponential.* The binary digits of an exponential variable are independent. One table draws its
-first digits (24 units in steps of 2^-7), three tables draw the next 36. Beyond 24 units the draw
-starts again, because the variable has no memory (once in 2.6 * 10^10 draws). *Laplace*: floor of
-the variable with a sign.
+first digits (24 units in steps of 2^-7), and three tables draw the next 36. Beyond 24 units the
+draw starts again, because the variable is memoryless (once in 2.6 * 10^10 draws). *Laplace*: the
+variable gets a random sign, and is rounded down.
 
 *Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
 multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
 than the smoothing parameter: Micciancio and Walter 2017, Corollary 4.3). Five of them, each on a
 lattice 128 times coarser, reach parameter 2^35.
 
-Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. The certificates show that these hold: they
-compare the stored weights with masses that are exact to 2^-300.
+Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. Certificates in the tests show that both
+hold: they compare the stored weights with masses that are exact to 2^-300.
 
 docs/proofs/exact-noise.md has the proofs.
 """
@@ -80,11 +80,11 @@ class AliasTable:
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
     def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Outcomes of words with a first limb, and whether the other limbs may give another one.
+        """Outcomes of words by their first limbs, and whether other limbs may change them.
 
         Args:
             limb: the most significant limb of words.
-            unknown: how many of its last bits are of another word.
+            unknown: the number of its last bits that belong to another word.
         """
         slot = limb >> _SLOT_SHIFT
         stored = jnp.asarray(self.limbs[0]).at[slot].get(mode="promise_in_bounds")
@@ -93,7 +93,7 @@ class AliasTable:
         return outcome, (drawn ^ bound) >> np.uint32(unknown) == 0
 
     def weights(self) -> list[int]:
-        """The integer weights of the outcomes, read back from the table."""
+        """The integer weights of the outcomes, as the table stores them."""
         capacity = 2 ** (self.width - SLOT_BITS)
         weights = [0] * SLOTS
         for slot in range(SLOTS):
@@ -160,7 +160,7 @@ _RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 unit
 _TOP, _LOW = 136, 200
 _LEVELS, _LEVEL_BITS = 5, 7
 _CENTER = SLOTS // 2
-# Levels that are joined apart from the coarser ones.
+# The finest levels, which are joined in an int32 of their own.
 _FINE = 2
 GAUSSIAN_RESOLUTION = math.sqrt(
     _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
@@ -169,7 +169,7 @@ GAUSSIAN_RESOLUTION = math.sqrt(
 _GAUSSIAN_FIRST, _GAUSSIAN_WORDS = _LEVELS, 4 + 2 * (_LEVELS - 1)
 
 
-# Round, unfinished samples, words that are not used, sign bits, and the variables so far.
+# Round, unfinished samples, unused words, sign bits, and the variables so far.
 _State: TypeAlias = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]
 
 
@@ -178,9 +178,9 @@ class Certificate:
     """Bounds how far a drawn coordinate may be from the ideal noise.
 
     Attributes:
-        loss: bound on |log(drawn / ideal)| for the probability of any lattice point outside of an
-            exceptional part.
-        delta: the mass of that part, drawn and ideal.
+        loss: bound on |log(drawn / ideal)|, for the probabilities of every lattice point outside of
+            an exceptional set.
+        delta: bound on the mass of that set, under both distributions.
 
     Formal guarantees:
         If the ideal mechanism is (epsilon, delta)-DP, the drawn one with d noisy coordinates is
@@ -192,7 +192,7 @@ class Certificate:
     delta: float
 
 
-# Mechanisms rely on these; a test computes the certificates below and compares.
+# Mechanisms rely on these; tests compute the certificates of the tables and compare.
 EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
@@ -223,8 +223,7 @@ def exponential_rounds(
     """Exponential variables, for loops that draw several times under one key.
 
     Returns:
-        The number of the round to go on from, a uniform word for each variable, and `count` of
-        them.
+        The number of the next round, and `count` uniform words and exponential variables.
     """
     (word,), _, drawn = _drawn(_EXPONENTIAL_AND_WORD, key, count, round_number)
     restarts = jnp.max(drawn.high // np.uint32(_RESTART_HIGH))
@@ -246,9 +245,8 @@ _Exponential: TypeAlias = tuple[Words, jax.Array, Limbs]
 def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
     start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * unused, zeros, Limbs(zeros, zeros))
 
-    # The first round is almost always the only one. As part of the loop it is compiled once. The
-    # draw of one sample must not depend on the rounds that others take, so finished samples keep
-    # their state.
+    # The first round is almost always the last. It is a part of the loop, so it is compiled once. A
+    # sample must not depend on the rounds of others, so finished samples keep their state.
     def go_on(state: _State) -> _State:
         round_number, unfinished, words, sign, total = state
         more, new_sign, ended, drawn = _exponential_digits(draw(round_number), unused)
@@ -265,12 +263,12 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
 
 
 def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
-    """Unused words, a bit, whether the draw ended, and the number: 24 units if it did not end."""
+    """Unused words, a random bit, whether the draw ended, and the variable (24 units if not)."""
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
-    # The first table's weights are even, so no outcome depends on the last bit of its word. That
-    # bit takes the place of the last one of the first limb, which is the sign.
+    # The first table's weights are even, so no outcome depends on its word's last bit. That bit
+    # takes the place of the first limb's last bit, which becomes the sign.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -283,7 +281,7 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
 
 
 def _exponential_from_first(words: Words) -> tuple[_Exponential, jax.Array]:
-    """The variable, and whether it is left open: also if it starts again."""
+    """The variable, and whether its first words leave it open. They do if the draw starts again."""
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     cells, left_open = table.lookup_first(first, unknown=1)
@@ -329,7 +327,7 @@ def _gaussian_from_first(words: Words) -> tuple[Limbs, jax.Array]:
 
 
 def _sum_of_levels(outcomes: Sequence[jax.Array]) -> Limbs:
-    """Joins the levels, the coarsest first: the sum so far times 128, plus the next one."""
+    """Joins levels from the coarsest on: each step multiplies by 128 and adds the next level."""
 
     def joined(levels: Sequence[jax.Array]) -> jax.Array:
         return functools.reduce(lambda sum, x: (sum << _LEVEL_BITS) + x, levels)
@@ -416,67 +414,3 @@ def _exp_minus(x: Fraction) -> int:
     for _ in range(doublings):
         total = total * total >> guard
     return total >> (guard - _PRECISION)
-
-
-@functools.cache
-def exponential_certificate() -> Certificate:
-    """The certificate of `lattice_exponential` and `lattice_laplace`, from the stored weights.
-
-    delta is 0, because the tables reach every lattice point. The factor of a point with j restarts
-    has the error of the weight of "24 more" to the power j. That is the effect of another scale, by
-    2^-58 of it, which `_grid_fit._OUTWARD` covers.
-    """
-    # Digits are independent, so the factors of the tables multiply and their logarithms add up. A
-    # weight of 0 would make a point impossible, and no loss bounds that.
-    loss = 0.0
-    for table, masses in zip(exponential_tables(), exponential_masses(), strict=True):
-        total = sum(masses)
-        weights = table.weights()[: len(masses)]
-        loss += max(
-            abs(float(Fraction(weight * total, mass << table.width) - 1)) if weight else math.inf
-            for weight, mass in zip(weights, masses, strict=True)
-        )
-    return Certificate(loss * (1 + 1e-9), 0.0)  # The factor covers the floats of this sum.
-
-
-@functools.cache
-def gaussian_certificate() -> Certificate:
-    """The certificate of `lattice_gaussian`, from the stored weights.
-
-    docs/proofs/exact-noise.md, "Gaussian noise", has the proof. The coarsest level is charged as an
-    exceptional mass, delta. Every other level is charged as a relative error, loss: a point n of
-    the finer lattice is reached from points 128 j of the coarser one, so the errors of all these
-    paths are divided by the mass of the likeliest path alone.
-    """
-    top, low = gaussian_tables()
-    top_masses, low_masses = gaussian_masses()
-    top_total, low_total = sum(top_masses), sum(low_masses)
-    top_error = sum(
-        abs(Fraction(weight, 2**top.width) - Fraction(mass, top_total))
-        for weight, mass in zip(top.weights(), top_masses, strict=True)
-    )
-    # The mass beyond the table: two tails, at most twice that with the rescaling of the rest.
-    cut = 4 * math.exp(-(_CENTER**2) / (2 * _TOP**2))
-    low_error = max(
-        abs(Fraction(weight, 2**low.width) - Fraction(mass, low_total))
-        for weight, mass in zip(low.weights(), low_masses, strict=True)
-    )
-    spacing = 2**_LEVEL_BITS
-    # The nearest point 128 j is at most 64 away: n has at least this mass, times that of j.
-    nearest = math.exp(-((spacing / 2) ** 2) / (2 * _LOW**2)) / (_LOW * math.sqrt(2 * math.pi))
-    reach = _CENTER // spacing + 1
-    # A coarser point m further away is at most exp(16 m / 136) times as likely as the nearest one
-    # while |j| <= 16 * 136, and the tables end before that. Such a path has the error of one weight
-    # if m is within the finer table; beyond the table its whole mass is missing.
-    likelier = sum(math.exp(16 * m / _TOP) for m in range(-reach, reach + 1))
-    beyond = sum(
-        2 * math.exp(16 * m / _TOP - (spacing * (m - 0.5)) ** 2 / (2 * _LOW**2))
-        for m in range(reach, 10 * reach)
-    )
-    # Two Gaussians add up to a Gaussian only up to this factor: Poisson's summation formula.
-    smoothing = 4 * math.exp(-2 * math.pi**2 / ((spacing / _LOW) ** 2 + 1 / _TOP**2))
-    level = (float(low_error) * likelier + beyond) / nearest + smoothing
-    # The discrete Gaussian against the rounded one, up to 40 standard deviations.
-    rounding = 40**2 / (24 * GAUSSIAN_RESOLUTION**2)
-    loss = 2 * (_LEVELS - 1) * level + rounding  # Twice: |log(1 + r)| <= 2 |r| for small r.
-    return Certificate(loss, (float(top_error) + cut) * (1 + 1e-9))

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +14,6 @@ from dpjax._core import _checks
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
-
-
-class FloatSampler(Protocol):
-    """Draws independent coordinates in floats: `sample(key, shape, dtype)`."""
-
-    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike, /) -> jax.Array:
-        """Draws an array."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +43,18 @@ class Noise:
         sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.
-        tail_quantile: on the host, the value that |Z| exceeds with a given probability.
+        tail_quantile: maps a probability to the value that |Z| exceeds with it; runs on the host.
         dp_event: makes the event of dp-accounting from the noise multiplier (scale over
             sensitivity); None for the dominating event of any pure mechanism.
         event_norm: the norm of the sensitivity in this event.
-        lattice: draws it exactly; None for noise that exists in floats only and promises nothing.
+        lattice: draws it exactly; None for noise that only exists in floats and promises nothing.
 
     Formal guarantees:
         None of its own: a mechanism pairs it with a norm and a scale.
     """
 
     name: str
-    sample: FloatSampler
+    sample: Callable[[jax.Array, tuple[int, ...], DTypeLike], jax.Array]
     log_density: Callable[[jax.Array], jax.Array]
     log_cdf: Callable[[jax.Array], jax.Array]
     tail_quantile: Callable[[float], float]
@@ -138,17 +129,7 @@ GAUSSIAN = Noise(
     ),
 )
 
-# The noise of selections, exact. In floats it is `float_exponential`.
+# The exact noise of selections.
 EXPONENTIAL = Lattice(
     _lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
 )
-
-
-def float_gumbel(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """Gumbel noise; mode "high" resolves the upper tail, where unlikely options win."""
-    return jax.random.gumbel(key, shape, dtype, mode="high")
-
-
-def float_exponential(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
-    """One-sided exponential noise."""
-    return jax.random.exponential(key, shape, dtype)

@@ -1,10 +1,9 @@
-"""All published noise is drawn here, and nowhere else.
+"""Draws all published noise; no other file does.
 
 Exact noise is integer noise on a grid (see `_grid_fit`). The sum becomes a float at the very end,
 which is post-processing. Noise in floats is for sweeps that publish nothing.
 """
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -40,8 +39,8 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     """Adds independent noise to every coordinate of a pytree.
 
     NaN becomes 0, and values out of range are clamped, so a private value never decides whether or
-    how it is released. Integers get noise rounded to integers. A scale that is NaN, infinite or not
-    positive gives NaN; integers become the least of their dtype.
+    how it is released. Integers get integer noise. A scale that is NaN, infinite or not positive
+    gives NaN, or the least integer of the dtype.
 
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
@@ -58,7 +57,8 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         # of places, so padding changes no release.
         padded: list[jax.Array] = [_padded(x) for x in leaves]
         released = _add_to_padded(key, padded, starts, calibration, lattice=noise.lattice)
-        released = [_cut(y, shape=x.shape) for y, x in zip(released, leaves, strict=True)]
+        pairs = zip(released, leaves, strict=True)
+        released = [resized(y, size=x.size, shape=x.shape) for y, x in pairs]
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
 
@@ -71,16 +71,16 @@ def noise_ahead(keys: jax.Array, noise: Noise) -> Limbs:
 
 
 def add_drawn(drawn: Limbs, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
-    """What `add_noise` makes of one array, with noise that was drawn before."""
+    """Adds noise that was drawn before to one array, as `add_noise` does."""
     assert noise.lattice is not None
     return _unless_zero(_add_to_array(drawn, x, calibration, noise.lattice), x, calibration)
 
 
 def shares_programs(value: Value) -> bool:
-    """Whether a value should get its noise from programs that it shares with other shapes.
+    """Whether a value should be padded, to share the program of its noise with other shapes.
 
-    A program for one scalar is smaller. Large values would take longer when padded, and float32
-    would lose the last bits of their charge for rounding. Sharded values would be gathered.
+    A scalar has a smaller program. Padding would slow down large values, and float32 would lose the
+    last bits of their charge for rounding. Sharded values would be gathered.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
@@ -88,17 +88,13 @@ def shares_programs(value: Value) -> bool:
 
 
 def _padded(x: jax.Array) -> jax.Array:
-    """Flat, and as long as the next power of two: a function of public shapes alone."""
+    """A flat copy, padded to the next power of two: its size depends on the public shape alone."""
     size = max(_LEAST_PADDED, 2 ** (x.size - 1).bit_length())
     return resized(x, size=size, shape=(size,))
 
 
-def _cut(x: jax.Array, *, shape: tuple[int, ...]) -> jax.Array:
-    return resized(x, size=math.prod(shape), shape=shape)
-
-
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Filled up with zeros, or cut. On a CPU the host does it: a program compiles for .05 s."""
+    """Pads with zeros, or cuts. On a CPU the host does it, since a program compiles for .05 s."""
     if all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
         resized[: x.size] = np.ravel(x)[:size]
@@ -145,8 +141,8 @@ def _add_to_array(
 ) -> jax.Array:
     fit = calibration.fit(lattice, x.dtype)
     drawn = divided(undivided, fit)
-    # From here on everything is integer arithmetic until the last step, so no rounding can depend
-    # on the value. Clamped values, and noise below 2^61 steps, cannot wrap the sums.
+    # All arithmetic is in integers until the last step, so no rounding can depend on the value.
+    # Values are clamped and noise is below 2^61 steps, so the sums cannot wrap.
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype, bound = integer_dtype(x.dtype), int(largest_release(x.dtype))
         value = _limbs.widen(_limbs.clip(_limbs.from_integers(x), bound))
@@ -206,7 +202,7 @@ def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:
 
 
 def integer_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype in which integers are released."""
+    """The dtype of released integers."""
     return jnp.dtype("int64" if jnp.dtype(dtype).itemsize == 8 else "int32")
 
 
@@ -227,15 +223,15 @@ def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> S
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # May overflow to infinity, and then does not clamp.
+    # This may overflow to infinity. Then `largest_release` is the clamp.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 
 
 def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
-    """An array as it gets noise: NaN becomes 0, numbers beyond the bound become the bound.
+    """The array that gets noise: NaN becomes 0, and numbers beyond the bound become the bound.
 
-    Floats get the dtype of the computation, integers that of the release.
+    Floats are cast to the dtype of the computation, integers to the dtype of the release.
     """
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute_dtype(x.dtype))
@@ -287,23 +283,23 @@ SCALE_BITS = 25
 
 
 def laplace_steps(key: jax.Array, *fits: GridFit) -> tuple[Limbs, ...]:
-    """Independent noise for several integers, one for each fit."""
+    """Independent Laplace noise for several integers, one for each fit."""
     drawn = LAPLACE_LATTICE.sample(key, (len(fits),))
     return tuple(divided(Limbs(*(limb[i] for limb in drawn)), fit) for i, fit in enumerate(fits))
 
 
 def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int) -> GridFit:
-    """The fit of noise for one of `count` integers that are released under one epsilon."""
+    """The fit for one of `count` integers that share an epsilon."""
     calibration = Calibration(scale, sensitivity, epsilon, 0.0, count)
     return calibration.fit(LAPLACE_LATTICE, "int32")
 
 
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """A fit for noise of at least a scale, in steps of a given grid; the scale may be private.
+    """A fit for noise of at least a given scale, on a given grid; the scale may be private.
 
-    The drawn scale exceeds it by a factor of at most 1 + 2^-15, because c has at least 2^15 units,
-    and 1 +- 2^-21 for float32. A scale of at most 2^-17 of the resolution makes c even, because c
-    then has a shift. For even c, round(N / c) is floor(N / c + 1/2): the same function of the real
+    The drawn scale is larger by a factor of at most 1 + 2^-15, because c has at least 2^15 units,
+    and 1 +- 2^-21 for float32. If the scale is at most 2^-17 of the resolution, c has a shift, and
+    so c is even. For even c, round(N / c) is floor(N / c + 1/2): the same function of the real
     number N / c for every private c.
     """
     resolution = float(LAPLACE_LATTICE.resolution)
@@ -316,7 +312,7 @@ def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
 
 
 def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Steps of a grid as a float. Everything before is integer, so this is post-processing."""
+    """Steps of a grid as a float. All earlier steps are in integers: this is post-processing."""
     return _limbs.to_float(steps, dtype) * power_of_two(exponent, dtype)
 
 
@@ -330,7 +326,7 @@ class ComparisonNoise(NamedTuple):
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
         """Fits both to the grid of the numbers, which have more noise and need the coarser grid.
 
-        The grid is found in JAX's default float, because numbers may come one by one in several
+        It finds the grid in JAX's default float, because numbers may arrive one by one in several
         dtypes.
         """
         dtype = jnp.result_type(float)
@@ -349,7 +345,7 @@ def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
 
 
 def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
-    """Numbers in steps of the grid plus noise. They are clamped to 2^61 steps; NaN counts as 0."""
+    """Numbers in steps of the grid, plus noise. They are clamped to 2^61 steps; NaN becomes 0."""
     return _limbs.add(round_to_grid(jnp.asarray(x), fit.exponent), divided(drawn, fit))
 
 
@@ -358,8 +354,8 @@ def first_above(
 ) -> jax.Array:
     """The first `count` places whose noisy number is at least the noisy threshold, in order.
 
-    The result is filled up with len(numbers); it is all -1 for a bad scale. All numbers are
-    compared even after the last place, so the time reveals nothing.
+    Missing places are len(numbers). For a bad scale all are -1. All numbers are compared, even
+    after the last place, so the time reveals nothing.
     """
     drawn = lattice_noise(key, (numbers.size + 1,))
     line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)

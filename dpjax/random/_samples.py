@@ -1,21 +1,21 @@
-"""Samples of a key, made of uniform words: nearly always of the first few of them.
+"""Samples of a key, made of uniform words. The first few words nearly always decide.
 
-An exact distribution takes many words, but the first few nearly always decide. So many samples take
-their first words from blocks of ChaCha20 that they share. Those that are left open are drawn from
-all of their words, as if these had been there from the start.
+An exact sample may need many words, but its first few words nearly always determine it. So in large
+draws, several samples take their first words from one shared block of ChaCha20. A sample that these
+leave open is drawn from all of its words, and gets the value that all words give.
 
-    nonce 3    counter i is the block of the sample at place i alone
+    nonce 3    counter i is the sample's own block, for the sample at place i
     nonce 4    blocks that several samples share, for their first words
 
-The second word of a nonce is the round. Places from `ALONE` on form groups of rows and of `ALONE`
-columns. The samples of a column share one block: each row takes other words of it. All other words,
-and those of later rounds, come from the sample's own block. The first `ALONE` places take all words
-from there, so few samples need no other block. The draw at a place is a function of key, round and
-place. So n samples are the first n of any larger number.
+The second word of a nonce is the round. Places from `ALONE` on form groups: tables with a few rows
+and `ALONE` columns. The samples of a column share one block, of which each row takes other words.
+All other words, also those of later rounds, come from the sample's own block. The first `ALONE`
+places take all words from their own blocks, so a small draw needs no shared block. The draw at a
+place is a function of key, round and place. So n samples are the first n of any larger draw.
 
-Time shows neither which samples were left open nor how many, with one exception. Two of every 257
-columns are drawn again, needed or not. Three are open less than once in 6 * 10^9 samples. They take
-another turn, and time shows it.
+The running time shows neither which samples were left open nor how many, with one exception. In
+each part of 257 columns, two columns are drawn again, needed or not. Three are open less than once
+in 6 * 10^9 samples. Then the loop takes another turn, which the time shows.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# It decides which noise a key gives; as the size of a chunk it is fast, too.
+# This number is part of the definition of a key's noise. It is the size of a chunk, which is fast.
 ALONE = CHUNK
-# Each row is looked through in so many parts.
+# The parts of a row that are searched for open columns.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
@@ -62,9 +62,9 @@ class Sampler:
     """How samples are made of words. Its hash is the key of a cache, so it holds no lambda.
 
     Attributes:
-        first: how many words nearly always decide.
-        width: how many words a round has, the first ones included.
-        from_first: gives samples from their first words alone, and where these leave them open.
+        first: the number of words that nearly always decide.
+        width: the number of words in a round, including the first ones.
+        from_first: maps first words to samples, and to booleans: whether they leave a sample open.
         from_all: `from_all(draw, zeros)` gives samples. `draw(r)` gives the words of round r = 0,
             1, ..., arrays of the shape of the zeros.
     """
@@ -76,11 +76,11 @@ class Sampler:
 
     @property
     def rows(self) -> int:
-        """How many samples share a block."""
+        """The number of samples that share a block."""
         return BLOCK_WORDS // self.first
 
     def first_words(self, block: Words, row: int) -> Words:
-        """The first words of a row's sample. Those of an own block are where the last row's are."""
+        """The first words of a row's sample. An own block has them at the place of the last row."""
         return block[row * self.first : (row + 1) * self.first]
 
     def other_words(self, block: Words) -> Words:
@@ -136,7 +136,7 @@ def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array)
 
 
 def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The samples of groups, shape (groups, rows, columns), in the fewest programs."""
+    """The samples of groups, shape (groups, rows, columns), all from all words: few programs."""
     columns = jnp.broadcast_to(jnp.arange(ALONE, dtype=jnp.int32), (len(groups[0]), ALONE))
     from_all = functools.partial(_columns_from_all, sampler)
     drawn = by_chunks(from_all, ALONE * (sampler.rows + 1), *groups, columns)
@@ -144,7 +144,7 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 
 
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The same on a CPU: from all words only where these are needed."""
+    """The same samples on a CPU: from all words only where the first ones do not decide."""
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
@@ -160,7 +160,7 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
         left_open = left_open.at[group, columns].set(False, mode="drop")
         return drawn, left_open, jnp.any(left_open)
 
-    # Once is nearly always enough, and it is always done.
+    # One turn is nearly always enough. It always runs, so time does not show whether it is needed.
     start = drawn, left_open, jnp.any(left_open) | True
     drawn, _, _ = lax.while_loop(lambda state: state[2], draw_again, start)
     return drawn
@@ -181,13 +181,13 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Counters and nonces of the blocks of columns. Those of the first group are own blocks."""
+    """Counters and nonces of the blocks of columns. The first group uses own blocks."""
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
 
 
 def _first_and_last(left_open: jax.Array) -> jax.Array:
-    """The first and the last open column in each part of a group, or a column beyond the end."""
+    """The first and last open column in each part of a group; `ALONE`, beyond the end, if none."""
     parts = left_open.reshape(len(left_open), _PARTS, -1)
     column = jnp.arange(ALONE, dtype=jnp.int32).reshape(1, *parts.shape[1:])
     first = jnp.min(jnp.where(parts, column, ALONE), axis=2)
@@ -216,7 +216,7 @@ def _columns_from_all(
     counters, nonces = own_and_shared(places, shared), own_and_shared(_OWN, nonces)
 
     def draw(round_number: jax.Array) -> Words:
-        # One call, because each would be compiled. Later rounds do not use the shared blocks.
+        # One call for both kinds of blocks compiles once. Later rounds do not use shared blocks.
         both = own_and_shared(rounds + round_number, rounds)
         blocks = _blocks(keys, counters, nonces, both)
         blocks = [x.reshape(*shape[:2], -1) for x in blocks]
@@ -242,7 +242,7 @@ def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arr
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Zeros that vary over devices as the data do: loops under `shard_map` must start so."""
+    """Zeros with the sharding type of the data: loops under `shard_map` must start with them."""
     return ((keys[:, :1] ^ places) & np.uint32(0)).reshape(-1)
 
 

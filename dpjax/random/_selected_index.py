@@ -22,14 +22,14 @@ from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
 from dpjax.random._lattice import exponential_rounds
-from dpjax.random._noise import EXPONENTIAL, float_exponential, float_gumbel
+from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scale
 
 # Log weights of options, one for each.
 LogBase: TypeAlias = tuple[float, ...]
-# The round to go on from, and the index that a try selected, or -1.
+# The next round, and the index that a try selected, or -1.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# No noise of the lattice reaches it. A weight of 0 lies further away than any gap and other weight.
+# No noise of the lattice reaches 2^60. The points of weight 0 exceed any gap plus any other weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -63,7 +63,7 @@ def exponential_index(
     """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
 
     The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1. The
-    number of rounds depends on the scores: at most one draw in seven needs a second one.
+    number of rounds depends on the scores, but at most one draw in seven needs a second round.
 
     Args:
         key: a typed key.
@@ -81,7 +81,7 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # Zero, but varying over devices as the data do: a loop under `shard_map` must start with that.
+    # A zero with the sharding type of the data: a loop under `shard_map` must start with it.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
@@ -91,10 +91,10 @@ def exponential_index(
 def tried_index(
     key: jax.Array, round_number: jax.Array, scores: jax.Array, calibration: Calibration
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One step of the loop of `exponential_index`, for loops that do more than to try again.
+    """One round of `exponential_index`, for loops with other work in each round.
 
     Returns:
-        The round to go on from, whether a try succeeded, and the index that it selected.
+        The next round, whether a try succeeded, and the index that it selected.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     gaps = _scaled_gaps(scores, fit, None)
@@ -119,10 +119,10 @@ def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Arra
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
-    """Scores in which taken options count as the worst one."""
+    """The scores, with the worst score for taken options."""
     if taken is None:
         return scores
-    # Clamped before the minimum: in a large batch, XLA's minimum on CPU may ignore NaN.
+    # Clamp before the minimum: in a large batch, XLA's minimum on CPU may ignore NaN.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -135,10 +135,13 @@ def float_index(
     *,
     flip: bool,
 ) -> jax.Array:
-    """Either selection in floats: Gumbel noise gives softmax, exponential permute-and-flip."""
+    """Selection in floats: Gumbel noise gives softmax, exponential noise gives permute-and-flip."""
     scale = usable_scale(calibration.scale, scores.dtype)
-    race = float_exponential if flip else float_gumbel
-    noise = race(key, scores.shape, scale.dtype)
+    if flip:
+        noise = jax.random.exponential(key, scores.shape, scale.dtype)
+    else:
+        # Mode "high" resolves the upper tail, where unlikely options win.
+        noise = jax.random.gumbel(key, scores.shape, scale.dtype, mode="high")
     worse = score_gaps(remaining_scores(scores, without_weight(log_base))) / (OUTWARD * scale)
     worse = worse if log_base is None else worse - jnp.asarray(log_base, worse.dtype)
     index = jnp.argmax(noise - worse).astype(jnp.int32)
@@ -162,14 +165,14 @@ def _selected(
 
 
 def without_weight(log_base: LogBase | None) -> jax.Array | None:
-    """The options without weight; None if there are none."""
+    """The options of weight 0; None if there are none."""
     if log_base is None or min(log_base) > -math.inf:
         return None
     return jnp.asarray(np.asarray(log_base) == -math.inf)
 
 
 def _points_of_base(log_base: LogBase) -> Limbs:
-    """Minus the log weights over the largest one, on the noise's lattice: public integers."""
+    """log(largest weight / weight) in points of the noise's lattice: public integers."""
     largest, resolution = max(log_base), EXPONENTIAL.resolution
     points = [
         _NO_WEIGHT
@@ -184,15 +187,15 @@ def _points_of_base(log_base: LogBase) -> Limbs:
 
 
 def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
-    """Gaps of all scores to the best one, in points of the noise's lattice, exactly.
+    """Exact gaps of all scores to the best one, in points of the noise's lattice.
 
-    With a base, it counts as a part of the score, and the smallest sum becomes 0.
+    A base measure is added to the gaps, and the smallest sum becomes 0.
 
-    Gaps are clamped at 2^61 points, which no noise reaches. That replaces a score by the larger of
-    it and best - bound, which is no more sensitive than the scores.
+    Gaps are clamped at 2^61 points, which no noise reaches. That replaces each score s by
+    max(s, best - bound), which is no more sensitive than the scores.
     """
-    # A compiler may compute a score twice, and round it in two ways. A gap below 0 would wrap
-    # around, and the best option would never be selected.
+    # A compiler may compute a score twice with different roundings. Then a gap below 0 would wrap
+    # around, and the best option would never be selected. `written` makes it compute scores once.
     scores = written(scores)
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
@@ -219,7 +222,7 @@ def _farthest(fit: GridFit) -> Limbs:
 
 
 def largest_gap(fit: GridFit, dtype: DTypeLike) -> jax.Array:
-    """The largest gap of scores that counts, in a float dtype."""
+    """The gap at which larger gaps are clamped, in a float dtype."""
     gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
     return jnp.minimum(gap, float(float_limits(dtype).max))
 
@@ -232,7 +235,7 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:
-    """Gaps of all scores to the best one: exact for integers; infinite where floats overflow."""
+    """Gaps of all scores to the best one: exact for integers, infinite if floats overflow."""
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         return jnp.max(finite) - finite
@@ -240,9 +243,9 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 
 
 def clamped_scores(scores: jax.Array) -> jax.Array:
-    """Finite float scores; NaN is the lowest.
+    """Finite float scores; NaN becomes the lowest.
 
-    Finite scores stay as they are: where all scores rise alike, to clamp some would change gaps.
+    Finite scores stay as they are. A tighter clamp would change gaps if all scores rise alike.
     """
     dtype = compute_dtype(scores.dtype)
     limit = float(float_limits(dtype).max)
@@ -264,30 +267,30 @@ _LEAST_ROWS = 4
 def peeled_indices(
     key: jax.Array, scores: jax.Array, calibration: Calibration, count: int
 ) -> jax.Array:
-    """`count` options without replacement, in order: each by softmax of the options left.
+    """`count` options without replacement, in order, each by softmax of the remaining options.
 
     The k largest scores with Gumbel noise have this distribution (Plackett-Luce). Gumbel noise from
-    tables would have ties, because its digits are not independent, and so no exact order. Here
-    every selection is exact. The calibration is that of one selection. A bad scale gives -1.
+    tables would have ties, and then no exact order, because its digits are not independent. Here
+    every selection is exact. The calibration is for one selection. A bad scale gives -1.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = exponential_index(one_key, scores, calibration, taken=taken)
         return taken.at[index].set(True), index
 
-    # All false, but varying over devices as the data do: a loop under `shard_map` must start so.
+    # All false, with the sharding type of the data: a loop under `shard_map` must start with it.
     none_taken = (scores > scores) & (jax.random.key_data(key)[0] == 0)
     _, indices = lax.scan(peel, none_taken, jax.random.split(key, count))
     return indices
 
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
-    """An option of each row of scores, by softmax, independently; -1 for a bad scale."""
+    """Selects an option from each row of scores, independently by softmax; -1 for a bad scale."""
     traced = any(map(_checks.is_traced, (key, scores, *jax.tree.leaves(calibration))))
     if traced or not shares_programs(scores):
         return _indices_of_rows(key, scores, calibration)
-    # The key and the index of a row do not depend on the number of rows, so values of several
-    # counts share a program.
+    # The key and the index of a row do not depend on the number of rows. So the rows can be padded,
+    # and different numbers of rows share a program.
     count, options = scores.shape
     rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
     scores = resized(scores, size=rows * options, shape=(rows, options))
