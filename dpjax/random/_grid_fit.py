@@ -167,7 +167,7 @@ class Calibration:
     def _needed(self, lattice: Lattice, grid: _Number) -> _Number:
         """The scale that covers tables and rounding, for the common grid of all leaves."""
         loss = self._loss(lattice)
-        # docs/proofs/exact-noise.md, "The scale that covers everything". Let a be 2 loss. An epsilon
+        # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. An epsilon
         # lowered to epsilon - a needs at most epsilon / (epsilon - a) times the noise. For
         # delta <= .9, a delta lowered to delta e^-loss needs at most 1 + 4 loss times the noise.
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
