@@ -9,11 +9,12 @@ import jax
 import pytest
 
 import dpjax
+from tables import for_each
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *SITE]
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+pages = for_each("page", PAGES)
 # Whose names a page may leave the folder out of.
 FOLDERS = (ROOT, ROOT / "dpjax")
 

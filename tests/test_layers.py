@@ -9,9 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import dpjax
+from tables import for_each
 
 PACKAGE = Path(dpjax.__file__).parent
 DOCS = PACKAGE.parent / "docs"
@@ -99,7 +98,7 @@ def internal(module):
 
 
 SAMPLER = {f"dpjax.sensitivity.{name}" for name in ("_sampler", "_samples", "_pairs", "_loop")}
-modules = pytest.mark.parametrize("module", [module for module in FILES if "." in module])
+modules = for_each("module", [module for module in FILES if "." in module])
 
 
 def test_every_module_has_a_row():
@@ -173,7 +172,7 @@ def test_extras_that_messages_name_bring_what_is_missing():
         assert module in distributions(PROJECT["optional-dependencies"][extra])
 
 
-@pytest.mark.parametrize("module", [m for m, path in FILES.items() if path.name == "__init__.py"])
+@for_each("module", [m for m, path in FILES.items() if path.name == "__init__.py"])
 def test_topics_only_re_export(module):
     """By hand, so that the public surface can be read off: `__all__` lists what is imported."""
     names, listed = [], None

@@ -1,13 +1,10 @@
 """The public surface: names, signatures and docstrings, whose examples run."""
 
-import ast
 import collections.abc
 import dataclasses
 import doctest
 import enum
-import importlib
 import inspect
-import pkgutil
 import re
 import runpy
 import typing
@@ -16,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dpjax
+from tables import for_each
 
 NAMESPACES = (
     dpjax,
@@ -52,8 +50,8 @@ LONG = re.compile(
     r"|private_(covariance|pca|variance|k_means|linear_regression)|mwem|name_search|select_each|top_k"
     r"|linear_svm|logistic_regression|ridge_regression)$"
 )
-functions = pytest.mark.parametrize("name", FUNCTIONS)
-classes = pytest.mark.parametrize("name", CLASSES)
+functions = for_each("name", FUNCTIONS)
+classes = for_each("name", CLASSES)
 # Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
 FREE_TEXTS = {"version", "unit", "x", "repeat"}
 FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
@@ -121,34 +119,16 @@ def test_classes_are_documented(name):
         assert "Attributes" in found
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@for_each("name", PROTOCOLS)
 def test_protocols_document_the_call(name):
     methods = [v for k, v in vars(PROTOCOLS[name]).items() if k == "__call__"]
     assert inspect.getdoc(PROTOCOLS[name])
     assert all(inspect.getdoc(method) for method in methods)
 
 
-@pytest.mark.parametrize("namespace", NAMESPACES, ids=lambda namespace: namespace.__name__)
+@for_each("namespace", NAMESPACES)
 def test_namespaces_are_documented(namespace):
     assert namespace.__doc__.strip()
-
-
-MODULES = [
-    importlib.import_module(f"dpjax.{module.name}")
-    for module in pkgutil.iter_modules(dpjax.__path__)
-    if not (module.ispkg or module.name.startswith("_"))
-]
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_modules_show_what_they_define_and_not_what_they_import(module):
-    body = ast.parse(inspect.getsource(module)).body
-    named = {getattr(node, "name", None) for node in body}
-    for node in body:
-        named |= {getattr(target, "id", None) for target in getattr(node, "targets", ())}
-        named |= {getattr(getattr(node, "target", None), "id", None)}
-    assert set(dir(module)) == {name for name in named if name and not name.startswith("_")}
-    assert dir(module) == sorted(module.__all__)
 
 
 @functions
@@ -222,7 +202,7 @@ def parameters(name):
     return inspect.signature(value).parameters
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
+@for_each("name", SIGNATURES)
 def test_names_and_signatures_are_those_of_the_design(name):
     positional, _, keyword = SIGNATURES[name].partition("*")
     found = parameters(name)

@@ -6,9 +6,8 @@ import re
 import typing
 from pathlib import Path
 
-import pytest
-
 import dpjax
+from tables import for_each
 
 PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 ROOMS = (dpjax, *(value for value in vars(dpjax).values() if inspect.ismodule(value)))
@@ -64,7 +63,7 @@ ARGUMENTS = [(argument, *row[1:]) for row in rows("Argument") for argument in qu
 PLACES = {"first": {1}, "first, or after `key`": {1, 2}, "third": {3}, "by keyword": {0}}
 
 
-@pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: row[0])
+@for_each("row", ARGUMENTS)
 def test_an_argument_is_given_in_one_way_and_has_one_default(row):
     argument, given, default, _, *exceptions = row
     exceptions = set(quoted(" ".join(exceptions)))

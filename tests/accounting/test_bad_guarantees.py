@@ -27,6 +27,7 @@ from dpjax.accounting import (
     parallel,
     under_distribution_shift,
 )
+from tables import for_each
 
 GOOD = Guarantee(0.5, 1e-8, 0.05, 0.99, (SampledEvent(0.05, 0.99, "a"),))
 BAD = {"epsilon": -100.0, "delta": -0.5, "gamma": -1.0, "confidence": 2.0}
@@ -103,8 +104,8 @@ USES = {
 }
 
 
-@made
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
+@for_each("make", MADE.values())
 def test_nothing_takes_what_is_no_guarantee(use, make):
     with pytest.raises((ValueError, TypeError), match=r"must be|NaN"):
         use(make())

@@ -1,6 +1,7 @@
 """What several releases promise together: every sentence of the design on it."""
 
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax.accounting import compose, group, post_process, under_distribution_shift
+from tables import for_each
 
 
 def sampled(epsilon, gamma, confidence, identity, delta=0.0):
@@ -178,9 +180,8 @@ def test_a_guarantee_whose_gamma_was_changed_by_hand_counts_at_its_worst():
     assert compose(A, dataclasses.replace(A, confidence=None)).gamma >= 0.06
 
 
-@pytest.mark.parametrize("gamma", [0.01, 0.07, 0.3])
-@pytest.mark.parametrize("confidence", [None, 0.5, 0.94, 0.9999])
 @pytest.mark.parametrize("events", [(A,), (A, B), (A, M), (M,)])
+@for_each("gamma, confidence", itertools.product([0.01, 0.07, 0.3], [None, 0.5, 0.94, 0.9999]))
 def test_no_statement_changed_by_hand_is_forgotten(gamma, confidence, events):
     """Neither that of the guarantee nor that of its samplings: all in exact rationals."""
     honest = compose(*events)

@@ -12,6 +12,7 @@ import pytest
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
 from dpjax._core._saved import _digest
+from tables import for_each
 
 KEY = dpjax.random.seeded_key(0)
 SAMPLED = Guarantee(
@@ -49,7 +50,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", VALUES)
+@for_each("name", VALUES)
 def test_every_bit_survives(way, name):
     release = Release(VALUES[name], SAMPLED)
     again = WAYS[way](release)

@@ -15,6 +15,7 @@ import dpjax
 from dpjax.mechanisms import additive
 from dpjax.queries import top_k
 from dpjax.random import LAPLACE
+from tables import for_each
 
 DELTA = 1e-5
 
@@ -164,21 +165,21 @@ def test_noise_is_exact_or_float():
 
 
 @every_mechanism
-@pytest.mark.parametrize("bad", [*BAD, -math.inf, 0, np.float32(-2), -3])
+@for_each("bad", [*BAD, -math.inf, 0, np.float32(-2), -3])
 def test_bad_epsilon_raises_with_its_value(name, bad):
     with pytest.raises(ValueError, match=f"epsilon must be .* got {bad:g}"):
         EVERY[name][0](1.0, bad)
 
 
 @with_sensitivity
-@pytest.mark.parametrize("bad", BAD)
+@for_each("bad", BAD)
 def test_bad_sensitivity_raises_with_its_value(name, bad):
     with pytest.raises(ValueError, match=f"sensitivity must be .* got {bad:g}"):
         MECHANISMS[name][0](bad, 1.0)
 
 
 @pytest.mark.parametrize("calibration", ["analytic", "classical"])
-@pytest.mark.parametrize("bad", [0.0, 1.0, -0.5, 2.0, math.nan, math.inf])
+@for_each("bad", [0.0, 1.0, -0.5, 2.0, math.nan, math.inf])
 def test_bad_delta_raises_with_its_value(calibration, bad):
     with pytest.raises(ValueError, match=f"delta must be strictly between 0 and 1, got {bad:g}"):
         dpjax.gaussian(1.0, 1.0, bad, calibration=calibration)
@@ -191,7 +192,7 @@ NO_NUMBERS = ["1", None, True, np.bool_(True), np.ones(1), np.ones((2, 2)), [1.0
 
 
 @every_mechanism
-@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=repr)
+@for_each("wrong", NO_NUMBERS)
 def test_what_is_no_number_is_refused(name, wrong):
     make = EVERY[name][0]
     with pytest.raises(TypeError, match="epsilon must be a finite number above 0, got"):
@@ -201,7 +202,7 @@ def test_what_is_no_number_is_refused(name, wrong):
             make(wrong, 1.0)
 
 
-@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=repr)
+@for_each("wrong", NO_NUMBERS)
 def test_delta_that_is_no_number_is_refused(wrong):
     with pytest.raises(TypeError, match="delta must be strictly between 0 and 1, got"):
         dpjax.gaussian(1.0, 1.0, wrong)

@@ -7,21 +7,20 @@ its own, for a program that does not run would fail any test.
 
 import ast
 import functools
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from code_patterns import replaced
+from mutation.choice import CHOSEN, MUTANTS, TABLE, broken_text
+from tables import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutant"]
-MUTANTS = {mutant["how"]: mutant for mutant in TABLE}
 
 
 def promises():
@@ -48,11 +47,6 @@ def killers(mutants):
     return {function_of(test) for mutant in mutants for test in mutant["killers"]}
 
 
-def broken_text(mutant):
-    """The file of a mutant, and what is to be in it."""
-    return replaced(mutant["where"], mutant["old"], mutant["new"])
-
-
 # The table and the page.
 
 
@@ -60,19 +54,19 @@ def test_no_two_mutants_share_a_name():
     assert len(MUTANTS) == len(TABLE)
 
 
-@pytest.mark.parametrize("test", sorted(set.union(*promises().values()) | killers(TABLE)))
+@for_each("test", sorted(set.union(*promises().values()) | killers(TABLE)))
 def test_what_is_named_exists(test):
     file, _, name = test.partition("::")
     assert name in functions_in(file)
 
 
-@pytest.mark.parametrize("promise", promises())
+@for_each("promise", promises())
 def test_every_test_of_a_promise_has_seen_it_broken(promise):
     mutants = [mutant for mutant in TABLE if promise.startswith(mutant.get("promise", "?"))]
     assert killers(mutants) == promises()[promise]
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@for_each("name", MUTANTS)
 def test_a_mutant_breaks_one_place_of_one_promise(name):
     mutant = MUTANTS[name]
     file, text = broken_text(mutant)
@@ -98,62 +92,50 @@ def copy(tmp_path_factory):
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def outcomes(copy, environment):
     """Runs tests on the copy: for each that ran, "passed", "asserted" or what else there was."""
+    server = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("server.py")],
+        cwd=copy,
+        env=environment(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE=""),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
     def run(tests):
-        report = copy / "report.xml"
-        report.unlink(missing_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--tb=short", f"--junitxml={report}", *tests],
-            cwd=copy,
-            # Files change faster than bytecode can tell.
-            env=environment(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1"),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=900,  # A mutant may never return.
-        )
-        assert report.exists(), done.stdout + done.stderr
-        return dict(map(outcome, ElementTree.parse(report).iter("testcase")))
+        print(json.dumps(tests), file=server.stdin, flush=True)
+        assert server.stdout.readline() == "done\n"
+        report = copy / "outcomes.json"
+        assert report.exists(), (copy / "printed.txt").read_text()
+        return json.loads(report.read_text())
 
-    return run
-
-
-def outcome(case):
-    """The name of a test, and how it ended."""
-    name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
-    problem = next(iter(case), None)
-    if problem is None:
-        return name, "passed"
-    # JAX and NumPy assert on behalf of the tests that call them, and so do the auditing tools.
-    places = re.findall(r"^((?:tests|dpjax)/\S+):\d+: in ", problem.text, re.MULTILINE)
-    asserted = (
-        problem.tag == "failure"
-        and problem.get("message").startswith(("assert", "AssertionError", "Failed"))
-        and places[-1].startswith(("tests/", "dpjax/auditing/"))
-    )
-    return name, "asserted" if asserted else problem.text
+    with server:
+        yield run
 
 
 @pytest.mark.slow
 def test_the_copy_itself_passes(outcomes):
-    found = outcomes(sorted({test for mutant in TABLE for test in mutant["killers"]}))
+    mutants = [MUTANTS[name] for name in CHOSEN]
+    found = outcomes(sorted({test for mutant in mutants for test in mutant["killers"]}))
     assert set(found.values()) == {"passed"}
-    assert set(map(function_of, found)) == killers(TABLE)
+    assert set(map(function_of, found)) == killers(mutants)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_a_mutant_is_killed(name, copy, outcomes):
     mutant = MUTANTS[name]
     file, text = broken_text(mutant)
     (copy / file).write_text(text)
+    # A time of its own, or Python could take the bytecode of another mutant for this one's.
+    seconds = 1 + list(MUTANTS).index(name)
+    os.utime(copy / file, (seconds, seconds))
     try:
         found = outcomes(mutant["killers"])
     finally:
-        shutil.copy(ROOT / file, copy / file)
+        shutil.copy2(ROOT / file, copy / file)
     for killer in mutant["killers"]:
         ends = {end for test, end in found.items() if killer in (test, function_of(test))}
         assert "asserted" in ends, ends

@@ -23,6 +23,7 @@ from dpjax.proving import NoProofError
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._prove_sensitivity import walked_bound
 from dpjax.queries import PaddedRecords
+from tables import for_each
 
 N = 4
 REPLACED = dpjax.NeighboringRelation.REPLACE_ONE
@@ -134,8 +135,8 @@ def farthest(target, rows):
     return max(moves)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", DTYPES)
+@for_each("program", PROGRAMS)
 def test_a_program_in_any_dtype_is_proved_rightly_or_refused(name, program):
     dtype = DTYPES[name]
     records = jax.ShapeDtypeStruct((N,), jnp.float32)
@@ -171,7 +172,7 @@ def test_a_cast_of_padded_records_is_proved_rightly_or_refused(name):
 
 
 @pytest.mark.parametrize("relation", dpjax.NeighboringRelation)
-@pytest.mark.parametrize("name", [*DTYPES, "key"])
+@for_each("name", [*DTYPES, "key"])
 def test_records_of_any_dtype_are_proved_or_refused(name, relation):
     leaf = jax.ShapeDtypeStruct((N,), DTYPES.get(name, KEY))
     with jax.enable_x64(True):

@@ -25,6 +25,7 @@ import odd_inputs
 from dpjax import queries
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import exact_records
+from tables import for_each
 
 KEY = dpjax.random.seeded_key(5)
 SHARP = {"epsilon": 1e6}
@@ -207,8 +208,8 @@ def missing_at(values, dtype, loader):
     return LOADERS[loader]([gap if i == 1 else x for i, x in enumerate(values)], dtype)
 
 
-@pytest.mark.parametrize("ask", RIGHT, ids=lambda ask: ask.__name__[4:])
 @pytest.mark.parametrize("kind", KINDS)
+@for_each("ask", RIGHT)
 def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
     """A query sees a column in its exact form alone, so it is asked once for each form."""
     values, dtype = KINDS[kind]
@@ -255,8 +256,8 @@ WORSE = {
 }
 
 
-@pytest.mark.parametrize("ask", RIGHT, ids=lambda ask: ask.__name__[4:])
 @pytest.mark.parametrize("kind", WORSE)
+@for_each("ask", RIGHT)
 def test_refusals_do_not_depend_on_values(kind, ask):
     """The same shape and dtype of an answer, or the same words, whatever the column holds."""
     values, dtype = KINDS[kind]

@@ -15,6 +15,7 @@ from scipy import stats
 from dpjax import operating_point
 from dpjax.sensitivity import _operating_points
 from dpjax.sensitivity._operating_points import confidence_of_each
+from tables import for_each
 
 DKW = {"method": "dkw"}
 MARGINAL = {"confidence": None}
@@ -409,8 +410,8 @@ def test_integers_and_floats_of_numpy_are_accepted():
 SIZES = [1, 2, 3, 7, 10, 90, 459, 999, 4_603, 10**6 - 1, 10**7, 10**10]
 
 
-@pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("confidence", [0.01, 0.5, 0.9, 0.99, 0.9999, 1 - 1e-12])
+@for_each("m", SIZES)
 def test_the_least_gamma_covers_in_exact_arithmetic(m, confidence):
     gamma = operating_point(m=m, confidence=confidence).gamma
     with mpmath.workdps(400):
@@ -420,7 +421,7 @@ def test_the_least_gamma_covers_in_exact_arithmetic(m, confidence):
         assert lower > 1 - mpmath.mpf(confidence)
 
 
-@pytest.mark.parametrize("m", SIZES)
+@for_each("m", SIZES)
 def test_the_least_marginal_gamma_covers_in_exact_arithmetic(m):
     gamma = operating_point(m=m, confidence=None).gamma
     assert Fraction(1, m + 1) <= Fraction(gamma) <= Fraction(1, m + 1) * (1 + Fraction(2, 10**15))
