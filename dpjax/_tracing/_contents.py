@@ -10,6 +10,8 @@ functions and of numbers. Everything else stays unknown: a guess would be a wron
 import builtins
 import dataclasses
 import dis
+import enum
+import fractions
 import functools
 import struct
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
@@ -67,6 +70,8 @@ _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein_polynomial",
 )
+# What computes the same for ever.
+_CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
 _LONGEST = 16  # To look at a long tuple would take longer than to trace.
 # Operations that write to variables outside, import, or define a class, in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
@@ -82,6 +87,66 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
         return _contents(function)
     except Exception:  # An object of a stranger may do anything when it is looked at.
         return None
+
+
+def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
+    """The functions of the user that an object made by dpjax calls; None if it may hold others.
+
+    What dpjax makes is frozen, and changes no variable that its functions close over. So one look
+    is enough, and only these functions have to be looked at again.
+    """
+    found = list[Callable[..., object]]()
+    try:
+        _collect(made, found, set())
+    except _UnknownError:
+        return None
+    return tuple(found)
+
+
+def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> None:
+    if id(value) in seen or id(value) in _PURE:
+        return
+    seen.add(id(value))
+    kind = type(value)
+    if kind in _CONSTANT or isinstance(value, (enum.Enum, np.generic, np.dtype, type)):
+        return
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        return
+    if isinstance(value, np.ndarray) and not value.flags.writeable and value.base is None:
+        return
+    if kind in (tuple, frozenset):
+        parts = value
+    elif kind is types.MappingProxyType:
+        parts = *value.keys(), *value.values()
+    elif kind is types.FunctionType:
+        if not _is_of_dpjax(value):
+            found.append(value)
+            return
+        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        parts = *cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+    elif kind is types.MethodType:
+        parts = value.__self__, value.__func__
+    elif kind is functools.partial:
+        parts = value.func, *value.args, *value.keywords.values()
+    elif dataclasses.is_dataclass(value) and kind.__module__.startswith("dpjax."):
+        names = [field.name for field in dataclasses.fields(value)]
+        if not kind.__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
+            raise _UnknownError
+        parts = vars(value).values()
+    elif callable(value):
+        found.append(value)
+        return
+    else:
+        raise _UnknownError
+    for part in parts:
+        _collect(part, found, seen)
+
+
+def _is_of_dpjax(function: types.FunctionType) -> bool:
+    name = function.__globals__.get("__name__")
+    if not (isinstance(name, str) and name.startswith("dpjax.")):
+        return False
+    return vars(sys.modules[name]) is function.__globals__ and not vars(function)
 
 
 def is_plain(tree: Any) -> bool:

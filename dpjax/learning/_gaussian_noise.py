@@ -21,7 +21,7 @@ from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum, sealed
 from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
-from dpjax.mechanisms._mechanism import check_noise, nothing_promised
+from dpjax.mechanisms._start import check_noise
 from dpjax.random._facade import (
     GAUSSIAN,
     Calibration,
@@ -31,6 +31,7 @@ from dpjax.random._facade import (
     is_seeded,
     key_for_each,
 )
+from dpjax.release._mechanism import nothing_promised
 from dpjax.release._transaction import refuse_unpaid_steps
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 

@@ -18,8 +18,7 @@ from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, add_noise, check_key, key_for_each
-from dpjax.release._requests import request_of
-from dpjax.release._transaction import guarantee_under, pay_and_draw
+from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype, unit
 from dpjax.targets._clamping import into_unit_ball

@@ -16,9 +16,10 @@ from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.accounting._concentrated import largest_rho
 from dpjax.mechanisms._exponential import exponential
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import check_sampling_key
+from dpjax.release._mechanism import SensitivityMechanism
 
 MOST_STEPS = 2**20
 _FINEST_BITS = 16

@@ -5,7 +5,6 @@ from dpjax.mechanisms._above_threshold import SparseVectorState as SparseVectorS
 from dpjax.mechanisms._additive import AdditiveMechanism as AdditiveMechanism
 from dpjax.mechanisms._additive import additive as additive
 from dpjax.mechanisms._bernstein import BernsteinMechanism as BernsteinMechanism
-from dpjax.mechanisms._mechanism import SensitivityMechanism as SensitivityMechanism
 from dpjax.mechanisms._oracle_check import OracleCheck as OracleCheck
 from dpjax.mechanisms._oracle_check import OraclePlausibility as OraclePlausibility
 from dpjax.mechanisms._posterior_sampler import PosteriorSampler as PosteriorSampler
@@ -19,3 +18,4 @@ from dpjax.mechanisms._smooth_quantile import SmoothQuantile as SmoothQuantile
 from dpjax.mechanisms._subset_envelope import Candidate as Candidate
 from dpjax.mechanisms._subset_envelope import SubsetEnvelope as SubsetEnvelope
 from dpjax.mechanisms._unary_encoding import UnaryEncoding as UnaryEncoding
+from dpjax.release._mechanism import SensitivityMechanism as SensitivityMechanism

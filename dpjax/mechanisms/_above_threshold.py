@@ -23,8 +23,7 @@ from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
-from dpjax.mechanisms._mechanism import begin
-from dpjax.mechanisms._one_array import check_one_array
+from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._facade import (
     LAPLACE,
     Calibration,
@@ -36,7 +35,7 @@ from dpjax.random._facade import (
     lattice_noise,
     noisy_units,
 )
-from dpjax.release._prepared import prepared
+from dpjax.release._draw import refuse_batch
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
@@ -166,7 +165,7 @@ class AboveThreshold(LatticeMechanism):
                 "sensitivity must be a global bound for queries that come one by one: a sampled one"
                 " only holds for queries that were fixed in advance"
             )
-        prepared(self)  # Refuses a batch.
+        refuse_batch(self)
         self._check_unclamped()
         self._check_value(jax.ShapeDtypeStruct((1,), jnp.result_type(float)))
         return pay_and_draw(

@@ -16,8 +16,8 @@ from dpjax._core._values import Guarantee, NeighboringRelation, Norm, Scalar, Se
 from dpjax._exact._numerics import outward
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
 from dpjax.mechanisms._gaussian_calibration import HAVE_MARGINS, epsilon_of_multiplier
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._own_multiplier import multiple_of
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, Noise
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 from dpjax.sensitivity._shaped_norm import NoiseShape

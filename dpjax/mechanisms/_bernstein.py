@@ -14,7 +14,7 @@ from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, sup_norm_growth
 from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
-from dpjax.mechanisms._mechanism import begin, check_noise
+from dpjax.mechanisms._start import begin, check_noise
 from dpjax.random._facade import LAPLACE, Calibration, Noise
 from dpjax.sensitivity._norms import grid_dtype
 

@@ -18,8 +18,8 @@ from dpjax.mechanisms._lattice_mechanism import (
     as_number,
     whole,
 )
-from dpjax.mechanisms._mechanism import sum_over_leaves
 from dpjax.mechanisms._noise_intervals import around_noise, noise_quantile
+from dpjax.mechanisms._start import sum_over_leaves
 from dpjax.random._facade import (
     GAUSSIAN,
     LAPLACE,

@@ -6,7 +6,7 @@ from dpjax._core import _checks
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
 from dpjax.mechanisms._gaussian_calibration import analytic_multiplier, classical_multiplier
-from dpjax.mechanisms._mechanism import check_noise
+from dpjax.mechanisms._start import check_noise
 from dpjax.random._facade import GAUSSIAN
 
 _CALIBRATIONS = {"analytic": analytic_multiplier, "classical": classical_multiplier}

@@ -2,7 +2,7 @@
 
 from dpjax._core._values import NoiseKind, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, additive
-from dpjax.mechanisms._mechanism import check_noise
+from dpjax.mechanisms._start import check_noise
 from dpjax.random._facade import LAPLACE
 
 

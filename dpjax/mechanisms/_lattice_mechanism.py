@@ -14,8 +14,9 @@ from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Scalar
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
-from dpjax.mechanisms._mechanism import SensitivityMechanism, count
+from dpjax.mechanisms._start import count
 from dpjax.random._facade import Calibration, Lattice, check_scale
+from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.sensitivity._norms import is_float
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct

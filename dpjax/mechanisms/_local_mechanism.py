@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
-from dpjax.mechanisms._mechanism import SensitivityMechanism, count
+from dpjax.mechanisms._start import count
 from dpjax.random._facade import in_range
+from dpjax.release._mechanism import SensitivityMechanism
 
 
 class LocalMechanism(SensitivityMechanism):

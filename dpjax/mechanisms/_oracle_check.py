@@ -10,15 +10,16 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import check_key, sampling_key
+from dpjax.release._mechanism import SensitivityMechanism
 
 # Databases that fix the bins and the weights of the test.
 _PILOTS = 32
@@ -120,7 +121,8 @@ class OracleCheck(SensitivityMechanism):
                 f" {_checks.described(value)}"
             )
 
-    def _traced(self, arrays: Value) -> Self:
+    def _frozen(self, value: TreeSpec) -> Self:
+        arrays = value.tree()
         self._check_records(arrays)
         return dataclasses.replace(self, score=_program_of(self.score, arrays))
 

@@ -13,8 +13,8 @@ from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_weights
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import Calibration
 
 

@@ -17,7 +17,6 @@ from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, outward
 from dpjax.mechanisms._lattice_mechanism import as_number
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._noise_intervals import noise_quantile
 from dpjax.mechanisms._ordered_records import OrderedRecords, rank_of, replacements_until
 from dpjax.mechanisms._quantile_mechanism import (
@@ -26,6 +25,7 @@ from dpjax.mechanisms._quantile_mechanism import (
     check_probability,
     rounding_of_a_release,
 )
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import LAPLACE, GridFit, integer_fit, laplace_steps, steps_to_float
 
 # The proposed bound has between 2^11 and 2^12 steps of the grid, rounded down.

@@ -9,8 +9,8 @@ from dpjax._core import _checks
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar
 from dpjax._exact._numerics import compute_dtype
-from dpjax.mechanisms._mechanism import SensitivityMechanism
-from dpjax.mechanisms._one_array import check_one_array
+from dpjax.mechanisms._start import check_one_array
+from dpjax.release._mechanism import SensitivityMechanism
 
 
 class QuantileMechanism(SensitivityMechanism):

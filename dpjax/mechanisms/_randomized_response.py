@@ -13,7 +13,7 @@ from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
-from dpjax.mechanisms._mechanism import begin, sum_over_leaves
+from dpjax.mechanisms._start import begin, sum_over_leaves
 from dpjax.random._facade import in_range, keep_or_lie
 
 Weight: TypeAlias = np.uint32 | jax.Array

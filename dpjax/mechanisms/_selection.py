@@ -21,8 +21,7 @@ from dpjax.mechanisms._lattice_mechanism import (
     as_number,
     whole,
 )
-from dpjax.mechanisms._mechanism import begin, check_noise
-from dpjax.mechanisms._one_array import check_one_array
+from dpjax.mechanisms._start import begin, check_noise, check_one_array
 from dpjax.random._facade import (
     EXPONENTIAL,
     Calibration,

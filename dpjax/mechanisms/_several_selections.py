@@ -13,8 +13,8 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
 from dpjax.mechanisms._lattice_mechanism import LatticeMechanism
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import Calibration, indices_of_rows, shares_programs
 from dpjax.sensitivity._norms import is_float
 

@@ -18,7 +18,6 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, outward
 from dpjax.mechanisms._lattice_mechanism import as_number
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._noise_intervals import noise_quantile
 from dpjax.mechanisms._ordered_records import OrderedRecords, rank_of, smooth_bound
 from dpjax.mechanisms._quantile_mechanism import (
@@ -27,6 +26,7 @@ from dpjax.mechanisms._quantile_mechanism import (
     check_probability,
     rounding_of_a_release,
 )
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import (
     LAPLACE,
     SCALE_BITS,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity, Target
 from dpjax._exact._numerics import compute_dtype
@@ -19,9 +19,10 @@ from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.mechanisms._block_losses import BlockDesign, doubled_scores
 from dpjax.mechanisms._exponential import exponential
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._quantile_mechanism import check_bounds
 from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.mechanisms._start import begin
+from dpjax.release._mechanism import SensitivityMechanism
 
 # A group of 20 blocks takes tables of 2^20 numbers.
 _MOST_IN_A_GROUP = 20
@@ -111,8 +112,8 @@ class SubsetEnvelope(SensitivityMechanism):
         ends = np.linspace(self.lower, self.upper, self.candidates + 1)
         return jnp.asarray((ends[1:] + ends[:-1]) / 2, dtype)
 
-    def _traced(self, arrays: Value) -> Self:
-        return dataclasses.replace(self, target=self._program(arrays))
+    def _frozen(self, value: TreeSpec) -> Self:
+        return dataclasses.replace(self, target=self._program(value.tree()))
 
     def _program(self, value: Value) -> Program:
         """The target as a program of the records of one subset, whose lanes stay apart."""
@@ -204,7 +205,7 @@ class SubsetEnvelope(SensitivityMechanism):
         """
         value = _checks.real_arrays("value", value)
         self._check_value(value)
-        return _compiled_scores(self._traced(value), value)
+        return _compiled_scores(self._frozen(TreeSpec.of(value)), value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         value = _checks.real_arrays("value", value)

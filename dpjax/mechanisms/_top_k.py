@@ -9,9 +9,9 @@ from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
-from dpjax.mechanisms._mechanism import begin
 from dpjax.mechanisms._selection import SelectionMechanism, log_prob_of_index
 from dpjax.mechanisms._several_selections import SeveralSelections, norm_of_scores
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import peeled_indices, remaining_scores
 
 

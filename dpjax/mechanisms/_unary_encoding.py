@@ -12,8 +12,8 @@ from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax.mechanisms._local_mechanism import LocalMechanism
-from dpjax.mechanisms._mechanism import begin, sum_over_leaves
 from dpjax.mechanisms._randomized_response import Weight, lie_weight_of, within_a_word
+from dpjax.mechanisms._start import begin, sum_over_leaves
 from dpjax.random._facade import flipped_one_hot, in_range
 
 BitFlips = Literal["optimized", "symmetric"]

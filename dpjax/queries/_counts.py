@@ -1,6 +1,7 @@
 """Counts of records: those that satisfy a predicate, those in each bucket or combination."""
 
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
@@ -167,7 +168,7 @@ def histogram_query(
         codes = codes_of(records)
         return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
 
-    return Query(IntegerQuery(total=total, shape=(k,), reach=reach_of_tables([k]), one_way=True))
+    return Query(IntegerQuery(total=total, shape=(k,), reach=reach_of_tables((k,)), one_way=True))
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
@@ -208,12 +209,12 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     cells = math.prod(sizes.values())
     shape = tuple(sizes.values())
-    reach = reach_of_tables([cells])
+    reach = reach_of_tables((cells,))
     return Query(IntegerQuery(total=total, shape=shape, reach=reach, one_way=True))
 
 
-def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
-    """The number of categories by attribute, in order."""
+def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
+    """The number of categories by attribute, in order; frozen."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
             "categories must be the number of categories of at least one attribute, got"
@@ -225,7 +226,7 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> dict[str, int]:
     }
     if math.prod(sizes.values()) > LARGEST_TABLE:
         raise ValueError(f"categories must make at most {LARGEST_TABLE} cells, got {sizes}")
-    return sizes
+    return types.MappingProxyType(sizes)
 
 
 def count_combinations(

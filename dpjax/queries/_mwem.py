@@ -23,10 +23,11 @@ from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._exponential import exponential
 from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
 from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.mechanisms._start import begin
 from dpjax.queries._workload import Workload
 from dpjax.random._facade import add_drawn, noise_ahead, tried_index
+from dpjax.release._mechanism import SensitivityMechanism
 
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
 # A GPU computes so many updates in one kernel. More compile for long.

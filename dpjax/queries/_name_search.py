@@ -13,8 +13,9 @@ from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._mechanism import SensitivityMechanism, begin
+from dpjax.mechanisms._start import begin
 from dpjax.random._facade import in_range
+from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1

@@ -181,10 +181,10 @@ def marginal_workload(
         2.0
     """
     sizes = sizes_of_attributes(categories)
-    chosen = [_attributes(marginal, sizes) for marginal in marginals]
+    chosen = tuple(_attributes(marginal, sizes) for marginal in marginals)
     if not chosen:
         raise ValueError("marginals must hold at least one, got none")
-    cells = [math.prod(sizes[name] for name in marginal) for marginal in chosen]
+    cells = tuple(math.prod(sizes[name] for name in marginal) for marginal in chosen)
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         counted = [

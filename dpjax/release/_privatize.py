@@ -2,40 +2,241 @@
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import UNKNOWN, Accuracy, KnowsAccuracy
+from dpjax._core._accuracy import KnowsAccuracy
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
     Inside,
+    KnowsSensitivity,
     Mechanism,
     Release,
     Sensitivity,
     Target,
 )
+from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._host_calls import host_errors
-from dpjax._tracing._programs import Program, apart, evaluate_alone
+from dpjax._tracing._programs import Program, Unchanging, apart, evaluate_alone
 from dpjax.random._facade import check_key
-from dpjax.release._ahead import compile_ahead, known_ahead
 from dpjax.release._database import released_records
+from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
 from dpjax.release._known_sensitivity import check_maker, covering, inside_of, knowing, needed
-from dpjax.release._requests import request_of
-from dpjax.release._transaction import guarantee_under, pay_and_draw
+from dpjax.release._mechanism import SensitivityMechanism
+from dpjax.release._transaction import pay_and_draw, request_of
 
 # XLA's tests allow exp, log, tanh and others 40 units of rounding there, and far more on a TPU.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
+_MOST_KEPT = 64  # Kinds of databases, of programs and of requests that a private function keeps.
+
+
+class _Kind(NamedTuple):
+    """What is known of the databases of one structure, of the same shapes and dtypes."""
+
+    records: TreeSpec
+    inside: Inside
+
+
+class _Step(NamedTuple):
+    """One release: what is computed, of which records, and what then draws."""
+
+    key: Key
+    records: Database
+    kind: _Kind
+    program: Program
+    draw: Draw | DrawOfAnother
+
+    @property
+    def programs(self) -> Hashable:
+        """Equal for releases that run the same programs."""
+        return self.key.dtype, self.program, self.kind.records
+
+
+class PrivateFunction:
+    """A private version of a target; made by `dpjax.privatize`.
+
+    Attributes:
+        target: the function of the database.
+        mechanism: that releases its value.
+        ledger: that pays beside those that are open; None for no other.
+
+    Formal guarantees:
+        Those of `dpjax.privatize`.
+    """
+
+    def __init__(self, target: Target, mechanism: Mechanism, ledger: OpenLedger | None):
+        """`dpjax.privatize` makes it, and checks what it is made of."""
+        self.target, self.mechanism, self.ledger = target, mechanism, ledger
+        sensitivity = mechanism.sensitivity
+        sampled = sensitivity.records
+        self._program = None if sampled is None else _same_program(target, sampled, sensitivity)
+        check_maker(target, sensitivity)
+        self._accepting = _accepting_values(mechanism)
+        self._knows = knowing(target) or target
+        self._name = getattr(target, "__name__", type(target).__name__)
+        # A mechanism that holds tracers is looked at anew: they live no longer than their trace.
+        self._keeps = not any(map(_checks.is_traced, jax.tree.leaves(mechanism)))
+        self._kinds = dict[Hashable, _Kind]()
+        self._users = dict[Hashable, tuple[Callable[..., object], ...] | None]()
+        self._lasting = dict[Hashable, Unchanging]()
+        self._requests = dict[Hashable, Request | None]()
+        self._compiled = set[Hashable]()
+
+    def __repr__(self) -> str:
+        return f"PrivateFunction({self._name}, {self.mechanism!r})"
+
+    def __call__(self, key: Key, database: Database, *, name: str | None = None) -> Release:
+        """Releases the value of the target on a database.
+
+        Args:
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+            database: a pytree of arrays with leading axis n, or a table.
+            name: a public name of these records, for a ledger.
+
+        Returns:
+            A `Release`.
+
+        Raises:
+            TypeError: as `dpjax.privatize` says.
+            ValueError: as `dpjax.privatize` says.
+        """
+        check_key(key)
+        records, kind = self._read(database)
+        mechanism = kind.inside.mechanism
+        program = self._traced(kind)
+        if self.mechanism.sensitivity.bounds is not None:
+            _check_platform(records, convolves=program.convolves)
+        draw = _draw_of(mechanism, program.outputs)
+        step = _Step(key, records, kind, program, draw)
+        release = pay_and_draw(
+            lambda: self._drawn(step),
+            key,
+            (self.mechanism, records, program.jaxpr.consts),
+            guarantee=draw.promised(mechanism, key),
+            what=self._name,
+            name=name,
+            request=lambda name: self._request(step, name),
+            ledger=self.ledger,
+            drawing=Drawing.of(mechanism, program.outputs),
+        )
+        accuracy = draw.accuracy(mechanism)
+        if isinstance(self._knows, KnowsAccuracy):
+            relation = mechanism.sensitivity.relation
+            accuracy = self._knows._accuracy_of(accuracy, relation, release.value, database)
+        return Release(kind.inside.published(release.value), release.guarantee, accuracy)
+
+    def _read(self, database: Database) -> tuple[Database, _Kind]:
+        """The records as the target gets them; arrays of a kind that was taken as it is, at once.
+
+        Refusals depend on structure, shapes and dtypes alone, so one look at each kind is enough.
+        """
+        leaves, structure = jax.tree.flatten(database)
+        looks: Hashable = None
+        if all(isinstance(leaf, jax.Array) for leaf in leaves):
+            kinds = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+            looks = structure, kinds, jax.config.jax_enable_x64  # pyright: ignore
+            if looks in self._kinds:
+                return database, self._kinds[looks]
+        records = released_records(self.target, database, self.mechanism.sensitivity)
+        described = TreeSpec.of(records)
+        kind = self._kinds.get(described)
+        if kind is None:
+            kind = _Kind(described, self._inside(described))
+            self._keep(self._kinds, described, kind)
+        arrays, read_as = jax.tree.flatten(records)
+        if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
+            self._keep(self._kinds, looks, kind)
+        return records, kind
+
+    def _keep(self, kept: dict[Hashable, Any], key: Hashable, value: object) -> None:
+        if self._keeps:
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[key] = value
+
+    def _inside(self, records: TreeSpec) -> Inside:
+        """What a release computes and draws for records of a kind; the noise covers it."""
+        least = needed(self.target, self.mechanism.sensitivity, records)
+        return inside_of(self.target, covering(self._accepting, least))
+
+    def _traced(self, kind: _Kind) -> Program:
+        """The program of the target, as it is now."""
+        if self._program is not None:
+            self._program.check_unchanged("target")
+            return self._program
+        target = kind.inside.target
+        if isinstance(target, KnowsSensitivity):
+            target = self._unchanging(target)
+        program = Program.trace("target", target, kind.records.tree())
+        # What was traced just now is unchanged, but for code on the host.
+        if program.is_concrete and program.calls_host:
+            program.check_unchanged("target")
+        return program
+
+    def _unchanging(self, target: KnowsSensitivity) -> Target:
+        """A target of dpjax that keeps its programs, while functions of the user in it are alike.
+
+        What dpjax made is frozen. A predicate may be another one by now.
+        """
+        if target not in self._users:
+            self._keep(self._users, target, functions_of_the_user(target))
+        users = self._users.get(target)
+        contents = None if users is None else tuple(map(contents_of, users))
+        if contents is None or None in contents:
+            return target
+        if (target, contents) not in self._lasting:
+            made = Unchanging("target", target)
+            self._keep(self._lasting, (target, contents), made)
+            return made
+        return self._lasting[target, contents]
+
+    def _request(self, step: _Step, name: str | None) -> Request | None:
+        """What is asked for, under a name. Without one, this refuses what the draw would refuse."""
+        if name is None and self._is_compiled(step):
+            return None
+        program, kind = step.program, step.kind
+        asked = name, step.key.dtype, program.outputs, program.fingerprint, kind.records
+        if asked in self._requests:
+            return self._requests[asked]
+        any_key = jax.ShapeDtypeStruct((), step.key.dtype)
+        draw = kind.inside.mechanism.unpaid_draw
+        about = program.outputs, program.fingerprint, kind.records, self.mechanism
+        found = request_of(name, draw, any_key, *about)
+        self._keep(self._requests, asked, found)
+        return found
+
+    def _is_compiled(self, step: _Step) -> bool:
+        """Whether the programs of a release are compiled; if they can be before it, they are."""
+        if not step.program.is_concrete:
+            return False
+        if step.programs in self._compiled:
+            return True
+        draw, used = step.draw, [step.key, *jax.tree.leaves(step.records)]
+        if not can_compile_ahead(draw, step.program, used):
+            return False
+        compile_ahead(draw, step.kind.inside.mechanism, step.program, step.key, step.kind.records)
+        self._compiled.add(step.programs)
+        return True
+
+    def _drawn(self, step: _Step) -> Value:
+        """The noisy value, of a target that is computed alone."""
+        self._is_compiled(step)
+        program, key = step.program, step.key
+        if not program.is_concrete:
+            return step.draw(key, apart(program, step.records))
+        with host_errors() if program.calls_host else contextlib.nullcontext():
+            return step.draw(key, evaluate_alone(step.records, program=program))
 
 
 def privatize(
     target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
-) -> Callable[..., Release]:
+) -> PrivateFunction:
     """A private version of a target: `private(key, database, *, name=None) -> Release`.
 
     Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
@@ -49,12 +250,12 @@ def privatize(
             a `dpjax.random.KeyLedger`, whether it is open or not; then not jit-able.
 
     Returns:
-        A function of a typed key and a database: a pytree of arrays with leading axis n, where a
-        DataFrame counts as the dict of its columns. Without x64 a query gets all numbers of 64
-        bits; a sampled function gets those of the oracle's dtype, clamped to its range. Jit-able,
-        and vmap-able over keys. `name` is a public name of these records, such as a column or a
-        group: a `dpjax.Ledger` that has paid for the same release under the same name returns it
-        again, under any key, free of charge.
+        A `PrivateFunction` of a typed key and a database. The database is a pytree of arrays with
+        leading axis n, where a DataFrame counts as the dict of its columns. Without x64 a query
+        gets all numbers of 64 bits; a sampled function gets those of the oracle's dtype, clamped to
+        its range. Jit-able, and vmap-able over keys. `name` is a public name of these records, such
+        as a column or a group. A `dpjax.Ledger` that has paid for the same release under the same
+        name returns it again, under any key, free of charge.
         Without a name every release is drawn anew and paid for; without a ledger it means nothing.
 
     Raises:
@@ -105,77 +306,7 @@ def privatize(
             "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
             f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
         )
-    sensitivity = mechanism.sensitivity
-    sampled = sensitivity.records
-    program = None if sampled is None else _same_program(target, sampled, sensitivity)
-    check_maker(target, sensitivity)
-    accepting = _accepting_values(mechanism)
-
-    def inside_for(records: TreeSpec) -> Inside:
-        return inside_of(target, covering(accepting, needed(target, sensitivity, records)))
-
-    if not any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
-        inside_for = functools.cache(inside_for)
-
-    @functools.cache  # Tracing a draw takes longer than drawing.
-    def request_for(
-        name: str | None, key: np.dtype, value: TreeSpec, fingerprint: str, records: TreeSpec
-    ) -> Request | None:
-        any_key = jax.ShapeDtypeStruct((), key)
-        draw = inside_for(records).mechanism.unpaid_draw
-        return request_of(name, draw, any_key, value, fingerprint, records, mechanism)
-
-    compiled = set[tuple[np.dtype, Program, TreeSpec]]()
-
-    def private(key: Key, database: Database, *, name: str | None = None) -> Release:
-        check_key(key)
-        records = released_records(target, database, sensitivity)
-        spec = TreeSpec.of(records)
-        inside = inside_for(spec)
-        drawn = inside.mechanism
-        traced = program or Program.trace("target", inside.target, spec.tree())
-        if sensitivity.bounds is not None:
-            _check_platform(records, convolves=traced.convolves)
-        # What was traced just now is unchanged, but for code on the host.
-        if program is not None or (traced.is_concrete and traced.calls_host):
-            traced.check_unchanged("target")
-
-        ahead = known_ahead(drawn, traced, key, records)
-
-        def compile_once() -> None:
-            if ahead is not None and (key.dtype, traced, spec) not in compiled:
-                compile_ahead(ahead, traced, key, spec)
-                compiled.add((key.dtype, traced, spec))
-
-        def request(name: str | None) -> Request | None:
-            if ahead is not None and name is None:
-                return compile_once()
-            return request_for(name, key.dtype, traced.outputs, traced.fingerprint, spec)
-
-        def draw() -> Value:
-            compile_once()
-            if not traced.is_concrete:
-                return drawn.unpaid_draw(key, apart(traced, records))
-            with host_errors() if traced.calls_host else contextlib.nullcontext():
-                return drawn.unpaid_draw(key, evaluate_alone(records, program=traced))
-
-        release = pay_and_draw(
-            draw,
-            key,
-            (mechanism, records, traced.jaxpr.consts),
-            guarantee=guarantee_under(key, drawn.guarantee),
-            what=getattr(target, "__name__", type(target).__name__),
-            name=name,
-            request=request,
-            ledger=ledger,
-            drawing=Drawing.of(drawn, traced.outputs),
-        )
-        accuracy = _accuracy(release, drawn, knowing(target) or target, traced.outputs, database)
-        return dataclasses.replace(
-            release, value=inside.published(release.value), accuracy=accuracy
-        )
-
-    return private
+    return PrivateFunction(target, mechanism, ledger)
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
@@ -183,17 +314,10 @@ def as_released(target: Target, sensitivity: Sensitivity) -> Target:
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
 
 
-def _accuracy(
-    release: Release, mechanism: Mechanism, target: object, outputs: TreeSpec, database: Database
-) -> Accuracy:
-    """How far a release may be off, if mechanism and target know it."""
-    knows = getattr(mechanism, "accuracy", None)  # A mechanism of another library may not.
-    accuracy = UNKNOWN if knows is None else knows(outputs)
-    if isinstance(target, KnowsAccuracy):
-        accuracy = target._accuracy_of(
-            accuracy, mechanism.sensitivity.relation, release.value, database
-        )
-    return accuracy
+def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
+    if isinstance(mechanism, SensitivityMechanism):
+        return draw_of(mechanism, value)
+    return DrawOfAnother(mechanism, value)
 
 
 def _accepting_values(mechanism: Mechanism) -> Mechanism:

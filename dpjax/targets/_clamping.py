@@ -72,6 +72,7 @@ def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int)
         raise TypeError(f"{wanted}, got {_checks.shown(numbers)}") from error
     if array.ndim != 1 or array.size < least or not np.all(array[1:] > array[:-1]):
         raise ValueError(f"{wanted}, got {_checks.shown(numbers)}")
+    array.setflags(write=False)  # So programs that it is in can be kept.
     return array
 
 

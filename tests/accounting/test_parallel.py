@@ -17,7 +17,7 @@ import dpjax
 from dpjax import Guarantee, NeighboringRelation, queries
 from dpjax._core._open_ledgers import Payment
 from dpjax.accounting import compose, group, parallel
-from dpjax.release._prepared import Prepared
+from dpjax.release._draw import Draw
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 both_relations = pytest.mark.parametrize("relation", [REPLACE, ADD], ids=str)
@@ -283,7 +283,7 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
 def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch):
     """A crash in the draw, in the middle of a block, leaves what it would have published paid."""
     found = queries.split_by(SLOTS, column="cut", keys=CUTS)
-    seen, draw = [], Prepared.noisy_value
+    seen, draw = [], Draw.__call__
 
     def crash(self, key, value):
         if isinstance(value, jax.core.Tracer):  # A trial, before anything is paid.
@@ -296,7 +296,7 @@ def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch)
             release(found["Fair"], 1.0)
         with monkeypatch.context() as patch, part("Good"):
             private = count(3.0)
-            patch.setattr(Prepared, "noisy_value", crash)
+            patch.setattr(Draw, "__call__", crash)
             with pytest.raises(KeyboardInterrupt):
                 private(dpjax.random.secure_key(), found["Good"])
         with part("Good"):

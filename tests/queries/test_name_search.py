@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries import name_search
-from dpjax.release._prepared import prepared
+from dpjax.release._draw import draw_of
 from dpjax.targets import encode_text
 
 PEOPLE = ["mary"] * 9 + ["mark"] * 6 + ["mar"] * 5 + ["zoe"] * 3 + ["maryann"] * 4 + [""] * 7
@@ -104,9 +105,10 @@ def test_nobody_who_is_removed_loses_more_than_epsilon():
     [(NeighboringRelation.REPLACE_ONE, 2), (NeighboringRelation.ADD_OR_REMOVE_ONE, 1)],
 )
 def test_noise_is_drawn_at_the_scale_of_the_relation(relation, moved):
-    """That which is drawn from is not the mechanism itself: it lacks what decides nothing."""
+    """What is drawn from is not the mechanism itself: it lacks what decides nothing."""
     search = name_search(1.0, threshold=1, relation=relation, **SMALL)
-    drawn_from = jax.tree.unflatten(prepared(search).structure, prepared(search).numbers)
+    draw = draw_of(search, TreeSpec.of(padded(encode_text(PEOPLE, width=4))))
+    drawn_from = jax.tree.unflatten(draw._structure, draw.numbers)
     assert drawn_from._level().scale == search._level().scale == moved * 4
 
 

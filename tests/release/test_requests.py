@@ -10,7 +10,7 @@ import pytest
 import dpjax
 from dpjax._core._pytree import TreeSpec
 from dpjax._tracing._programs import Program
-from dpjax.release._requests import request_of
+from dpjax.release._transaction import request_of
 
 
 def by_columns(difference):

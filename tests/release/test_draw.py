@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.release._prepared import _PREPARED, prepared
+from dpjax._core._pytree import TreeSpec
+from dpjax.release._draw import _DRAWS, draw_of
+
+SCALAR = TreeSpec.of(jax.ShapeDtypeStruct((), jnp.float32))
 
 
 def test_a_value_of_another_kind_is_checked_anew(key):
@@ -19,7 +22,7 @@ def test_a_value_of_another_kind_is_checked_anew(key):
             mechanism(key, jnp.zeros((1, 3)))
         with pytest.raises(ValueError, match="one array of scores"):
             mechanism(key, [jnp.zeros(3)])
-    assert len(prepared(mechanism).accepted) == 1
+    assert len(_DRAWS[mechanism]) == 1
 
 
 def test_another_dtype_is_checked_anew(key):
@@ -36,9 +39,9 @@ def test_another_dtype_is_checked_anew(key):
 def test_numbers_are_those_of_the_precision_at_hand():
     mechanism = dpjax.laplace(1.0, 0.3)
     for _ in range(2):
-        assert prepared(mechanism).numbers[3] > 0.3
+        assert draw_of(mechanism, SCALAR).numbers[3] > 0.3
         with jax.enable_x64(True):
-            assert prepared(mechanism).numbers[3] == 0.3
+            assert draw_of(mechanism, SCALAR).numbers[3] == 0.3
 
 
 def test_of_tracers_nothing_is_kept(key):
@@ -50,21 +53,32 @@ def test_of_tracers_nothing_is_kept(key):
         return made[0](key, jnp.float32(0)).value
 
     assert np.isfinite(release(1.0))
-    assert made[0] not in _PREPARED
+    assert made[0] not in _DRAWS
 
 
 def test_what_is_kept_goes_with_the_mechanism():
     mechanism = dpjax.laplace(1.0, 1.0)
-    assert prepared(mechanism) is prepared(mechanism)
-    kept = len(_PREPARED)
+    assert draw_of(mechanism, SCALAR) is draw_of(mechanism, SCALAR)
+    kept = len(_DRAWS)
     del mechanism
     gc.collect()
-    assert len(_PREPARED) < kept
+    assert len(_DRAWS) < kept
 
 
 def test_mechanisms_of_one_structure_share_a_program():
     """So they share their programs, whatever their sensitivity, m and gamma."""
     one = dpjax.laplace(1.0, 1.0)
     other = dpjax.laplace(dpjax.assume_sensitivity(2.0, norm="l1", n=7), 3.0)
-    assert prepared(one).compiled is prepared(other).compiled
-    assert prepared(one).compiled is not prepared(dpjax.gaussian(1.0, 1.0, 1e-5)).compiled
+    draws = [draw_of(x, SCALAR) for x in (one, other, dpjax.gaussian(1.0, 1.0, 1e-5))]
+    assert draws[0]._compiled is draws[1]._compiled
+    assert draws[0]._compiled is not draws[2]._compiled
+
+
+def test_a_guarantee_is_kept_without_tracers(key):
+    """Also of a mechanism whose numbers are arrays, which came out of a program."""
+    mechanism = jax.jit(lambda: dpjax.laplace(1.0, jnp.float32(1.0)))()
+    assert mechanism(dpjax.random.secure_key(), 0.0).guarantee.notes == ()
+    traced = jax.jit(lambda: mechanism(key, jnp.float32(0)))()
+    release = mechanism(key, jnp.float32(0))
+    assert float(release.guarantee.epsilon) == float(traced.guarantee.epsilon) == 1
+    assert release.guarantee.notes == traced.guarantee.notes == ("seeded key",)

@@ -1,10 +1,9 @@
-"""The base of all mechanisms: the checks of a release, its guarantee, the start of factories."""
+"""The base of all mechanisms: data, a pure draw, and the release that is made of them."""
 
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,13 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
-from dpjax._core._open_ledgers import Drawing, relation_or_inherited
+from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
     NeighboringRelation,
-    NoiseKind,
-    Norm,
     Release,
     SampledEvent,
     Scalar,
@@ -29,9 +26,8 @@ from dpjax._core._values import (
 )
 from dpjax._exact._numerics import outward
 from dpjax.random._facade import check_key
-from dpjax.release._prepared import Prepared, prepared
-from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.sensitivity._norms import check_norm, is_float, norm_function
+from dpjax.release._draw import draw_of
+from dpjax.release._transaction import pay_and_draw
 
 
 class SensitivityMechanism(abc.ABC):
@@ -149,15 +145,10 @@ class SensitivityMechanism(abc.ABC):
         Returns:
             An `Accuracy`, made of public things alone.
         """
-        kept = prepared(self).accuracies
-        if value not in kept:
-            traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
-            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-                found = UNKNOWN if traced else self._accuracy(value.tree())
-            kept[value] = found.having(
-                mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm)
-            )
-        return kept[value]
+        traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
+        with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+            found = UNKNOWN if traced else self._accuracy(value.tree())
+        return found.having(mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm))
 
     def _delta(self) -> Scalar:
         return 0.0
@@ -219,17 +210,19 @@ class SensitivityMechanism(abc.ABC):
                 if a ledger knows the key.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
-        mechanism, arrays = self._ready(key, value)
-        spec = TreeSpec.of(arrays)
+        check_key(key)
+        arrays = _checks.real_arrays("value", value)
+        kind = TreeSpec.of(arrays)
+        draw = draw_of(self, kind)
         release = pay_and_draw(
-            lambda: mechanism.noisy_value(key, arrays),
+            lambda: draw(key, arrays),
             key,
             (self, arrays),
-            guarantee=guarantee_under(key, self.guarantee),
+            guarantee=draw.promised(self, key),
             what=type(self).__name__,
-            drawing=Drawing.of(self, spec),
+            drawing=Drawing.of(self, kind),
         )
-        return dataclasses.replace(release, accuracy=self.accuracy(spec))
+        return Release(release.value, release.guarantee, draw.accuracy(self))
 
     def unpaid_draw(self, key: Key, value: Value) -> Value:
         """The value of a release that no open ledger is told of, for code that has paid.
@@ -248,23 +241,12 @@ class SensitivityMechanism(abc.ABC):
             TypeError: as a release does.
             ValueError: as a release does.
         """
-        mechanism, arrays = self._ready(key, value)
+        check_key(key)
+        arrays = _checks.real_arrays("value", value)
+        draw = draw_of(self, TreeSpec.of(arrays))
         # A NaN in a private value is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
-            return mechanism.noisy_value(key, arrays)
-
-    def _compile(self, key: Key, value: TreeSpec) -> None:
-        """Compiles a draw, under a public key, and how far it may be off.
-
-        It refuses what a draw of values of these shapes refuses.
-        """
-        arrays = _checks.real_shapes("value", value.tree())
-        left = self._accepting(arrays).compile(key, TreeSpec.of(arrays))
-        try:
-            self.accuracy(value)
-        finally:
-            if left is not None:
-                left.result()
+            return draw(key, arrays)
 
     def _in_units_of(self, unit: float, larger: float) -> Self:
         """The mechanism for values that are divided by a power of two, with so much more noise."""
@@ -288,42 +270,24 @@ class SensitivityMechanism(abc.ABC):
                 " come from others: release by dpjax.privatize(target, mechanism), which clamps"
             )
 
-    def _ready(self, key: Key, value: Value) -> tuple[Prepared, Value]:
-        """The mechanism and the value as programs take them; all that is refused is refused here.
-
-        The checks look at structures, shapes and dtypes alone, so each kind of value is checked
-        once.
-        """
-        check_key(key)
-        self._check_unclamped()
-        arrays = _checks.real_arrays("value", value)
-        return self._accepting(arrays), arrays
-
-    def _accepting(self, arrays: Value) -> Prepared:
-        """The mechanism, ready for arrays of these shapes and dtypes."""
-        traced = self._traced(arrays)
-        mechanism = prepared(traced)
-        got, sampled = TreeSpec.of(arrays), self.sensitivity.outputs
-        if got in mechanism.accepted:
-            return mechanism
+    def _check_like_sampled(self, value: TreeSpec) -> None:
+        """Refuses values of another kind than those that were sampled."""
+        sampled = self.sensitivity.outputs
         if sampled is not None and (
-            got.structure != sampled.structure
+            value.structure != sampled.structure
             or any(
-                x.shape != y.shape or is_float(x) != is_float(y)
-                for x, y in zip(got.leaves, sampled.leaves, strict=True)
+                x.shape != y.shape or _is_float(x) != _is_float(y)
+                for x, y in zip(value.leaves, sampled.leaves, strict=True)
             )
         ):
-            raise ValueError(f"value must be like what was sampled, {sampled}, got {got}")
-        traced._check_value(arrays)
-        mechanism.accepted.add(got)
-        return mechanism
+            raise ValueError(f"value must be like what was sampled, {sampled}, got {value}")
 
-    def _traced(self, arrays: Value) -> Self:
+    def _frozen(self, value: TreeSpec) -> Self:
         """The mechanism with programs in the place of functions of the user.
 
         Compiled draws are found by what they hold. A function may change, or be == to another one.
         """
-        del arrays
+        del value
         return self
 
     def __repr__(self) -> str:
@@ -340,56 +304,11 @@ def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarante
     )
 
 
-def check_noise(noise: NoiseKind) -> bool:
-    """Whether noise is to be exact, from the word that factories take."""
-    return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
-
-
-def begin(
-    norm: Norm, sensitivity: Sensitivity | Scalar, epsilon: Scalar
-) -> tuple[Sensitivity, Scalar]:
-    """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
-
-    A bare number is taken as a global bound, under the relation of an open ledger. A bad traced
-    sensitivity makes epsilon NaN, so that the guarantee shows it.
-    """
-    norm_function(norm)
-    epsilon = _checks.positive("epsilon", epsilon)
-    if callable(getattr(sensitivity, "sensitivity", None)):
-        raise TypeError(
-            f"sensitivity must be a Sensitivity or a number, got a {type(sensitivity).__name__}:"
-            " pass what its method `sensitivity` returns"
-        )
-    if not isinstance(sensitivity, Sensitivity):
-        bound, relation = _checks.positive("sensitivity", sensitivity), relation_or_inherited(None)
-        sensitivity = Sensitivity(bound, 0.0, 1.0, norm, None, relation)
-    if sensitivity.norm != norm:
-        raise ValueError(
-            f"sensitivity must be in the norm {norm_name(norm)}, got one in"
-            f" {norm_name(sensitivity.norm)}: sample it, or ask the target for it, with"
-            f" norm={norm_name(norm)!r}"
-        )
-    check_norm(sensitivity)
-    check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
-    value = check("sensitivity", sensitivity.value)
-    if _checks.is_traced(value):
-        epsilon = jnp.where(jnp.isnan(value), jnp.nan, outward(epsilon, math.inf))
-    return sensitivity, epsilon
-
-
-def count(shape: tuple[int, ...]) -> int:
-    """The number of entries of a shape, at least 1."""
-    return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
-
-
-def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.Array:
-    """Sums a function of corresponding leaves."""
-    terms = jax.tree.leaves(jax.tree.map(function, *trees))
-    widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
-    return jnp.sum(jnp.stack([term.astype(widest) for term in terms]))
-
-
 def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scalar:
     if isinstance(epsilon, float):
         return value
     return jnp.where(jnp.isnan(epsilon), jnp.nan, outward(value, toward))
+
+
+def _is_float(leaf: jax.ShapeDtypeStruct) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))

@@ -1,0 +1,73 @@
+"""How every factory of a mechanism starts: its checks, and sums over the leaves of values."""
+
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._types import PyTree, Value
+from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
+from dpjax._exact._numerics import outward
+from dpjax.sensitivity._norms import check_norm, norm_function
+
+
+def check_noise(noise: NoiseKind) -> bool:
+    """Whether noise is to be exact, from the word that factories take."""
+    return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
+
+
+def begin(
+    norm: Norm, sensitivity: Sensitivity | Scalar, epsilon: Scalar
+) -> tuple[Sensitivity, Scalar]:
+    """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
+
+    A bare number is taken as a global bound, under the relation of an open ledger. A bad traced
+    sensitivity makes epsilon NaN, so that the guarantee shows it.
+    """
+    norm_function(norm)
+    epsilon = _checks.positive("epsilon", epsilon)
+    if callable(getattr(sensitivity, "sensitivity", None)):
+        raise TypeError(
+            f"sensitivity must be a Sensitivity or a number, got a {type(sensitivity).__name__}:"
+            " pass what its method `sensitivity` returns"
+        )
+    if not isinstance(sensitivity, Sensitivity):
+        bound, relation = _checks.positive("sensitivity", sensitivity), relation_or_inherited(None)
+        sensitivity = Sensitivity(bound, 0.0, 1.0, norm, None, relation)
+    if sensitivity.norm != norm:
+        raise ValueError(
+            f"sensitivity must be in the norm {norm_name(norm)}, got one in"
+            f" {norm_name(sensitivity.norm)}: sample it, or ask the target for it, with"
+            f" norm={norm_name(norm)!r}"
+        )
+    check_norm(sensitivity)
+    check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
+    value = check("sensitivity", sensitivity.value)
+    if _checks.is_traced(value):
+        epsilon = jnp.where(jnp.isnan(value), jnp.nan, outward(epsilon, math.inf))
+    return sensitivity, epsilon
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """The number of entries of a shape, at least 1."""
+    return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
+
+
+def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.Array:
+    """Sums a function of corresponding leaves."""
+    terms = jax.tree.leaves(jax.tree.map(function, *trees))
+    widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
+    return jnp.sum(jnp.stack([term.astype(widest) for term in terms]))
+
+
+def check_one_array(value: Value, wanted: str) -> None:
+    """Refuses any other value; `wanted` says in a message what the array holds."""
+    if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
+        raise ValueError(
+            f"value must be one array of {wanted}, got"
+            f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
+        )

@@ -1,0 +1,245 @@
+"""How a mechanism draws values of one kind: checked once, compiled once, and then kept.
+
+To take a mechanism apart and to check a value takes longer than to draw noise. A mechanism is
+frozen, so this is done once for all values of one structure, of the same shapes and dtypes. Nothing
+is kept of a mechanism that holds tracers: they live no longer than their trace.
+"""
+
+import functools
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._open_ledgers import untold_programs
+from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._types import Key, TreeDef, Value
+from dpjax._core._values import Guarantee, Mechanism, Sensitivity
+from dpjax._exact._kernels import written
+from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax.random._facade import key_for_each
+from dpjax.release._transaction import guarantee_under
+
+if TYPE_CHECKING:
+    from dpjax.release._mechanism import SensitivityMechanism
+
+
+class Compiled:
+    """The draw of all mechanisms of one structure, as one function that JAX compiles.
+
+    Attributes:
+        draw: takes the numbers of a mechanism, a key and a value.
+        ahead: kinds of keys and values that it was compiled for before a release.
+    """
+
+    def __init__(self, structure: TreeDef):
+        """The structure is of mechanisms without the origin of their sensitivity."""
+
+        def draw(numbers: list[Any], key: Key, value: Value) -> Value:
+            # Inside another program the numbers may be constants. XLA would fold them in its own
+            # way, and round a quotient differently. Behind the barrier all programs compute alike.
+            mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
+            return mechanism._draw(key_for_each(key, value), value)
+
+        self.draw: Any = jax.jit(draw)  # JAX has no public type of it.
+        self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
+
+
+# To compare the structures of nested dataclasses at every draw, as `jax.jit` would, takes longer
+# than the draw.
+_compiled = functools.lru_cache(Compiled)
+
+
+class Draw:
+    """The draw of values of one kind by one mechanism, for as long as that lives.
+
+    It accepts its kind of values, and has the mechanism in the form that programs take. It does not
+    refer to the mechanism, which could not be given up then.
+    """
+
+    def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
+        """Refuses what the mechanism does not take: structures, shapes and dtypes alone decide."""
+        leaves = refuse_batch(mechanism)
+        self.is_traced = any(map(_checks.is_traced, leaves))
+        arrays = kind.tree()
+        mechanism._check_like_sampled(kind)
+        mechanism._check_value(arrays)
+        # The draw does not depend on m, gamma or the identity of the samples. Left in, each of them
+        # would make a program of its own.
+        whole = mechanism.sensitivity
+        bare = Sensitivity(
+            whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
+        )
+        self.numbers, self._structure = jax.tree.flatten(changed(mechanism, sensitivity=bare))
+        self._compiled, self._kind = _compiled(self._structure), kind
+        self._in_pieces = not self.is_traced and mechanism._compiles_in_pieces(arrays)
+        self._guarantees = dict[Any, Guarantee]()
+        self._accuracy: Accuracy | None = None
+
+    def __call__(self, key: Key, value: Value) -> Value:
+        """The noisy value. No ledger is told."""
+        leaves = jax.tree.leaves(value)
+        if self._in_pieces and _can_be_cut(key, leaves):
+            return self._of_arrays._draw(key, value)
+        if _checks.is_staging():
+            # In one program with the target, a value could be computed again for each of its uses,
+            # and rounded in other ways. Noise hides one value, not the difference of two.
+            value = jax.tree.map(written, value)
+        return self._compiled.draw(self.numbers, key, value)
+
+    @functools.cached_property
+    def _of_arrays(self) -> "SensitivityMechanism":
+        """The mechanism. Arithmetic on arrays rounds as programs do; Python floats would not."""
+        with jax.ensure_compile_time_eval():
+            return jax.tree.unflatten(self._structure, map(jnp.asarray, self.numbers))
+
+    def promised(self, mechanism: Mechanism, key: Key) -> Guarantee:
+        """The guarantee of a release under a key. The mechanism is the one that it is a draw of."""
+        if self.is_traced:
+            return guarantee_under(key, mechanism.guarantee)
+        kind = jax.random.key_impl(key)
+        if kind not in self._guarantees:
+            with jax.ensure_compile_time_eval():  # Nothing traced is kept.
+                self._guarantees[kind] = guarantee_under(key, mechanism.guarantee)
+        return self._guarantees[kind]
+
+    def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
+        """How far a release may be off, likewise."""
+        if self._accuracy is None:
+            self._accuracy = mechanism.accuracy(self._kind)
+        return self._accuracy
+
+    def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
+        """Compiles all that a release needs, for keys like this public one, if no one has yet."""
+        kind = key.dtype, self._kind, jnp.result_type(float)
+        if kind in self._compiled.ahead:
+            return
+        left = None
+        if self._in_pieces:
+            # What this draws, nobody sees.
+            zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
+            self(key, jax.tree.unflatten(self._kind.structure, zeros))
+        else:
+            left = compiling(self._compiled.draw.lower(self.numbers, key, self._kind.tree()))
+        try:
+            self.accuracy(mechanism)
+        finally:
+            if left is not None:
+                left.result()  # If it fails, the next release is refused unpaid, too.
+        self._compiled.ahead.add(kind)
+
+
+class DrawOfAnother:
+    """The draw of a mechanism that is not made of dpjax's classes."""
+
+    def __init__(self, mechanism: Mechanism, kind: TreeSpec):
+        """The mechanism checks its values itself."""
+        self._mechanism, self._kind = mechanism, kind
+
+    def __call__(self, key: Key, value: Value) -> Value:
+        """The noisy value."""
+        return self._mechanism.unpaid_draw(key, value)
+
+    def promised(self, mechanism: Mechanism, key: Key) -> Guarantee:
+        """The guarantee of a release under a key."""
+        return guarantee_under(key, mechanism.guarantee)
+
+    def accuracy(self, mechanism: Mechanism) -> Accuracy:
+        """What it knows of its errors."""
+        knows = getattr(mechanism, "accuracy", None)
+        return UNKNOWN if knows is None else knows(self._kind)
+
+
+# By mechanism; and by whether JAX has float64, since without it numbers are rounded outward.
+_DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
+    """The draw of values of a kind, which was made before if the mechanism drew such a value."""
+    mechanism = mechanism._frozen(kind)
+    known = _DRAWS.get(mechanism, {})
+    which = bool(jax.config.jax_enable_x64), kind  # pyright: ignore
+    if which in known:
+        return known[which]
+    mechanism._check_unclamped()
+    made = Draw(mechanism, kind)
+    if not made.is_traced:
+        _DRAWS.setdefault(mechanism, known)[which] = made
+    return made
+
+
+def refuse_batch(mechanism: object) -> list[Any]:
+    """The numbers of one mechanism; what `vmap` returned is refused."""
+    leaves = jax.tree.leaves(mechanism)
+    if shapes := {np.shape(leaf) for leaf in leaves} - {()}:
+        raise ValueError(
+            f"mechanism must be a single one, got a batch of shape {shapes.pop()}: release with"
+            " jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
+        )
+    return leaves
+
+
+def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
+    """Whether a draw may run in pieces: nothing is traced, and no array lies on many devices."""
+    return not any(isinstance(x, jax.core.Tracer) for x in (key, *leaves)) and all(
+        len(x.devices()) == 1 for x in leaves
+    )
+
+
+def can_compile_ahead(draw: Draw | DrawOfAnother, program: Program, used: list[Any]) -> bool:
+    """Whether both programs of a release are known before it, and none may call the host."""
+    if not isinstance(draw, Draw) or draw.is_traced:
+        return False
+    if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):
+        return False
+    # A device that was chosen is a part of a program.
+    return not any(leaf.committed for leaf in used[1:])
+
+
+def compile_ahead(
+    draw: Draw, mechanism: "SensitivityMechanism", program: Program, key: Key, records: TreeSpec
+) -> None:
+    """Compiles target and draw: while XLA compiles one, Python traces the other.
+
+    Of the key, only the kind counts.
+    """
+    # The settings of a release, so that it finds these programs.
+    with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
+        target = _compiling(program, records)
+        try:
+            draw.compile(mechanism, _key_of_zeros(key))
+        finally:
+            target.exception()  # The release meets the same one.
+
+
+@functools.lru_cache(maxsize=256)
+def _compiling(program: Program, records: TreeSpec) -> Future[None]:
+    """A target that XLA compiles, or has compiled."""
+    return compiling(evaluate_alone.lower(records.tree(), program=program))
+
+
+def compiling(lowered: jax.stages.Lowered) -> Future[None]:
+    """A program that XLA compiles, while Python goes on."""
+
+    def compile_it() -> None:
+        lowered.compile()
+
+    pool = ThreadPoolExecutor(1)
+    left = pool.submit(compile_it)
+    pool.shutdown(wait=False)
+    return left
+
+
+def _key_of_zeros(key: Key) -> Key:
+    """A public key of the same kind."""
+    words = jax.eval_shape(jax.random.key_data, key)
+    zeros = jax.device_put(np.zeros(words.shape, words.dtype))
+    return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(key))
