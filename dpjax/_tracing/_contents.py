@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import _checks
+
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
 # Functions of these modules that read files or settings, or hand out objects that do.
@@ -104,22 +106,16 @@ def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | N
 
 
 def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> None:
-    if id(value) in seen or id(value) in _PURE:
+    if id(value) in seen or id(value) in _PURE or _is_constant(value):
         return
     seen.add(id(value))
     kind = type(value)
-    if kind in _CONSTANT or isinstance(value, (enum.Enum, np.generic, np.dtype, type)):
-        return
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-        return
-    if isinstance(value, np.ndarray) and not value.flags.writeable and value.base is None:
-        return
     if kind in (tuple, frozenset):
         parts = value
     elif kind is types.MappingProxyType:
         parts = *value.keys(), *value.values()
     elif kind is types.FunctionType:
-        if not _is_of_dpjax(value):
+        if not _is_code_of_dpjax(value):
             found.append(value)
             return
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
@@ -142,7 +138,16 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
         _collect(part, found, seen)
 
 
-def _is_of_dpjax(function: types.FunctionType) -> bool:
+def _is_constant(value: Any) -> bool:
+    """Whether a value holds numbers, texts or a type, and nobody can write to it."""
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable and value.base is None
+    if isinstance(value, jax.Array):
+        return not _checks.is_traced(value)
+    return type(value) in _CONSTANT or isinstance(value, (enum.Enum, np.generic, np.dtype, type))
+
+
+def _is_code_of_dpjax(function: types.FunctionType) -> bool:
     name = function.__globals__.get("__name__")
     if not (isinstance(name, str) and name.startswith("dpjax.")):
         return False

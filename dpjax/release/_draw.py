@@ -99,7 +99,7 @@ class Draw:
         with jax.ensure_compile_time_eval():
             return jax.tree.unflatten(self._structure, map(jnp.asarray, self.numbers))
 
-    def promised(self, mechanism: Mechanism, key: Key) -> Guarantee:
+    def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
         """The guarantee of a release under a key. The mechanism is the one that it is a draw of."""
         if self.is_traced:
             return guarantee_under(key, mechanism.guarantee)
@@ -189,14 +189,13 @@ def refuse_batch(mechanism: object) -> list[Any]:
 
 def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
     """Whether a draw may run in pieces: nothing is traced, and no array lies on many devices."""
-    return not any(isinstance(x, jax.core.Tracer) for x in (key, *leaves)) and all(
-        len(x.devices()) == 1 for x in leaves
-    )
+    traced = any(map(_checks.is_traced, (key, *leaves)))
+    return not traced and all(len(x.devices()) == 1 for x in leaves)
 
 
-def can_compile_ahead(draw: Draw | DrawOfAnother, program: Program, used: list[Any]) -> bool:
+def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
     """Whether both programs of a release are known before it, and none may call the host."""
-    if not isinstance(draw, Draw) or draw.is_traced:
+    if draw.is_traced:
         return False
     if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):
         return False

@@ -172,14 +172,14 @@ class PrivateFunction:
             return self._program
         target = kind.inside.target
         if isinstance(target, KnowsSensitivity):
-            target = self._unchanging(target)
+            target = self._unchanging(kind.inside.target)
         program = Program.trace("target", target, kind.records.tree())
         # What was traced just now is unchanged, but for code on the host.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
 
-    def _unchanging(self, target: KnowsSensitivity) -> Target:
+    def _unchanging(self, target: Target) -> Target:
         """A target of dpjax that keeps its programs, while functions of the user in it are alike.
 
         What dpjax made is frozen. A predicate may be another one by now.
@@ -218,7 +218,7 @@ class PrivateFunction:
         if step.programs in self._compiled:
             return True
         draw, used = step.draw, [step.key, *jax.tree.leaves(step.records)]
-        if not can_compile_ahead(draw, step.program, used):
+        if not isinstance(draw, Draw) or not can_compile_ahead(draw, step.program, used):
             return False
         compile_ahead(draw, step.kind.inside.mechanism, step.program, step.key, step.kind.records)
         self._compiled.add(step.programs)

@@ -64,6 +64,12 @@ def test_release_is_that_of_the_mechanism(private, sampled, key):
 # Refusals: public facts only.
 
 
+def test_a_private_function_says_what_it_is(private):
+    text = repr(private)
+    assert text.startswith("PrivateFunction(mean, AdditiveMechanism((epsilon=1, ")
+    assert "Sensitivity(0.1 in l1, n=10" in text
+
+
 def test_another_target_is_refused(sampled):
     mechanism = dpjax.laplace(sampled, 1.0)
     with pytest.raises(ValueError, match="target is not the one that was sampled"):
@@ -296,3 +302,46 @@ def test_operation_by_operation_the_target_is_another_one(private_times, key, ke
         dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))(key, TIMES)
     with pytest.raises(ValueError, match="target is not the one that was sampled"):
         dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))
+
+
+THRESHOLD = 0.5
+
+
+def above(x):
+    return x > THRESHOLD
+
+
+@pytest.mark.parametrize(
+    ("query", "is_kept"),
+    [
+        (dpjax.queries.histogram_query(np.linspace(0, 1, 30)), True),
+        (dpjax.queries.contingency_query({"x": 2, "c": 5}), True),
+        (dpjax.queries.sum_query(lower=0, upper=1, capacity=9), True),
+        (dpjax.queries.counting_query(lambda x: x > 0.5), True),
+        (dpjax.queries.counting_query(above), False),
+    ],
+    ids=["histogram", "table", "sum", "a predicate", "a predicate that may change"],
+)
+def test_a_query_is_traced_once_unless_it_may_change(query, is_kept, key):
+    private = dpjax.privatize(query, dpjax.laplace(query.sensitivity(), 1.0))
+    columns = {"x": np.zeros(9, int), "c": np.zeros(9, int)}
+    records = columns if len(query.shape) == 2 else np.zeros(9)
+    programs = []
+    for _ in range(2):
+        private(key, records)
+        _, kind = private._read(records)
+        programs.append(private._traced(kind))
+    assert (programs[0] is programs[1]) == is_kept
+
+
+def test_a_predicate_that_was_replaced_is_looked_at_anew(key, monkeypatch):
+    query = dpjax.queries.counting_query(above)
+    private = dpjax.privatize(query, dpjax.laplace(query.sensitivity(), 1e4))
+    records = np.array([0.2, 0.4, 0.6])
+    assert private(key, records).value == 1
+    monkeypatch.setitem(globals(), "THRESHOLD", 0.3)
+    assert private(key, records).value == 2
+    above.__code__, code = (lambda x: x > 0.0).__code__, above.__code__
+    assert private(key, records).value == 3
+    above.__code__ = code
+    assert private(key, records).value == 2
