@@ -4,8 +4,8 @@ import calls
 
 # Calls, and files that they lead to. Those of a sampling depend a little on how fast it runs.
 LIMITS = {
-    "warm mean, 1,000 records": (151, 24),
-    "warm histogram, 1,000 records": (5103, 36),
+    "warm mean, 1,000 records": (80, 12),
+    "warm histogram, 1,000 records": (120, 20),
     "trace of a step of DP-SGD": (2967, 20),
     "warm sampling in one chunk": (480, 34),
     "10 further chunks of a sampling": (400, 13),

@@ -13,7 +13,7 @@ import dpjax
 from dpjax import Guarantee, Release, SampledEvent
 from dpjax._core._open_ledgers import Request
 from dpjax._core._pytree import TreeSpec
-from dpjax.release import _prepared
+from dpjax.release._draw import Draw
 
 LAPLACE = dpjax.laplace(1.0, 0.1)
 RECORDS = np.linspace(0, 1, 5)
@@ -199,7 +199,7 @@ def test_a_new_ledger_has_spent_nothing(ledger):
 
 
 def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkeypatch):
-    seen, draw = [], _prepared.Prepared.noisy_value
+    seen, draw = [], Draw.__call__
 
     def observed(self, key, value):
         if isinstance(key, jax.core.Tracer):  # Traced, to find out what is asked for.
@@ -209,7 +209,7 @@ def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkey
         seen.append((other.remaining[0], mark))
         return draw(self, key, value)
 
-    monkeypatch.setattr(_prepared.Prepared, "noisy_value", observed)
+    monkeypatch.setattr(Draw, "__call__", observed)
     dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS, name="ages")
     with ledger:
         LAPLACE(keys(1), 0.5)
@@ -218,14 +218,14 @@ def test_a_debit_is_on_the_disk_before_noise_is_drawn(ledger, path, keys, monkey
 
 
 def test_a_release_that_fails_has_paid(ledger, keys, monkeypatch):
-    draw = _prepared.Prepared.noisy_value
+    draw = Draw.__call__
 
     def fail(self, key, value):
         if isinstance(key, jax.core.Tracer):  # Traced, to find out what is asked for.
             return draw(self, key, value)
         raise MemoryError
 
-    monkeypatch.setattr(_prepared.Prepared, "noisy_value", fail)
+    monkeypatch.setattr(Draw, "__call__", fail)
     with pytest.raises(MemoryError):
         dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(0), RECORDS)
     assert (paid(ledger), ledger.history()[0]["kept"]) == (1, False)
@@ -430,7 +430,7 @@ def test_what_is_no_ledger_is_told():
 
 def test_a_file_that_cannot_be_trusted_releases_nothing(ledger, path, keys, monkeypatch):
     drawn = []
-    monkeypatch.setattr(_prepared.Prepared, "noisy_value", lambda *_: drawn.append(1))
+    monkeypatch.setattr(Draw, "__call__", lambda *_: drawn.append(1))
     path.with_name("ledger.db.mark").write_text("0 0 0")
     with ledger, pytest.raises(dpjax.LedgerError, match="corrupted"):
         LAPLACE(keys(0), 0.5)
