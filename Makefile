@@ -2,7 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants nightly bench bench-table accelerators docs lint package clean
+# Without bytecode every worker of pytest, and every process that a test starts, would compile the
+# package and the tests again: half the time of collecting them.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants test-versions nightly bench bench-table accelerators docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -51,10 +55,18 @@ test-times: .venv/test
 	$(BIN)/python -m pytest -p cpu_time -n auto --dist worksteal
 	$(BIN)/python tests/cpu_time.py
 
-# Hours: each mutant runs the tests that must fail on it.
+# Within an hour on two cores: each mutant runs the tests that must fail on it. CHANGED=main runs the
+# mutants of files that differ from main, and MUTANTS=40 runs so many, drawn with a seed.
 test-mutants: export XLA_FLAGS ?= $(QUICKLY)
+test-mutants: export DPJAX_CHANGED = $(CHANGED)
+test-mutants: export DPJAX_MUTANTS = $(MUTANTS)
 test-mutants: .venv/test
-	$(BIN)/python -m pytest -m slow tests/mutation
+	$(BIN)/python -m pytest -m slow -n auto --dist worksteal tests/mutation
+
+# The fast tests, or TESTS=tests/core, under the oldest and the newest Python and JAX, each in an
+# environment of its own.
+test-versions:
+	$(PYTHON) tests/versions.py $(TESTS)
 
 # Ten minutes: random programs are proved and attacked, 2,000 in float32 and in float64. The seed is
 # the day, such as SEED=20261123, which also repeats what failed. cron: 0 2 * * * make -C PATH nightly

@@ -33,10 +33,14 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 
 
+COLLECTED = pytest.StashKey()
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks tests that take long, before the marks are looked at."""
     known = long_tests()
+    config.stash[COLLECTED] = {item.nodeid for item in items}
     for item in items:
         if item.nodeid in known:
             item.add_marker(pytest.mark.slow)
@@ -47,6 +51,12 @@ def pytest_collection_finish():
     """Garbage is looked for less often, and not in what is imported: a twentieth of the time."""
     gc.freeze()
     gc.set_threshold(20_000)
+
+
+@pytest.fixture
+def collected(pytestconfig):
+    """The names of all tests that were found, also of those that do not run."""
+    return pytestconfig.stash[COLLECTED]
 
 
 @pytest.fixture(scope="module", autouse=True)

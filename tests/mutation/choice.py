@@ -55,10 +55,12 @@ def chosen(changed, most):
     (seed,) = _git("rev-parse", "HEAD") or ["0"]
     count = min(int(most or limit), len(names))
     drawn = set(random.Random(seed).sample(names, count))
-    left = collections.Counter(str(broken_text(MUTANTS[x])[0]) for x in names if x not in drawn)
+    left = collections.Counter(
+        str(broken_text(MUTANTS[x])[0].parent) for x in names if x not in drawn
+    )
     text = f"{count} of {len(names)} mutants {said}"
     if left:
-        places = ", ".join(f"{file} ({count})" for file, count in sorted(left.items()))
+        places = ", ".join(f"{room} ({count})" for room, count in sorted(left.items()))
         text += f", drawn with the seed {seed}; left out: {places}"
     return [name for name in names if name in drawn], text
 
