@@ -156,11 +156,14 @@ def audit(
     confidence: float = 0.95,
     jit: bool = True,
 ) -> AuditResult:
-    """Bounds epsilon or delta of a mechanism from below, by the distribution of its outputs.
+    """Measures a lower bound on epsilon, or on delta, from the outputs of a mechanism.
 
-    Half of the samples chooses up to three events, from a common one to a rare one that shows much.
-    The other half bounds their probabilities under the two values by Clopper-Pearson limits, which
-    share the error. These are the candidates:
+    It returns a number and judges nothing. `verify` raises if this bound refutes a claim.
+    `check_conformance` checks a factory of mechanisms, with all that they say of themselves.
+
+    Half of the samples choose up to three events, from a common one to a rare and telling one. The
+    other half bound their probabilities under the two values, by Clopper-Pearson limits that share
+    the error. The candidates are:
 
     - high likelihood ratios, if the mechanism has a `log_prob`;
     - thresholds, and coarse and fine intervals, of single numbers and of projections;
@@ -170,7 +173,7 @@ def audit(
 
     An event may be likelier under either value. If the mechanism states the grid of its outputs
     (`mechanism.grids`), the audit counts the outputs off that grid. A single one shows that the
-    running program is not the proved one.
+    program does not do what was proved.
 
     Args:
         key: a typed key. Samples are fresh only if nothing else uses the key.
@@ -179,13 +182,13 @@ def audit(
         value: an input of the mechanism, a pytree of real arrays.
         neighbor: another input; the bound is about this pair, in both directions.
         pairs: candidates for the worst pair, instead of `value` and `neighbor`: an iterable of
-            pairs, or a function that makes one from a key. A pilot with its own samples chooses.
+            pairs, or a function from a key to one. A pilot with its own samples chooses.
         delta: at which to bound epsilon; by default the delta of `mechanism.guarantee`, or 0.
         at_epsilon: to bound delta at this epsilon instead.
         samples: the number of outputs of each value, at least 100; the pilot uses more.
         confidence: of the bound, in (0, 1).
-        jit: whether to compile the mechanism, or to run it operation by operation, as outside of
-            `jit`. The last bits of noise in floating point depend on that.
+        jit: whether to compile the mechanism, or to run its operations one by one. The last bits of
+            noise in floating point depend on that.
 
     Returns:
         An `AuditResult`.
@@ -198,16 +201,16 @@ def audit(
             the two values differ in shape or dtype.
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, the bound is below the truth for
-        the pair. That holds for any chosen event, since the samples that bound it are drawn later.
-        An audit can show that a mechanism is broken, never that it is private. For a mechanism
-        calibrated by samples (gamma above 0), a bound above its epsilon is a contradiction only if
-        the pair is within the sensitivity.
+        With probability at least `confidence` over the samples, the bound is at most the truth for
+        the pair. The samples that bound an event are drawn after it is chosen, so this holds for
+        any event. An audit can show that a mechanism is broken, but never that it is private. If a
+        mechanism was calibrated by samples (gamma above 0), a bound above its epsilon contradicts
+        its claim only for a pair within the sensitivity.
 
         At epsilon 1, the bound on Laplace noise or randomized response reaches .95 with 30,000
-        samples, and .99 with 800,000. With Laplace noise at epsilon 1, 100,000 samples show an
-        interval of mass .0036 that is never drawn. If one of 2^10 draws has noise in floating
-        point, it takes 400,000 samples, or one such draw if the mechanism states a grid.
+        samples, and .99 with 800,000. For Laplace noise, 100,000 samples detect that an interval of
+        mass .0036 is never drawn. If one of 2^10 draws has noise in floating point, detection takes
+        400,000 samples, or one such draw if the mechanism states a grid.
 
     Source:
         Clopper and Pearson (1934); Ding, Wang, Wang, Zhang and Kifer (2018), who split the samples;

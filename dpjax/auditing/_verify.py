@@ -25,10 +25,11 @@ def verify(
     confidence: float = 0.999_999,
     jit: bool = True,
 ) -> AuditResult:
-    """Asserts that an audit does not refute a claim of (epsilon, delta)-differential privacy.
+    """Raises if an audit refutes a claim of (epsilon, delta)-differential privacy.
 
-    Made for test suites, with a fixed key or a fresh one. If a claim holds, the test fails once in
-    a million runs.
+    This is `audit` with a verdict, for test suites: it takes the claim of the mechanism, refuses
+    pairs that the claim does not cover, and raises AssertionError. With a true claim it fails once
+    in a million runs. `check_conformance` checks more, but only mechanisms written for dpjax.
 
     Args:
         key: a typed key.
@@ -50,13 +51,13 @@ def verify(
             the event. Also if an output is not on the grid that the mechanism states.
         TypeError: as for `audit`, or if the mechanism has no guarantee and none is given.
         ValueError: as for `audit`. Also if the claim is the mechanism's own and a pair is further
-            apart than its sensitivity, since the claim does not cover such pairs. Before that,
-            `mechanism.clamped` replaces NaN and numbers out of range. Without that method, NaN
-            counts as 0, and an infinity as the largest float.
+            apart than its sensitivity, since the claim does not cover such pairs. The distance is
+            that of values after `mechanism.clamped`, which replaces NaN and numbers out of range.
+            Without that method, NaN counts as 0, and an infinity as the largest float.
 
     Formal guarantees:
-        A claim that holds for all the pairs is refuted with probability at most 1 - confidence over
-        the samples. A claim that passes may still be wrong. At epsilon 1, 100,000 samples refute a
+        A claim that holds for all pairs is refuted with probability at most 1 - confidence over the
+        samples. A claim that passes may still be wrong. At epsilon 1, 100,000 samples refute a
         noise scale that is 10% too low, and noise in floating point.
 
     Source:
