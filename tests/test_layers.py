@@ -53,7 +53,7 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def topic(module):
-    """The row of the table: dpjax.mechanisms._laplace -> mechanisms."""
+    """The row of the table: dpjax.mechanisms._additive -> mechanisms."""
     return module.split(".")[1]
 
 
@@ -103,7 +103,7 @@ modules = for_each("module", [module for module in FILES if "." in module])
 
 def test_every_module_has_a_row():
     assert {topic(module) for module in FILES if "." in module} <= set(LEVELS)
-    assert "dpjax.mechanisms._laplace" in FILES
+    assert "dpjax.mechanisms._additive" in FILES
 
 
 @modules

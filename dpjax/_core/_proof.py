@@ -1,6 +1,14 @@
-"""The record of a proof that a sensitivity carries."""
+"""What a proof leaves in a sensitivity: its steps, and the clamp of records that it assumes."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._types import Database, Value
 
 
 class Proof:
@@ -34,3 +42,137 @@ class Proof:
 
     def __hash__(self) -> int:
         return hash(Proof)
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Every coordinate lies in [low, high], two numbers of the array's own dtype."""
+
+    low: float
+    high: float
+
+    @property
+    def empty(self) -> float:
+        """A public number within the bounds: what an empty slot holds."""
+        return min(max(0.0, self.low), self.high)
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end."""
+        if x.dtype == bool:
+            return (x & bool(self.high)) | bool(self.low)
+        low, high = (jnp.asarray(end, x.dtype) for end in (self.low, self.high))
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            tiny = float(np.finfo(x.dtype).tiny)
+            x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
+        # NaN >= low is false.
+        return jnp.where(x >= low, jnp.where(x <= high, x, high), low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ball:
+    """The l2 norm of a record, over all its coordinates in this array, is at most a radius.
+
+    Attributes:
+        radius: public, from 2^-40 to 2^40.
+
+    Formal guarantees:
+        A release of a proved sensitivity scales longer records down to the radius, up to rounding
+        that the proof counts. NaN becomes 0.
+    """
+
+    radius: float
+    empty = 0.0
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        """Longer records are scaled down to the radius; NaN counts as 0."""
+        x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
+        x = Interval(-self.radius, self.radius).clamp(x)
+        axes = tuple(range(1, x.ndim))
+        radius = jnp.asarray(self.radius, x.dtype)
+        length = jnp.sqrt(jnp.sum(x * x, axis=axes, keepdims=True))
+        return Interval(-self.radius, self.radius).clamp(x * (radius / jnp.maximum(length, radius)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Categories:
+    """Every coordinate is one of a few numbers.
+
+    Attributes:
+        values: public numbers that the dtype of the records holds.
+
+    Formal guarantees:
+        A release of a proved sensitivity replaces any other number, NaN too, by the first of them.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def empty(self) -> float:
+        """A public number among them: what an empty slot holds."""
+        return 0.0 if 0.0 in self.values else self.values[0]
+
+    def clamp(self, x: jax.Array) -> jax.Array:
+        values = [jnp.asarray(value, x.dtype) for value in self.values]
+        out = jnp.broadcast_to(values[0], x.shape)
+        for value in values[1:]:
+            out = jnp.where(x == value, value, out)
+        return out
+
+
+Bound = Interval | Ball | Categories
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordBounds:
+    """Bounds on all records, one for each array of a database; hashable, so it can be static.
+
+    Formal guarantees:
+        `clamp` maps any database of the right structure, NaN and infinities included, to one within
+        the bounds, record by record.
+    """
+
+    leaves: tuple[Bound, ...]
+
+    def clamp(self, database: Database) -> Database:
+        """A database within the bounds."""
+        leaves, structure = jax.tree.flatten(database)
+        clamped = [b.clamp(x) for b, x in zip(self.leaves, leaves, strict=True)]
+        return jax.tree.unflatten(structure, clamped)
+
+    def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
+        """The target of the clamped database: what is proved, fingerprinted and released."""
+
+        @functools.wraps(target, updated=())
+        def clamped_target(database: Database) -> Value:
+            return target(jax.jit(self.clamp)(database))
+
+        return clamped_target
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedRecordBounds(RecordBounds):
+    """Bounds on `PaddedRecords`; the last ones are those of `present`.
+
+    Formal guarantees:
+        `clamp` also gives every empty slot one public row, so nothing else depends on what it held.
+    """
+
+    @property
+    def empty_row(self) -> tuple[float, ...]:
+        """What an empty slot holds, in every array."""
+        return tuple(b.empty for b in self.leaves)
+
+    def clamp(self, database: Database) -> Database:
+        """A database within the bounds, with public rows in its empty slots."""
+        leaves, structure = jax.tree.flatten(super().clamp(database))
+        present = leaves[-1]
+        filled = [
+            jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(number, x.dtype))
+            for x, number in zip(leaves, self.empty_row, strict=True)
+        ]
+        return jax.tree.unflatten(structure, filled)
+
+
+def is_tiny(number: float, dtype: np.dtype) -> bool:
+    """Whether a number is subnormal in its dtype."""
+    return 0 < abs(number) < float(np.finfo(dtype).tiny)

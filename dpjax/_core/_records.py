@@ -8,8 +8,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._columns import columns, is_column, place_of
-from dpjax._core._numbers import Numbers, in_64_bits, is_numbers
+from dpjax._core._columns import Numbers, columns, in_64_bits, is_column, is_numbers, place_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import Database, PyTree
 

@@ -15,9 +15,8 @@ from dpjax._core._guarantee import (
     describe_confidence,
     shown_number,
 )
-from dpjax._core._proof import Proof
+from dpjax._core._proof import Proof, RecordBounds
 from dpjax._core._pytree import TreeSpec, down, frozen_pytree, static, up
-from dpjax._core._record_bounds import RecordBounds
 from dpjax._core._release import Release
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 

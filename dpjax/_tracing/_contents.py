@@ -70,7 +70,7 @@ _ATTRIBUTES = frozenset(
 # Code of ours whose results depend on its arguments alone.
 _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
-    "dpjax.mechanisms._bernstein_polynomial",
+    "dpjax.mechanisms._bernstein",
 )
 # What computes the same for ever.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_key, refuse_traced
-from dpjax._core._saved import guarantee_from_json, guarantee_to_json
+from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._durable import database_file
 from dpjax._files._ledger_chain import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._record_bounds import Ball, Categories, RecordBounds
+from dpjax._core._proof import Ball, Categories, RecordBounds
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair

@@ -16,7 +16,7 @@ from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
-from dpjax.mechanisms._gaussian_calibration import analytic_multiplier
+from dpjax.mechanisms._multipliers import analytic_multiplier
 from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, add_noise, check_key, key_for_each
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._norms import is_float

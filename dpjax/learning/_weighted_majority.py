@@ -15,8 +15,7 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.accounting._concentrated import largest_rho
-from dpjax.mechanisms._exponential import exponential
-from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
 from dpjax.random._facade import check_sampling_key
 from dpjax.release._mechanism import SensitivityMechanism

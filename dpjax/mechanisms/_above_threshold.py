@@ -22,7 +22,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
-from dpjax.mechanisms._lattice_mechanism import LatticeMechanism, as_number
+from dpjax.mechanisms._noisy_arrays import LatticeMechanism, as_number
 from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._facade import (
     LAPLACE,

@@ -15,8 +15,7 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
 from dpjax.random._facade import check_key, sampling_key
 from dpjax.release._mechanism import SensitivityMechanism

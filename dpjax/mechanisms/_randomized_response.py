@@ -1,7 +1,8 @@
-"""Randomized response over any number of categories."""
+"""Mechanisms that each person runs on their own answer: randomized response, unary encoding."""
 
+import abc
 import math
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,89 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
-from dpjax._core._types import Key, Value
-from dpjax._core._values import Scalar, Sensitivity
-from dpjax.mechanisms._local_mechanism import LocalMechanism
-from dpjax.mechanisms._start import begin, sum_over_leaves
-from dpjax.random._facade import in_range, keep_or_lie
+from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax.mechanisms._start import begin, count, sum_over_leaves
+from dpjax.random._facade import flipped_one_hot, in_range, keep_or_lie
+from dpjax.release._mechanism import SensitivityMechanism
+
+
+class LocalMechanism(SensitivityMechanism):
+    """A mechanism whose value holds one answer of each person, and which draws for each alone."""
+
+    sensitivity: Sensitivity
+    epsilon: Scalar
+    categories: int
+    norm: Norm = "hamming"
+
+    @property
+    @abc.abstractmethod
+    def report_weights(self) -> tuple[int, int]:
+        """2^32 times the probability of a report about its own category, and about another."""
+
+    @abc.abstractmethod
+    def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
+        """The reports for an array of answers."""
+
+    @abc.abstractmethod
+    def _most_lies(self, confidence: float, answers: int) -> float:
+        """A number of lies among the reports of some answers that is kept at a confidence."""
+
+    def _draw(self, key: Key, value: Value) -> Value:
+        leaves, structure = jax.tree.flatten(value)
+        keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
+        reported = [
+            self._draw_answers(leaf_key, leaf) for leaf_key, leaf in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, reported)
+
+    def _check_value(self, value: Value) -> None:
+        for leaf in jax.tree.leaves(value):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
+
+    def lies(
+        self,
+        *,
+        confidence: float = 0.95,
+        shape: tuple[int, ...] | None = None,
+        like: PyTree = None,
+        simultaneous: bool = False,
+    ) -> int:
+        """The most lies in the report of one answer, or of all answers of a shape, at a confidence.
+
+        Args:
+            confidence: the probability, at least, that there are no more; in (0, 1).
+            shape: shape of the value.
+            like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
+            simultaneous: over all the answers, instead of for each one of them.
+
+        Returns:
+            An integer. For bits, a lie is a bit that differs from the truth.
+        """
+        confidence = _checks.fraction("confidence", confidence)
+        if like is None:
+            answers = count(() if shape is None else shape)
+        elif shape is not None:
+            raise ValueError(f"like has shapes and dtypes of its own: leave out shape={shape}")
+        else:
+            value = _checks.real_shapes("like", like)
+            self._check_value(value)
+            answers = sum(leaf.size for leaf in jax.tree.leaves(value))
+        return int(self._most_lies(confidence, answers if simultaneous else 1))
+
+    def clamped(self, value: Value) -> Value:
+        """The answers that are reported on: clamped to [0, categories).
+
+        Args:
+            value: a pytree of integers.
+
+        Returns:
+            A pytree of the same structure and shapes, as private as the value.
+        """
+        value = _checks.real_arrays("value", value)
+        return jax.tree.map(lambda x: in_range(x, self.categories), value)
+
 
 Weight: TypeAlias = np.uint32 | jax.Array
 _MOST_CATEGORIES = 2**15
@@ -184,3 +263,119 @@ def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     share = 2.0**32 / (jnp.exp(jnp.asarray(epsilon).astype(jnp.float32)) + (count - 1))
     weight = (jnp.ceil(share * (1 + 2.0**-20)) + 1).astype(jnp.uint32)
     return jnp.where(jnp.isnan(epsilon) | (weight > np.uint32(most)), 0, weight).astype(jnp.uint32)
+
+
+BitFlips = Literal["optimized", "symmetric"]
+_MOST_BITS = 2**20
+
+
+@frozen_pytree
+class UnaryEncoding(MadeByFactory, LocalMechanism):
+    """Reports a bit for each category, and may flip each; made by `unary_encoding`.
+
+    Attributes:
+        sensitivity: one answer changes, norm "hamming".
+        epsilon: of the guarantee.
+        truth_weight: the bit of the true category is 1 with probability truth_weight / 2^32.
+        lie_weight: another bit is 1 with probability lie_weight / 2^32.
+        categories: number of possible answers.
+
+    Formal guarantees:
+        Those of the factory that made it.
+    """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar = up()
+    truth_weight: Weight
+    lie_weight: Weight
+    categories: int = static()
+
+    @property
+    def report_weights(self) -> tuple[int, int]:
+        return int(self.truth_weight), int(self.lie_weight)
+
+    def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
+        weights = self.truth_weight, self.lie_weight
+        return flipped_one_hot(key, answers, weights, self.categories)
+
+    def log_prob(self, output: Value, value: Value) -> jax.Array:
+        lie, truth = (jnp.asarray(x, jnp.uint32) for x in (self.lie_weight, self.truth_weight))
+
+        def log_share(weight: jax.Array) -> jax.Array:
+            share = weight.astype(jnp.float32) / 2.0**32
+            return jnp.log(jnp.where(lie == 0, jnp.nan, share))
+
+        def bits(y: jax.Array, x: jax.Array) -> jax.Array:
+            true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
+            # The weights of a 0 are minus these, modulo 2^32.
+            one, zero = (
+                jnp.where(true, log_share(of_true), log_share(of_others))
+                for of_true, of_others in ((truth, lie), (-truth, -lie))
+            )
+            y = jnp.asarray(y).astype(float)
+            return jnp.sum(jnp.where(y == 1, one, jnp.where(y == 0, zero, -jnp.inf)))
+
+        return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
+
+    def _most_lies(self, confidence: float, answers: int) -> float:
+        each = (1 + confidence) / 2  # For true bits that are lost, and for others that are set.
+        truth, lie = (weight / 2.0**32 for weight in self.report_weights)
+        lost = scipy.stats.binom.ppf(each, answers, 1 - truth)
+        return lost + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie)
+
+
+def unary_encoding(
+    epsilon: Scalar, categories: int, *, flips: BitFlips = "optimized"
+) -> UnaryEncoding:
+    """Randomized response on one bit for each category, 1 for the true one; any bit may flip.
+
+    - "optimized": the true bit stays 1 with probability 1/2. Another bit becomes 1 with probability
+      1 / (e^epsilon + 1).
+    - "symmetric": each bit flips with probability 1 / (e^(epsilon / 2) + 1).
+
+    `dpjax.queries.frequencies` estimates frequencies from either. For optimized flips their
+    variance is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any K. With K above 3 e^epsilon + 2,
+    that is less than for `randomized_response`. Probabilities are multiples of 2^-32, and those of
+    lies are rounded up. There is no floating-point noise.
+
+    Args:
+        epsilon: above 0, at most 22.
+        categories: K, the number of possible answers, from 2 to 2^20.
+        flips: "optimized" or "symmetric".
+
+    Returns:
+        A `UnaryEncoding`: `mechanism(key, answers)` takes integer arrays of categories in [0, K),
+        of any shape, and releases bits, int8, with a last axis of size K. Answers out of range are
+        clamped.
+
+    Raises:
+        TypeError: if epsilon is not a number or K not an integer; at a release, if the answers
+            are not integers.
+        ValueError: if one of them is out of range, or epsilon is too small (below 10^-13).
+
+    Formal guarantees:
+        epsilon-DP when one answer changes, in the sense of `randomized_response`. Another answer
+        changes two bits. Let p and q be the probabilities of a 1 as they are drawn, for the true
+        category and for others. No report gets likelier by more than p (1 - q) / (q (1 - p)), which
+        is at most e^epsilon. Exact given uniform bits.
+
+    Source:
+        Wang, Blocki, Li and Jha (2017), section 4.3; Erlingsson, Pihur and Korolova (2014) for
+        symmetric flips.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> mechanism = dpjax.unary_encoding(1.0, categories=100)
+        >>> release = mechanism(dpjax.random.seeded_key(0), jnp.arange(4))
+        >>> release.value.shape
+        (4, 100)
+    """
+    _checks.choice("flips", flips, get_args(BitFlips))
+    sensitivity, epsilon = begin("hamming", 1.0, epsilon)
+    epsilon = within_a_word(epsilon)
+    size = _checks.integer("categories", categories, least=2, most=_MOST_BITS)
+    symmetric = flips == "symmetric"
+    lie = lie_weight_of(epsilon / 2 if symmetric else epsilon, 2)
+    truth = ~lie + np.uint32(1) if symmetric else np.uint32(2**31)
+    return UnaryEncoding.made(sensitivity, epsilon, truth, lie, size)

@@ -12,9 +12,8 @@ from dpjax._core._accuracy import Accuracy
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._gaussian import gaussian
-from dpjax.mechanisms._noise_intervals import around_noise, noise_quantile
+from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
+from dpjax.mechanisms._noisy_arrays import around_noise, noise_quantile
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 

@@ -11,8 +11,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._values import Mechanism, Release
-from dpjax.mechanisms._bernstein_polynomial import BernsteinPolynomial, approximate_bernstein
-from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.mechanisms._bernstein import BernsteinPolynomial, approximate_bernstein
+from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.plotting._axes import (
     BLACK,
     BLUE,

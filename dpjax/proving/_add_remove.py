@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax.extend.core as jex
 import numpy as np
 
-from dpjax._core._record_bounds import PaddedRecordBounds
+from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _choices as choices
 from dpjax.proving import _rounding as rounding

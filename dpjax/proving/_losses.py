@@ -14,7 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._core._record_bounds import Ball, Bound, Categories, Interval, RecordBounds
+from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._walks import Atom, bind, called, live, parts
 from dpjax.proving._value import norm_of

@@ -14,8 +14,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._core._guarantee import shown_number
-from dpjax._core._proof import Proof
-from dpjax._core._record_bounds import Interval, RecordBounds
+from dpjax._core._proof import Interval, Proof, RecordBounds
 from dpjax._core._values import Norm, Target
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations

@@ -12,17 +12,17 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._columns import Texts
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._proof import Proof
-from dpjax._core._pytree import TreeSpec
-from dpjax._core._record_bounds import (
+from dpjax._core._proof import (
     Ball,
     Bound,
     Categories,
     Interval,
     PaddedRecordBounds,
+    Proof,
     RecordBounds,
     is_tiny,
 )
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import PaddedRecords, shapes_of_columns
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target

@@ -1,10 +1,10 @@
 """Queries with a known sensitivity (counts, sums, quantiles), and statistics made of them."""
 
 from dpjax.mechanisms._several_selections import SeveralSelections as SeveralSelections
+from dpjax.mechanisms._several_selections import TopK as TopK
 from dpjax.mechanisms._several_selections import select_each as select_each
 from dpjax.mechanisms._several_selections import sum_of_group_maxima as sum_of_group_maxima
-from dpjax.mechanisms._top_k import TopK as TopK
-from dpjax.mechanisms._top_k import top_k as top_k
+from dpjax.mechanisms._several_selections import top_k as top_k
 from dpjax.queries._counts import contingency_query as contingency_query
 from dpjax.queries._counts import counting_query as counting_query
 from dpjax.queries._counts import histogram_query as histogram_query

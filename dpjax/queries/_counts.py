@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._numbers import check_numbers, comparing, for_functions
+from dpjax._core._columns import check_numbers, comparing, for_functions
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below

@@ -7,8 +7,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
-from dpjax.mechanisms._randomized_response import RandomizedResponse
-from dpjax.mechanisms._unary_encoding import UnaryEncoding
+from dpjax.mechanisms._randomized_response import RandomizedResponse, UnaryEncoding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._query import compiled
 from dpjax.random._facade import check_key

@@ -14,8 +14,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
-from dpjax._core._columns import Texts, columns, fingerprints
-from dpjax._core._numbers import Numbers, for_functions, in_64_bits
+from dpjax._core._columns import Numbers, Texts, columns, fingerprints, for_functions, in_64_bits
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._tracing._lanes import check_lanes, is_exact

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax._core._accuracy import Ends, intervals_of
 from dpjax._core._types import PyTree, Value
-from dpjax.mechanisms._noise_intervals import as_floats, noise_bounds
+from dpjax.mechanisms._noisy_arrays import as_floats, noise_bounds
 from dpjax.queries._second_moments import Moments, averages
 
 _FLOATS = 2.0**-21  # Relative to the largest record: what float32 rounds, more than once.

@@ -17,16 +17,15 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, intervals_of
-from dpjax._core._numbers import is_numbers
+from dpjax._core._columns import is_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype
 from dpjax._core._types import Database, Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release, Sensitivity
 from dpjax.accounting._compose_at import compose_at
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._gaussian import gaussian
-from dpjax.mechanisms._noise_intervals import noise_bounds
+from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
+from dpjax.mechanisms._noisy_arrays import noise_bounds
 from dpjax.queries._intervals import _quotient
 from dpjax.queries._moments import public_ball
 from dpjax.queries._padded_records import present_records

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._numbers import check_numbers
+from dpjax._core._columns import check_numbers
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release

@@ -20,10 +20,8 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._exponential import exponential
-from dpjax.mechanisms._laplace import laplace
-from dpjax.mechanisms._selection import SelectionMechanism
+from dpjax.mechanisms._additive import AdditiveMechanism, laplace
+from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
 from dpjax.queries._workload import Workload
 from dpjax.random._facade import add_drawn, noise_ahead, tried_index

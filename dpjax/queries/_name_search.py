@@ -6,13 +6,12 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._letters import ALPHABET
+from dpjax._core._columns import ALPHABET
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
 from dpjax.random._facade import in_range
 from dpjax.release._mechanism import SensitivityMechanism

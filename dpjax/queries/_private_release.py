@@ -9,15 +9,13 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._numbers import check_numbers
+from dpjax._core._columns import check_numbers
 from dpjax._core._records import check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
-from dpjax.mechanisms._additive import AdditiveMechanism
-from dpjax.mechanisms._gaussian import gaussian
-from dpjax.mechanisms._laplace import laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.queries._groups import By, each_group, groups_of, inside_groups, integers_by_group
 from dpjax.queries._padded_records import number_of_records, records_and_slots
 from dpjax.queries._query import IntegerQuery

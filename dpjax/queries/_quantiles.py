@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, KnowsAccuracy, intervals_of
-from dpjax._core._numbers import Numbers, as_arrays, check_numbers, comparing, in_64_bits
+from dpjax._core._columns import Numbers, as_arrays, check_numbers, comparing, in_64_bits
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import count_below, round_up

@@ -13,12 +13,12 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
-from dpjax._core._numbers import as_arrays, in_64_bits
+from dpjax._core._columns import as_arrays, in_64_bits
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax.mechanisms._above_threshold import AboveThreshold
-from dpjax.mechanisms._coordinatewise import CoordinatewiseMechanism
+from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._padded_records import present_records
 from dpjax.targets._bounds import VectorNorm

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._numbers import check_numbers
+from dpjax._core._columns import check_numbers
 from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs

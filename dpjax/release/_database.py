@@ -7,8 +7,7 @@ docs/how-to/pandas.md says so to users.
 import jax
 import jax.numpy as jnp
 
-from dpjax._core._columns import place_of
-from dpjax._core._numbers import Numbers, is_numbers
+from dpjax._core._columns import Numbers, is_numbers, place_of
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype, check_padded, exact_records
 from dpjax._core._types import Database, PyTree

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import Guarantee, SampledEvent
-from dpjax._core._saved import guarantee_from_json, guarantee_to_json
+from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax.accounting import compose, group, under_distribution_shift
 
 

@@ -19,8 +19,7 @@ from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.auditing import _profile_pairs as losses
 from dpjax.auditing._privacy_profile import PrivacyProfile, _curve
 from dpjax.auditing._profile_pairs import Joint
-from dpjax.mechanisms._exponential import EXPONENTIAL_RULE
-from dpjax.mechanisms._permute_and_flip import PERMUTE_AND_FLIP_RULE
+from dpjax.mechanisms._selection import EXPONENTIAL_RULE, PERMUTE_AND_FLIP_RULE
 
 EPSILONS = np.array([0.0, 0.2, 0.5, 1.0])
 N, DRAWS = 50, 200_000

@@ -13,7 +13,7 @@ import pytest
 import dpjax
 from dpjax import Guarantee, SampledEvent
 from dpjax._core._guarantee import concrete
-from dpjax._core._saved import guarantee_from_json, guarantee_to_json
+from dpjax._core._release import guarantee_from_json, guarantee_to_json
 
 SAMPLED = Guarantee(1.0, 0.0, 0.05, 0.99, (SampledEvent(0.05, 0.99, "a"),))
 BAD_NUMBERS = [

@@ -11,7 +11,7 @@ import pytest
 
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, Release, SampledEvent
-from dpjax._core._saved import _digest
+from dpjax._core._release import _digest
 from tables import for_each
 
 KEY = dpjax.random.seeded_key(0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.mechanisms._ordered_records import (
+from dpjax.mechanisms._smooth_quantile import (
     OrderedRecords,
     discounts,
     rank_of,

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import dpjax
-from dpjax.mechanisms._permute_and_flip import PERMUTE_AND_FLIP_RULE, _rule
+from dpjax.mechanisms._selection import PERMUTE_AND_FLIP_RULE, _rule
 
 FALSE_ALARM = 1e-6
 DRAWS = 100_000

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.mechanisms._block_losses import BlockDesign, doubled_scores, losses_at_ends
+from dpjax.mechanisms._subset_envelope import BlockDesign, doubled_scores, losses_at_ends
 
 DESIGNS = [BlockDesign(8, 3, 1), BlockDesign(9, 2, 3), BlockDesign(11, 3, 2), BlockDesign(7, 1, 1)]
 designs = pytest.mark.parametrize("design", DESIGNS, ids=str)
@@ -159,7 +159,7 @@ def test_trees_dtypes_and_leftover_records():
 def test_few_subsets_at_a_time_have_the_same_results(monkeypatch):
     design, database = BlockDesign(9, 3, 1), jnp.sin(jnp.arange(90.0))
     together = design.evaluate(jnp.max, database, 1)
-    monkeypatch.setattr("dpjax.mechanisms._block_losses._MOST_BYTES", 2**10)
+    monkeypatch.setattr("dpjax.mechanisms._subset_envelope._MOST_BYTES", 2**10)
     np.testing.assert_array_equal(together, design.evaluate(jnp.max, database, 2**7))
 
 

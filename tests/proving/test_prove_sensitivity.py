@@ -61,7 +61,7 @@ def test_another_target_is_refused():
 
 @pytest.mark.parametrize("bound", [(-2.0, 3.0), Ball(1.5), Categories((1.0, 4.0, -2.0))])
 def test_clamps_keep_their_promise(bound):
-    from dpjax._core._record_bounds import Interval
+    from dpjax._core._proof import Interval
 
     bound = Interval(*bound) if isinstance(bound, tuple) else bound
     strange = [np.nan, np.inf, -np.inf, 1e-40, -1e-40, -0.0, 3e38, -3e38, 1.0, 4.0, 2.0]
