@@ -12,8 +12,12 @@ from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
 from dpjax.auditing._adversarial_pair import Ball as SearchedBall
-from dpjax.proving._proof import NoProofError
-from dpjax.proving._prove_sensitivity import ProvedNorm, prove_sensitivity, public_bounds
+from dpjax.proving._prove_sensitivity import (
+    NoProofError,
+    ProvedNorm,
+    prove_sensitivity,
+    public_bounds,
+)
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 

@@ -1,5 +1,6 @@
-"""Proofs of sensitivity, from traced programs: bounds for them, and what they refuse."""
+"""Proofs of sensitivity from traced programs: bounds on records, and the error without a proof."""
 
-from dpjax._core._proof import Ball as Ball
-from dpjax._core._proof import Categories as Categories
-from dpjax.proving._proof import NoProofError as NoProofError
+from dpjax._core._proof import Ball, Categories
+from dpjax.proving._prove_sensitivity import NoProofError
+
+__all__ = ["Ball", "Categories", "NoProofError"]

@@ -1,9 +1,9 @@
-"""Rules of operations that act on each element alone.
+"""Rules of operations that act on each entry alone: arithmetic, powers, elementary functions.
 
-For f with partial derivatives at most g_i on the box of its inputs,
+Let an operation f have partial derivatives of at most g_1 and g_2 on the box of its inputs. Then
 |f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|: change one input after the other; the point
-between lies in the box as well. Norms follow with the largest g_i. Rounding adds `error` to each of
-the two values, where the inputs differ at all.
+between lies in the box too. The g are called gains. Norms follow with the largest gain. Rounding
+adds its error to each of the two values, where the inputs differ at all.
 """
 
 import dataclasses
@@ -14,148 +14,156 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import scipy
+from jax import lax
 
-from dpjax.proving import _moduli as moduli
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import added
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, aligned, constant, make, over
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    RefusalError,
+    aligned,
+    constant,
+    erring,
+    make,
+    over,
+)
 
-Rule = Callable[..., Abstract]
+_LARGEST_EXPONENT = 64
+_ALL = 2.0**60
+Array = np.ndarray
+# Bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low, high]: modulus(low, high, d).
+Modulus = Callable[[Array, Array, Array], Array]
 
 
 def lipschitz(
     inputs: Sequence[Abstract],
-    shape: Sequence[int],
-    axis: int | None,
-    dtype: np.dtype,
-    interval: tuple[np.ndarray, np.ndarray],
-    gains: Sequence[np.ndarray | float],
+    interval: tuple[Array, Array],
+    gains: Sequence[Array | float],
     *,
-    relative: np.ndarray | float = 0.0,
-    absolute: np.ndarray | float = 0.0,
+    dtype: np.dtype | None = None,
+    relative: Array | float = 0.0,
+    absolute: Array | float = 0.0,
     whole: bool = False,
 ) -> Abstract:
-    """The value of an operation with these gains, computed as v (1 + theta) + eta.
+    """The value of an operation on aligned inputs with these gains.
 
-    |theta| is at most `relative` < 1 and |eta| at most `absolute`, besides what is flushed to 0.
-    Then v (1 + theta) lies between (1 - relative) v and (1 + relative) v, which grow with v. So
-    each end of the interval is off by its own error. Where eta is 0, no sign changes.
+    Its exact value v is computed as v (1 + theta) + eta. |theta| is at most `relative` < 1, and
+    |eta| at most `absolute`, apart from numbers that are flushed to 0. So the computed value lies
+    between (1 - relative) v and (1 + relative) v, and both grow with v. Each end of the interval
+    moves by its own error. Where eta is 0, no sign changes.
     """
     if not np.max(relative) < 1:
         raise RefusalError("rounding may take all digits: compute in float32 or float64")
-    size = np.maximum(*map(np.abs, interval))
-    error = relative * size + absolute
-    rank = len(shape)
-    per_row = [over(_ranked(g, rank), axis) for g in gains]
-    flush = 0.0
-    if not whole:
-        flush = 2 * rounding.tiny(dtype) * (1 + sum(per_row))
-    slip = rounding.up(over(_ranked(error, rank), axis) + flush)
+    shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
+    error = relative * np.maximum(*map(np.abs, interval)) + absolute
+    per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
+    flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
+    slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
 
-    def moved(d: Sequence[Difference]) -> tuple[np.ndarray, float, float]:
-        each = sum(rounding.times(g, x.each) for g, x in zip(per_row, d, strict=True))
-        each = rounding.up(np.asarray(each))
-        slips = np.where(each > 0, 2 * slip, 0.0)
-        from_slips = _norms(slips, shape, axis)
-        tops = [float(g.max()) for g in per_row]
-        plain1 = sum(float(rounding.times(g, x.l1)) for g, x in zip(tops, d, strict=True))
-        plain2 = sum(float(rounding.times(g, x.l2)) for g, x in zip(tops, d, strict=True))
-        return (
-            rounding.up(each + slips),
-            float(rounding.up(plain1 + from_slips[0])),
-            float(rounding.up(plain2 + from_slips[1])),
-        )
+    def moved(ds: Sequence[Difference]) -> Moves:
+        each = sum(rounding.times(g, d.each) for g, d in zip(per_row, ds, strict=True))
+        tops = [float(gain.max()) for gain in per_row]
+        l1 = sum(float(rounding.times(g, d.l1)) for g, d in zip(tops, ds, strict=True))
+        l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
+        return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
-    changed = moved([x.changed for x in inputs])
-    others = moved([x.others for x in inputs])
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
-        low = np.where(interval[0] >= 0, np.maximum(low, 0.0), low)
-        high = np.where(interval[1] <= 0, np.minimum(high, 0.0), high)
+        low, high = _of_one_sign(interval, low, high)
     apart = sum(
         float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
     )
     return make(
-        shape, dtype, low, high, axis, changed, others, whole=whole,
+        shape, dtype, low, high, axis, moved([x.changed for x in inputs]),
+        moved([x.others for x in inputs]), whole=whole,
         apart=float(rounding.up(apart + 2 * slip.max())),
     )  # fmt: skip
 
 
-def _ranked(array: np.ndarray | float, rank: int) -> np.ndarray:
+def _ranked(array: Array | float, rank: int) -> Array:
     array = np.asarray(array, float)
     return array.reshape((1,) * rank) if array.ndim == 0 else array
 
 
-def _norms(each: np.ndarray, shape: Sequence[int], axis: int | None) -> tuple[float, float]:
-    counted = math.prod(size for k, size in enumerate(shape) if k != axis)
-    copies = counted / max(1, each.size)
-    return float(each.sum() * copies), rounding.norm2(each, copies)
+def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
+    """A widened interval, cut at 0 where the interval before lies on one side of 0."""
+    return (
+        np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
+        np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
+    )
 
 
-def _theta(operation: str, dtype: np.dtype, *, whole: bool = False) -> float:
-    """The relative error of an operation; whole numbers are exact."""
-    return 0.0 if whole else rounding.UNITS[operation] * rounding.unit(dtype)
+def _nearest_to_zero(low: Array, high: Array) -> Array:
+    """The least |v| for v in an interval."""
+    return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
 
 
-def add(first: Abstract, second: Abstract, *, sign: int = 1, dtype: np.dtype) -> Abstract:
+def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
+    """Whether a dtype holds all integers of an interval."""
+    largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
+    return dtype.kind != "f" or largest <= rounding.exact_integers(dtype)
+
+
+def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
     """The gains are 1; exact for integers that the dtype holds.
 
-    A compiler takes (x + c) + d to x + (c + d). The rounding of c + d shifts D and D' alike, so it
-    widens the range alone, by units of what the constants add up to. It also lets a sum start at
-    what is added to it, and so all additions round numbers of that size.
+    A compiler takes (x + c) + d to x + (c + d). The rounding of c + d shifts f(D) and f(D') alike,
+    so it only widens the range. A compiler may also start a sum at the number that is added to it.
+    Then all additions of that sum round numbers of this size.
     """
-    (a, b), shape, axis = aligned(first, second)
+    a, b = aligned(first, second)
+    dtype = a.dtype
     low, high = (a.low + b.low, a.high + b.high) if sign > 0 else (a.low - b.high, a.high - b.low)
-    whole = a.whole and b.whole and _exact(low, high, dtype)
     pending, at_once = added(a, b, dtype)
     most = max(pending.shift, pending.load)
+    whole = a.whole and b.whole and _fits(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
     if not whole and (a.pending.shift or b.pending.shift) and (a.is_public or b.is_public):
         combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
     found = lipschitz(
-        (a, b), shape, axis, dtype, (low, high), (1.0, 1.0), whole=whole,
-        relative=_theta("add", dtype, whole=whole), absolute=0.0 if whole else at_once,
+        (a, b), (low, high), (1.0, 1.0), whole=whole, absolute=0.0 if whole else at_once,
+        relative=0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype),
     )  # fmt: skip
     return dataclasses.replace(found, pending=pending)
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """A product of which a part may be flushed to 0 before factors of so many bits multiply it."""
+    """A product. A part of it may be flushed to 0 before factors of so many bits multiply it."""
     if x.whole or not bits:
         return x
     error = 4 * rounding.tiny(x.dtype) * 2.0**bits
-    ends = x.low, x.high
-    found = lipschitz((x,), x.shape, x.axis, x.dtype, ends, (1.0,), absolute=error)
-    low = np.where(x.low >= 0, np.maximum(found.low, 0.0), found.low)
-    high = np.where(x.high <= 0, np.minimum(found.high, 0.0), found.high)
+    found = lipschitz((x,), (x.low, x.high), (1.0,), absolute=error)
+    low, high = _of_one_sign((x.low, x.high), found.low, found.high)
     return dataclasses.replace(found, low=low, high=high)
 
 
-def _exact(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> bool:
-    largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
-    if dtype.kind != "f":
-        return True
-    return largest <= rounding.exact_integers(dtype)
+def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
+    """The range of an operation that is monotone in each operand."""
+    corners = [of(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
 
 
-def multiply(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
-    """|ab - a'b'| <= |b| |a - a'| + |a'| |b - b'|, and a product of one array is its square."""
+def multiply(
+    first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
+) -> Abstract:
+    """|ab - a'b'| <= |b| |a - a'| + |a'| |b - b'|. An array times itself is its square."""
     if first is second:
-        return square(first, dtype=dtype)
-    (a, b), shape, axis = aligned(first, second)
-    corners = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-    low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    whole = (a.whole and b.whole and _exact(low, high, dtype)) or _makes_integer(a, b, low)
-    theta, gains = _theta("mul", dtype, whole=whole), (b.magnitude, a.magnitude)
-    return lipschitz(
-        (a, b), shape, axis, dtype, (low, high), gains, relative=theta, whole=whole
-    )  # fmt: skip
+        return integer_power(first, 2, dtype=dtype)
+    a, b = aligned(first, second)
+    dtype = dtype or a.dtype
+    low, high = _corners(a, b, np.multiply)
+    whole = (a.whole and b.whole and _fits(low, high, dtype)) or _makes_integer(a, b, low)
+    relative = 0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype)
+    gains = b.magnitude, a.magnitude
+    return lipschitz((a, b), (low, high), gains, dtype=dtype, relative=relative, whole=whole)
 
 
-def _makes_integer(a: Abstract, b: Abstract, product: np.ndarray) -> bool:
+def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
     """Whether two known numbers have a small integer as their exact product, as .5 and 4 do."""
     if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
         return False
@@ -164,162 +172,337 @@ def _makes_integer(a: Abstract, b: Abstract, product: np.ndarray) -> bool:
     return small and Fraction(x) * Fraction(y) == Fraction(found)
 
 
-def square(x: Abstract, *, dtype: np.dtype) -> Abstract:
-    """|a^2 - a'^2| <= 2 max|a| |a - a'|."""
-    return integer_power(x, 2, dtype=dtype)
-
-
-def integer_power(x: Abstract, power: int, *, dtype: np.dtype) -> Abstract:
-    """x^y for an integer y >= 0: monotone, or even; a negative power is a quotient."""
-    if power < 0:
-        return quotient(
-            constant(np.ones((), dtype)), integer_power(x, -power, dtype=dtype), dtype=dtype
-        )
-    if power == 0:
-        return lipschitz((x,), x.shape, x.axis, dtype, _ones(x), (0.0,), whole=True)
+def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: Any) -> Abstract:
+    """x^y for an integer y >= 0: monotone, or even. A negative power is a quotient."""
+    if y < 0:
+        return quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
+    if y == 0:
+        ones = np.ones((1,) * len(x.shape))
+        return lipschitz((x,), (ones, ones), (0.0,), whole=True)
     top = x.magnitude
-    bottom = np.where((x.low <= 0) & (x.high >= 0), 0.0, np.minimum(np.abs(x.low), np.abs(x.high)))
     with np.errstate(over="ignore"):
-        ends = (bottom**power, top**power) if power % 2 == 0 else (x.low**power, x.high**power)
-        gain = rounding.up(power * top ** (power - 1))
+        even = _nearest_to_zero(x.low, x.high) ** y, top**y
+        ends = even if y % 2 == 0 else (x.low**y, x.high**y)
+        gain = rounding.up(y * top ** (y - 1))
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
         raise RefusalError("the power may overflow")
-    whole = x.whole and _exact(*ends, dtype)
-    # The products are those of at most so many factors 1 + theta.
-    theta = math.expm1(power * _theta("mul", dtype, whole=whole))
-    return lipschitz((x,), x.shape, x.axis, dtype, ends, (gain,), relative=theta, whole=whole)
+    whole = x.whole and _fits(*ends, dtype or x.dtype)
+    # Computed with at most y products, each off by a factor 1 + theta: e^(y theta) - 1 in all.
+    theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
+    return lipschitz((x,), ends, (gain,), dtype=dtype, relative=theta, whole=whole)
 
 
-def _ones(x: Abstract) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones((1,) * len(x.shape)), np.ones((1,) * len(x.shape))
+SQUARE = functools.partial(integer_power, y=2)
 
 
-def quotient(first: Abstract, second: Abstract, *, dtype: np.dtype) -> Abstract:
+def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
+    """x^y for numbers x > 0 and a public y: monotone, with slope |y| x^(y - 1) at one of the ends.
+
+    It rounds as exp(y log x) does, whose operand is off by u |y log x| in each step that a compiler
+    may take. u is the unit roundoff.
+    """
+    dtype = x.dtype
+    if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
+        raise RefusalError("a power has a rule where its exponent is one public float")
+    if x.low.min() < rounding.SMALLEST_DENOMINATOR or exponent.low.size != 1:
+        raise RefusalError(
+            f"the base of a power lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be 0 or"
+            " negative: clamp it from below, as by jnp.maximum"
+        )
+    y = float(exponent.low.flat[0])
+    if exponent.shape or not abs(y) <= _LARGEST_EXPONENT:
+        raise RefusalError(f"a power of this form has no rule, with exponent {y:.3g}")
+    ends = x.low**y, x.high**y
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
+    logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
+    units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
+    if not np.isfinite(high).all():
+        raise RefusalError("the power may overflow: rescale")
+    # The exponential of an error, and the rounding of the host.
+    theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
+    return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
+
+
+def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|, where no b is near 0.
 
     Where |b - b'| <= d, the last factor is at most 1/l - 1/(l + d), with l the least |b|.
     """
-    if dtype.kind != "f":
+    if first.dtype.kind != "f":
         raise RefusalError("a quotient of integers has no rule: convert to float first")
-    (a, b), shape, axis = aligned(first, second)
-    least = np.minimum(np.abs(b.low), np.abs(b.high))
-    if ((b.low <= 0) & (b.high >= 0)).any() or (least < rounding.SMALLEST_DENOMINATOR).any():
+    a, b = aligned(first, second)
+    least = _nearest_to_zero(b.low, b.high)
+    if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RefusalError(
             f"the denominator lies in [{b.low.min():.3g}, {b.high.max():.3g}] and may be 0:"
             " bound it away from 0, as by jnp.maximum"
         )
-    corners = [x / y for x in (a.low, a.high) for y in (b.low, b.high)]
-    low, high = functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
-    theta = _theta("div", dtype)
+    low, high = _corners(a, b, np.divide)
+    theta = rounding.DIVISION * rounding.unit(a.dtype)
+    gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
+    found = lipschitz((a, b), (low, high), gains, relative=theta)
     error = theta * np.maximum(np.abs(low), np.abs(high))
-    gains = (rounding.up(1 / least), rounding.up(a.magnitude / least**2))
-    found = lipschitz((a, b), shape, axis, dtype, (low, high), gains, relative=theta)
-    flush = 2 * rounding.tiny(dtype) * (1 + gains[0] + gains[1])
-    slip = 2 * rounding.up(over(error + flush, axis))
-    lowest, size = -over(-least, axis), over(a.magnitude, axis)
+    flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
+    slip = 2 * rounding.up(over(error + flush, a.axis))
+    lowest, size = -over(-least, a.axis), over(a.magnitude, a.axis)
 
-    def curved(x: Difference, y: Difference) -> np.ndarray:
-        moved = rounding.up(x.each / lowest + size * moduli.RECIPROCAL(lowest, lowest, y.each))
+    def curved(x: Difference, y: Difference) -> Array:
+        reciprocal = y.each / lowest / (lowest + y.each)
+        moved = rounding.up(x.each / lowest + size * reciprocal)
         moved = moved * (1 + 2.0**-30) + 2.0**-500 + slip
         return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
 
-    return capped(found, curved(a.changed, b.changed), curved(a.others, b.others))
+    return _capped(found, curved(a.changed, b.changed), curved(a.others, b.others))
 
 
-def capped(found: Abstract, changed: np.ndarray, others: np.ndarray) -> Abstract:
-    """The same value, whose entries move by at most as much as a second bound says, too."""
-
-    def both(each: np.ndarray, after: Difference) -> tuple[np.ndarray, float, float]:
-        return np.minimum(after.each, each), after.l1, after.l2
-
+def _capped(found: Abstract, *bounds: Array) -> Abstract:
+    """The same value; a second bound on the move of each entry holds too."""
+    moves = zip((found.changed, found.others), bounds, strict=True)
+    changed, others = ((np.minimum(d.each, each), d.l1, d.l2) for d, each in moves)
     return make(
-        found.shape, found.dtype, found.low, found.high, found.axis,
-        both(changed, found.changed), both(others, found.others), apart=found.apart,
+        found.shape, found.dtype, found.low, found.high, found.axis, changed, others,
+        apart=found.apart,
     )  # fmt: skip
 
 
-def negative(x: Abstract, *, dtype: np.dtype) -> Abstract:
+def negative(x: Abstract, **_: Any) -> Abstract:
     """Exact, with gain 1."""
-    ends = (-x.high, -x.low)
-    return exact((x,), x.shape, x.axis, dtype, ends, (1.0,), whole=x.whole)
+    return lipschitz((x,), (-x.high, -x.low), (1.0,), whole=x.whole)
 
 
-def exact(
-    inputs: Sequence[Abstract],
-    shape: Sequence[int],
-    axis: int | None,
-    dtype: np.dtype,
-    interval: tuple[np.ndarray, np.ndarray],
-    gains: Sequence[np.ndarray | float],
-    **more: Any,
-) -> Abstract:
-    """An operation without rounding; subnormal numbers may be flushed."""
-    return lipschitz(inputs, shape, axis, dtype, interval, gains, **more)
-
-
-def absolute(x: Abstract, *, dtype: np.dtype) -> Abstract:
+def absolute(x: Abstract, **_: Any) -> Abstract:
     """Exact, with gain 1."""
-    bottom = np.where((x.low <= 0) & (x.high >= 0), 0.0, np.minimum(np.abs(x.low), np.abs(x.high)))
-    return exact((x,), x.shape, x.axis, dtype, (bottom, x.magnitude), (1.0,), whole=x.whole)
+    return lipschitz((x,), (_nearest_to_zero(x.low, x.high), x.magnitude), (1.0,), whole=x.whole)
 
 
-def extremum(first: Abstract, second: Abstract, *, largest: bool, dtype: np.dtype) -> Abstract:
+def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
     """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
+    idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
-        idle = -math.inf if largest else math.inf
-        if (
-            one.is_known
-            and (one.low == idle).all()
-            and np.broadcast_shapes(one.shape, other.shape) == other.shape
-        ):
+        shape = np.broadcast_shapes(one.shape, other.shape)
+        if one.is_known and (one.low == idle).all() and shape == other.shape:
             return other
-    (a, b), shape, axis = aligned(first, second)
+    a, b = aligned(first, second)
     pick = np.maximum if largest else np.minimum
-    ends = pick(a.low, b.low), pick(a.high, b.high)
     whole = a.whole and b.whole
-    flush = 0.0 if whole else 4 * rounding.tiny(dtype)
+    flush = 0.0 if whole else 2 * rounding.tiny(a.dtype)
 
-    def larger(x: Difference, y: Difference) -> tuple[np.ndarray, float, float]:
-        each = np.maximum(x.each, y.each)
-        each = each + np.where(each > 0, flush, 0.0)
-        count = math.prod(shape) * flush
-        return (
-            each,
-            float(rounding.up(x.l1 + y.l1 + count)),
-            float(rounding.up(math.hypot(x.l2, y.l2) + count)),
-        )
+    def larger(x: Difference, y: Difference) -> Moves:
+        moves = np.maximum(x.each, y.each), x.l1 + y.l1, math.hypot(x.l2, y.l2)
+        return erring(moves, flush, a.shape, a.axis)
 
     return make(
-        shape, dtype, *ends, axis, larger(a.changed, b.changed), larger(a.others, b.others),
-        whole=whole, apart=float(rounding.up(max(a.apart, b.apart) + flush)),
+        a.shape, a.dtype, pick(a.low, b.low), pick(a.high, b.high), a.axis,
+        larger(a.changed, b.changed), larger(a.others, b.others), whole=whole,
+        apart=float(rounding.up(max(a.apart, b.apart) + 2 * flush)),
     )  # fmt: skip
 
 
-def clamp(low: Abstract, x: Abstract, high: Abstract, *, dtype: np.dtype) -> Abstract:
-    """min(max(x, low), high). XLA takes its maximum with `low` for itself, also if low > high."""
+def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
+    """min(max(x, low), high).
+
+    XLA takes max(low, clamp(low, x, high)) for the clamp itself, even where low > high.
+    """
     if low.high.max() > high.low.min():
-        (a, b), _, _ = aligned(low, high)
+        a, b = aligned(low, high)
         if (a.high > b.low).any():
             raise RefusalError("the bounds of a clamp may cross: use jnp.clip")
-    return extremum(extremum(low, x, largest=True, dtype=dtype), high, largest=False, dtype=dtype)
+    return extremum(extremum(low, x, largest=True), high, largest=False)
 
 
-def steps(x: Abstract, function: Callable[..., np.ndarray], *, dtype: np.dtype) -> Abstract:
-    """floor, ceil, round, trunc, sign: monotone and whole. They jump, so a move may be 1 more."""
+def steps(
+    function: Callable[..., Array], x: Abstract, *, dtype: np.dtype | None = None,
+    rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
+) -> Abstract:  # fmt: skip
+    """floor, ceil, round, trunc, sign: monotone, with integer results. A jump adds 1 to a move."""
+    # np.round rounds halves to even; the other method would leave its interval.
+    if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
+        raise RefusalError("halves that round away from 0 have no rule: use jnp.round")
+    dtype = dtype or x.dtype
     ends = function(x.low), function(x.high)
     if x.whole:
-        return exact((x,), x.shape, x.axis, dtype, ends, (1.0,), whole=True)
-
-    def jumped(d: Difference) -> tuple[np.ndarray, float, float]:
-        return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
-
-    changed, others = jumped(x.changed), jumped(x.others)
-    if not _exact(*ends, dtype):
+        return lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
+    if not _fits(*ends, dtype):
         raise RefusalError("the integer may be too large for its dtype")
+    changed, others = (
+        (np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf)
+        for d in (x.changed, x.others)
+    )
     apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
     return make(x.shape, dtype, *ends, x.axis, changed, others, whole=True, apart=apart)
 
 
-def at_least_zero(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The point of an interval that is nearest to 0."""
-    return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
+def _check(x: Abstract, accuracy: object) -> None:
+    if accuracy is not None:
+        raise RefusalError("accuracy= is not supported in proofs: leave it out")
+    if x.dtype.kind != "f":
+        raise RefusalError(f"{x.dtype} has no rule here: convert to float first")
+
+
+def _monotone(
+    function: Callable[[Array], Array],
+    slope: Callable[[Array, Array], Array],
+    domain: tuple[float, float] = (-_ALL, _ALL),
+    *,
+    modulus: Modulus,
+    reach: tuple[float, float] = (-math.inf, math.inf),
+    absolute_error: bool = True,
+    rounded_operand: float = 0.0,
+) -> Callable[..., Abstract]:
+    """The rule of a monotone function.
+
+    Args:
+        function: on the host, in float64.
+        slope: slope(low, high) is the largest |slope| on [low, high].
+        domain: operands beyond it are refused.
+        modulus: how far apart the function takes two numbers. A slope alone gives a larger bound,
+            because it falls on the way. Numbers at distance d are farthest apart at the steeper end
+            of the interval if the function is convex or concave. If it is odd, and its slope falls
+            with |x|, they are farthest apart at -d/2 and d/2.
+        reach: an interval that the results of compilers do not leave either.
+        absolute_error: whether values below 1 are off by as much as 1 is, or by less.
+        rounded_operand: units of its own size that the operand may be off by. A compiler takes
+            exp(a) exp(b) to exp(a + b), and rounds that sum.
+    """
+
+    def rule(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
+        _check(x, accuracy)
+        if x.low.min() < domain[0] or x.high.max() > domain[1]:
+            raise RefusalError(
+                f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
+                f" [{domain[0]:.3g}, {domain[1]:.3g}]"
+            )
+        # A device may take a subnormal operand for 0, which the interval holds.
+        ends = function(x.low), function(x.high)
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        size = np.maximum(np.abs(low), np.abs(high))
+        size = np.maximum(size, 1.0) if absolute_error else size
+        counted = rounding.elementary(x.dtype) + rounded_operand * np.abs(x.high)
+        error = counted * rounding.unit(x.dtype) * size + 2.0**-40 * size * 2.0**-4
+        # Rounding may move a value where the slope rounds to 0 on the host.
+        gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
+        found = lipschitz((x,), (low, high), (gain,), absolute=error)
+        slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
+        lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
+
+        def curved(d: Difference) -> Array:
+            moved = modulus(lowest, highest, d.each) * (1 + 2.0**-30) + 2.0**-500
+            return np.where(d.each > 0, moved + slip, 0.0)
+
+        low, high = np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1])
+        found = dataclasses.replace(found, low=low, high=high)
+        return _capped(found, curved(x.changed), curved(x.others))
+
+    return rule
+
+
+def _expit(x: Array) -> Array:
+    return scipy.special.expit(x)
+
+
+def _erf(x: Array) -> Array:
+    return scipy.special.erf(x)
+
+
+def _exp_modulus(low: Array, high: Array, d: Array) -> Array:
+    """exp(high) - exp(high - d)."""
+    return -np.exp(high) * np.expm1(-d)
+
+
+def _centered(function: Callable[[Array], Array]) -> Modulus:
+    """f(d/2) - f(-d/2) of an odd function f."""
+    return lambda low, high, d: 2 * function(d / 2)
+
+
+def _steepest_at_zero(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    """The largest slope on an interval, if the slope falls with |x|."""
+    return lambda low, high: slope(_nearest_to_zero(low, high))
+
+
+EXP = _monotone(
+    np.exp, lambda low, high: np.exp(high), (-_ALL, 40.0), modulus=_exp_modulus,
+    reach=(0.0, math.inf), absolute_error=False, rounded_operand=16.0,
+)  # fmt: skip
+EXPM1 = _monotone(
+    np.expm1, lambda low, high: np.exp(high), (-_ALL, 40.0), modulus=_exp_modulus
+)  # fmt: skip
+# log(low + d) - log(low) = log1p(d / low).
+LOG = _monotone(
+    np.log, lambda low, high: 1 / low, (2.0**-60, _ALL),
+    modulus=lambda low, high, d: np.log1p(d / low),
+)  # fmt: skip
+LOG1P = _monotone(
+    np.log1p, lambda low, high: 1 / (1 + low), (-1 + 2.0**-10, _ALL),
+    modulus=lambda low, high, d: np.log1p(d / (1 + low)),
+)  # fmt: skip
+TANH = _monotone(
+    np.tanh, _steepest_at_zero(lambda x: 1 - np.tanh(x) ** 2 + 2.0**-40), modulus=_centered(np.tanh)
+)
+ATAN = _monotone(
+    np.arctan, _steepest_at_zero(lambda x: 1 / (1 + x**2)), modulus=_centered(np.arctan)
+)
+# The logistic function is 1/2 + tanh(x/2) / 2.
+LOGISTIC = _monotone(
+    _expit, _steepest_at_zero(lambda x: _expit(x) * _expit(-x)),
+    modulus=lambda low, high, d: np.tanh(d / 4), reach=(0.0, math.inf),
+)  # fmt: skip
+ERF = _monotone(
+    _erf, _steepest_at_zero(lambda x: 2 / math.sqrt(math.pi) * np.exp(-(x**2))),
+    modulus=_centered(_erf),
+)  # fmt: skip
+# low^-1/2 - (low + d)^-1/2.
+RSQRT = _monotone(
+    lambda x: 1 / np.sqrt(x), lambda low, high: 0.5 * low**-1.5, (2.0**-60, _ALL),
+    modulus=lambda low, high, d: -np.expm1(-np.log1p(d / low) / 2) / np.sqrt(low),
+    absolute_error=False,
+)  # fmt: skip
+
+
+def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
+    """|sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low) where |a - b| <= d: the root is concave."""
+    _check(x, accuracy)
+    if x.low.min() < 0:
+        raise RefusalError(
+            f"the operand of sqrt lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be"
+            " negative: clamp it from below, as by jnp.maximum(x, 0)"
+        )
+    ends = np.sqrt(x.low), np.sqrt(x.high)
+    # Two subnormal numbers may be flushed to 0, and their roots are larger than they are.
+    flush = math.sqrt(4 * rounding.tiny(x.dtype))
+    error = rounding.DIVISION * rounding.unit(x.dtype) * ends[1] + flush
+    lowest = -over(-x.low, x.axis)
+
+    def curved(d: Array | float) -> Array:
+        with np.errstate(invalid="ignore"):
+            root = np.asarray(d) / (np.sqrt(lowest + d) + np.sqrt(lowest))
+        return rounding.up(rounding.up(np.where(d > 0, root, 0.0) + 2 * over(error, x.axis)))
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
+
+    low, high = rounding.widened(*ends, error)
+    return make(
+        x.shape, x.dtype, np.maximum(low, 0.0), high, x.axis, moved(x.changed), moved(x.others),
+        apart=float(curved(x.apart).max()),
+    )  # fmt: skip
+
+
+def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
+    """Sin, and cos with its peak at 0: gain 1. They reach 1 and -1 only at peaks and troughs."""
+    _check(x, accuracy)
+    if x.magnitude.max() > 2.0**12:
+        raise RefusalError(
+            "the operand of sin or cos may exceed 4096, where its error is not documented"
+        )
+    sides = np.cos(x.low - peak), np.cos(x.high - peak)
+    highest = np.where(_meets(x, peak), 1.0, np.maximum(*sides))
+    lowest = np.where(_meets(x, peak + np.pi), -1.0, np.minimum(*sides))
+    error = rounding.elementary(x.dtype) * rounding.unit(x.dtype)
+    return lipschitz((x,), (lowest - 2.0**-30, highest + 2.0**-30), (1.0,), absolute=error)
+
+
+def _meets(x: Abstract, place: float) -> Array:
+    """Whether the interval may hold `place` plus a multiple of 2 pi."""
+    turn = 2 * np.pi
+    return place + turn * np.ceil((x.low - 2.0**-30 - place) / turn) <= x.high + 2.0**-30

@@ -1,29 +1,28 @@
-"""Rules of operations that move entries: nothing is computed, so differences move along."""
+"""Rules of operations that move entries and compute nothing, so differences move along."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._pending_facts import Pending
-from dpjax.proving._refusal import RefusalError
 from dpjax.proving._value import (
     Abstract,
     Difference,
+    Moves,
+    Pending,
+    RefusalError,
     as_dense,
     as_rows,
-    difference,
+    constant,
     make,
     stretched,
 )
 
-Moved = tuple[np.ndarray, float, float]
-
-
-def _kept(d: Difference, each: np.ndarray) -> Moved:
-    return each, d.l1, d.l2
+_MOST_COPIES = 64
 
 
 def check_places(places: Abstract, size: int) -> None:
@@ -34,80 +33,82 @@ def check_places(places: Abstract, size: int) -> None:
 
 
 def check_inside(first: float, last: float, size: int) -> None:
-    """A place beyond the ends of a slice would be one beside it: XLA makes two slices one."""
+    """XLA makes two slices one, so a place beyond the ends of one would be a place beside it."""
     if not 0 <= first <= last < size:
         raise RefusalError("a place may be out of bounds: clip the index")
 
 
-def transpose(x: Abstract, order: Sequence[int]) -> Abstract:
+def _moved(
+    x: Abstract,
+    shape: Sequence[int],
+    axis: int | None,
+    move: Callable[[np.ndarray], np.ndarray],
+    **more: Any,
+) -> Abstract:
+    """The array with its entries moved. Norms stay, and so do rows."""
+    changed, others = ((move(d.each), d.l1, d.l2) for d in (x.changed, x.others))
+    kept: Any = dict(whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, apart=x.apart)
+    return make(shape, x.dtype, move(x.low), move(x.high), axis, changed, others, **kept | more)
+
+
+def same(x: Abstract, **_: Any) -> Abstract:
+    """The operand itself."""
+    return x
+
+
+def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
     """Entries of a row stay in it."""
-    axis = None if x.axis is None else list(order).index(x.axis)
-    shape = tuple(x.shape[k] for k in order)
-    found = make(
-        shape, x.dtype, x.low.transpose(order), x.high.transpose(order), axis,
-        _kept(x.changed, x.changed.each.transpose(order)),
-        _kept(x.others, x.others.each.transpose(order)), whole=x.whole,
-        tied=frozenset(k for k, old in enumerate(order) if old in x.tied),
-        l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending, apart=x.apart,
-    )  # fmt: skip
-    return found
+    order = list(permutation)
+    axis = None if x.axis is None else order.index(x.axis)
+    tied = frozenset(k for k, old in enumerate(order) if old in x.tied)
+    shape = [x.shape[k] for k in order]
+    move = lambda array: array.transpose(order)  # noqa: E731
+    return _moved(x, shape, axis, move, tied=tied, pending=x.pending)
 
 
-def broadcast(x: Abstract, shape: Sequence[int], places: Sequence[int]) -> Abstract:
+def broadcast(
+    x: Abstract, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
+) -> Abstract:
     """Axes of length 1 are added, then repeated."""
-    ones = [1] * len(shape)
-    for old, new in enumerate(places):
-        ones[new] = x.shape[old]
+    places = broadcast_dimensions
 
-    def put(array: np.ndarray) -> np.ndarray:
-        short = [1] * len(shape)
+    def put(sizes: Sequence[int]) -> list[int]:
+        ones = [1] * len(shape)
         for old, new in enumerate(places):
-            short[new] = array.shape[old]
-        return array.reshape(short)
+            ones[new] = sizes[old]
+        return ones
 
     def placed(d: Difference) -> Difference:
-        return dataclasses.replace(d, each=put(d.each))
+        return dataclasses.replace(d, each=d.each.reshape(put(d.each.shape)))
 
     inserted = dataclasses.replace(
-        x, shape=tuple(ones), low=put(x.low), high=put(x.high),
-        axis=None if x.axis is None else places[x.axis],
+        x, shape=tuple(put(x.shape)), low=x.low.reshape(put(x.low.shape)),
+        high=x.high.reshape(put(x.high.shape)), axis=None if x.axis is None else places[x.axis],
         changed=placed(x.changed), others=placed(x.others),
         tied=frozenset(places[k] for k in x.tied), source=x.origin,
     )  # fmt: skip
     return stretched(inserted, shape)
 
 
-def _full(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    return np.broadcast_to(array, shape)
-
-
-def reshape(x: Abstract, shape: Sequence[int]) -> Abstract:
+def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
     """Entries keep their order. The records must stay one axis, with the same entries in a row."""
-    shape = tuple(shape)
-    axis = None if x.axis is None else _same_rows(x.shape, x.axis, shape)
+    if dimensions is not None:
+        raise RefusalError("a reshape that also transposes has no rule: transpose first")
+    shape = tuple(new_sizes)
+    axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
 
-    def changed_shape(array: np.ndarray) -> np.ndarray:
+    def move(array: np.ndarray) -> np.ndarray:
         if array.size == 1:
             return array.reshape((1,) * len(shape))
-        if x.axis is None:
-            return _full(array, x.shape).reshape(shape)
-        assert axis is not None
-        if array.shape[x.axis] == 1:
-            before, after = list(x.shape), list(shape)
+        before, after = list(x.shape), list(shape)
+        if x.axis is not None and axis is not None and array.shape[x.axis] == 1:
             before[x.axis] = after[axis] = 1
-            return _full(array, before).reshape(after)
-        return _full(array, x.shape).reshape(shape)
+        return np.broadcast_to(array, before).reshape(after)
 
-    low, high = (changed_shape(array) for array in (x.low, x.high))
-    return make(
-        shape, x.dtype, low, high, axis,
-        _kept(x.changed, changed_shape(x.changed.each)),
-        _kept(x.others, changed_shape(x.others.each)),
-        whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, pending=x.pending, apart=x.apart,
-    )  # fmt: skip
+    return _moved(x, shape, axis, move, pending=x.pending)
 
 
-def _same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
+def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
     """The axis of records afterwards: as many places before it, after it, and along it."""
     ahead, n = math.prod(before[:axis]), before[axis]
     for k, size in enumerate(after):
@@ -119,78 +120,99 @@ def _same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
     )
 
 
-def squeeze(x: Abstract, dims: Sequence[int]) -> Abstract:
+def squeeze(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
     """Axes of length 1 are dropped."""
-    dropped = {d % len(x.shape) for d in dims}
+    dropped = {d % len(x.shape) for d in dimensions}
     if x.axis in dropped:
         x = as_dense(x)
     return reshape(x, [size for k, size in enumerate(x.shape) if k not in dropped])
 
 
-def cut(x: Abstract, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Abstract:
+def cut(
+    x: Abstract,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None = None,
+    **_: Any,
+) -> Abstract:
     """A part of the entries. Of the records, the changed one may or may not be among them.
 
-    Where the first record that is left was not the first one, rows get other numbers. Then the
-    changed row is not that of other arrays, and nothing is known by row.
+    If the first record that is left was not the first one before, rows get other numbers. Then row
+    i is another record than row i of other arrays, and the axis of records is given up.
     """
-    if x.axis is not None and (starts[x.axis] != 0 or steps[x.axis] != 1):
+    steps = strides or [1] * len(x.shape)
+    chosen = list(map(slice, start_indices, limit_indices, steps))
+    if x.axis is not None and (start_indices[x.axis] != 0 or steps[x.axis] != 1):
         x = as_dense(x)
-    shape = tuple(len(range(s, e, t)) for s, e, t in zip(starts, ends, steps, strict=True))
+    shape = [len(range(*s.indices(size))) for s, size in zip(chosen, x.shape, strict=True)]
 
-    def part(array: np.ndarray) -> np.ndarray:
-        chosen = tuple(
-            slice(None) if array.shape[k] == 1 else slice(s, e, t)
-            for k, (s, e, t) in enumerate(zip(starts, ends, steps, strict=True))
-        )
-        return array[chosen]
+    def move(array: np.ndarray) -> np.ndarray:
+        short = zip(chosen, array.shape, strict=True)
+        return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
-    changed = x.changed
     if x.axis is not None and shape[x.axis] < x.n:  # Any row may be all that is left.
-        each = np.maximum(changed.each, x.others.each)
-        l1, l2 = max(changed.l1, x.others.l1), max(changed.l2, x.others.l2)
-        changed = Difference(each, l1, l2)
-    return make(
-        shape, x.dtype, part(x.low), part(x.high), x.axis, _kept(changed, part(changed.each)),
-        _kept(x.others, part(x.others.each)), whole=x.whole, tied=x.tied,
-        l2_of_row=x.l2_of_row, pending=x.pending, apart=x.apart,
-    )  # fmt: skip
+        c, o = x.changed, x.others
+        most = Difference(np.maximum(c.each, o.each), max(c.l1, o.l1), max(c.l2, o.l2))
+        x = dataclasses.replace(x, changed=most)
+    return _moved(x, shape, x.axis, move, tied=x.tied, source=None, pending=x.pending)
 
 
-def join(parts: Sequence[Abstract], dim: int) -> Abstract:
-    """Along an axis that is not that of the records, or else the records are no rows any more."""
-    axes = {x.axis for x in parts} - {None}
+def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:
+    """The places of one axis from `start` on."""
+    starts = [start if k == axis else 0 for k in range(len(x.shape))]
+    ends = [start + size if k == axis else whole for k, whole in enumerate(x.shape)]
+    return cut(x, starts, ends)
+
+
+def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstract]:
+    """Parts of the entries, one after the other."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return [place(x, axis, int(end), int(size)) for end, size in zip(ends, sizes, strict=False)]
+
+
+def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
+    """A part at a public place."""
+    if not all(start.is_known for start in starts):
+        raise RefusalError("a slice at a place that is not public has no rule")
+    firsts = [int(start.low) for start in starts]
+    for start, first, whole, size in zip(starts, firsts, x.shape, slice_sizes, strict=True):
+        check_places(start, whole)
+        check_inside(first, first, whole - size + 1)
+    return cut(x, firsts, [a + size for a, size in zip(firsts, slice_sizes, strict=True)])
+
+
+def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
+    """Concatenation. Along the axis of the records, nothing is known by row afterwards."""
+    dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
     if axes or axis == dim:
-        parts, axis = [as_dense(x) for x in parts], None
-    if axis is not None:
-        parts = [as_rows(x, axis) for x in parts]
+        axis = None
+    joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        rows = [list(x.shape) for x in parts]
+        rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:
                 sizes[axis] = 1
-        pairs = zip(arrays, rows, strict=True)
-        return np.concatenate([_full(array, sizes) for array, sizes in pairs], dim)
+        return np.concatenate(list(map(np.broadcast_to, arrays, rows)), dim)
 
-    def moved(ds: Sequence[Difference]) -> Moved:
-        l2 = rounding.norm2([d.l2 for d in ds])
-        each = whole_of([d.each for d in ds], record=True)
+    def moved(ds: Sequence[Difference]) -> Moves:
+        each, l2 = whole_of([d.each for d in ds], record=True), rounding.norm2([d.l2 for d in ds])
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 
-    shape = list(parts[0].shape)
-    shape[dim] = sum(x.shape[dim] for x in parts)
-    pending = Pending.of_all([x.pending for x in parts])
+    shape = list(joined[0].shape)
+    shape[dim] = sum(x.shape[dim] for x in joined)
+    pending = Pending.of_all([x.pending for x in joined])
     padded = pending.padded or any(
-        x.shape[dim] == 1 and _may_be_one([*parts[:k], *parts[k + 1 :]])
-        for k, x in enumerate(parts)
+        x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
+        for k, x in enumerate(joined)
     )
     return make(
-        shape, parts[0].dtype, whole_of([x.low for x in parts], record=False),
-        whole_of([x.high for x in parts], record=False), axis,
-        moved([x.changed for x in parts]), moved([x.others for x in parts]),
-        whole=all(x.whole for x in parts), pending=pending.having(padded=padded),
-        apart=max(x.apart for x in parts),
+        shape, joined[0].dtype, whole_of([x.low for x in joined], record=False),
+        whole_of([x.high for x in joined], record=False), axis,
+        moved([x.changed for x in joined]), moved([x.others for x in joined]),
+        whole=all(x.whole for x in joined), pending=pending.having(padded=padded),
+        apart=max(x.apart for x in joined),
     )  # fmt: skip
 
 
@@ -201,19 +223,80 @@ def _may_be_one(parts: Sequence[Abstract]) -> bool:
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
 
 
-def iota(shape: Sequence[int], dimension: int, dtype: np.dtype) -> Abstract:
-    """0, 1, 2, ... along an axis."""
-    from dpjax.proving._value import constant
+def new_axis(x: Abstract, axis: int) -> Abstract:
+    """The array with an axis of length 1 more."""
+    shape = (*x.shape[:axis], 1, *x.shape[axis:])
+    return broadcast(x, shape, [k for k in range(len(shape)) if k != axis])
 
-    short = [1] * len(shape)
-    short[dimension] = shape[dimension]
-    numbers = np.arange(shape[dimension], dtype=float).reshape(short)
-    none = difference(np.zeros((1,) * len(shape)), shape, None)
+
+def stack(*xs: Abstract, axis: int, **_: Any) -> Abstract:
+    """A new axis, along which the arrays are joined."""
+    return join(*(new_axis(x, axis) for x in xs), dimension=axis)
+
+
+def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
+    """Copies of an array along its axes."""
+    if len(reps) != len(x.shape) or not 1 <= math.prod(reps) <= _MOST_COPIES:
+        raise RefusalError(f"more than {_MOST_COPIES} copies of an array have no rule")
+    for axis, count in enumerate(reps):
+        x = join(*[x] * count, dimension=axis) if count > 1 else x
+    return x
+
+
+def reverse(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
+    """Entries move. A reversed row has another number, so nothing is known by row then."""
+    x = as_dense(x) if x.axis in dimensions else x
+    move = lambda array: np.flip(array, tuple(dimensions))  # noqa: E731
+    return _moved(x, x.shape, x.axis, move, tied=x.tied)
+
+
+def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """The array with all places of one axis."""
+    shape = list(array.shape)
+    shape[axis] = size
+    return np.broadcast_to(array, shape)
+
+
+def pad(
+    x: Abstract, value: Abstract, padding_config: Sequence[tuple[int, int, int]], **_: Any
+) -> Abstract:
+    """Public numbers around and between the entries. Rows of them do not move."""
+    if not value.is_known or not value.is_finite:
+        raise RefusalError("padding by a number that is not public and finite has no rule")
+    if any(start < 0 or end < 0 for start, end, _ in padding_config):
+        raise RefusalError("negative padding has no rule: slice")
+    number, axes = float(value.low), list(zip(x.shape, padding_config, strict=True))
+    shape = tuple(a + b + s + max(0, s - 1) * inner for s, (a, b, inner) in axes)
+    if x.axis is not None and (padding_config[x.axis][0] or padding_config[x.axis][2]):
+        x = as_dense(x)  # Rows get other numbers.
+    padded = [k for k, size in enumerate(shape) if size != x.shape[k]]
+
+    def filled(array: np.ndarray, fill: float, axes: Sequence[int]) -> np.ndarray:
+        for k in axes:
+            (start, _, inner), size = padding_config[k], x.shape[k]
+            made = np.full([shape[k] if j == k else s for j, s in enumerate(array.shape)], fill)
+            np.moveaxis(made, k, 0)[start : start + (size - 1) * (inner + 1) + 1 : inner + 1] = (
+                np.moveaxis(along(array, k, size), k, 0)
+            )
+            array = made
+        return array
+
+    within = [k for k in padded if k != x.axis]
+    changed, others = ((filled(d.each, 0.0, within), d.l1, d.l2) for d in (x.changed, x.others))
+    return make(
+        shape, x.dtype, filled(x.low, number, padded), filled(x.high, number, padded), x.axis,
+        changed, others, whole=x.whole and number.is_integer(),
+        l2_of_row=x.l2_of_row if number == 0 else math.inf,
+        pending=Pending(padded=any(s == 1 and a + b > 0 for s, (a, b, _) in axes)), apart=x.apart,
+    )  # fmt: skip
+
+
+def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abstract:
+    """0, 1, 2, ... along an axis."""
+    dtype, size = np.dtype(dtype), shape[dimension]
     # Integers wrap around: iota of uint8 starts at 0 again after 255.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)
-    if dtype.kind not in "fiu" or shape[dimension] - 1 > largest:
+    if dtype.kind not in "fiu" or size - 1 > largest:
         raise RefusalError("iota exceeds the integers of its dtype")
-    return dataclasses.replace(
-        constant(np.zeros((), dtype)), shape=tuple(shape), low=numbers, high=numbers,
-        changed=none, others=none, whole=True,
-    )  # fmt: skip
+    short = [size if k == dimension else 1 for k in range(len(shape))]
+    return stretched(constant(np.arange(size, dtype=dtype).reshape(short)), shape)

@@ -1,94 +1,39 @@
-"""Functions of JAX whose sensitivity is known better than their operations show.
+"""Lemmas: bounds of functions that are known better than their operations show.
 
-A lemma applies to an inner program with the fingerprint of the function itself, traced anew on the
-same shapes. Its name only says which function to compare with.
+`_patterns.py` finds where they apply. The proofs are in docs/proofs/global-sensitivity.md. In
+lemmas of means and variances, the records are the first axis, and one record moves.
+
+Softmax, log_softmax and logsumexp all subtract the largest operand first, so that exp sees numbers
+in [-W, 0]. W is the width of all operands together. The relative error of exp grows with W, because
+the difference is rounded.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._walks import Equation, aval, equations
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
-from dpjax.proving._pending_facts import Pending
-from dpjax.proving._value import Abstract, make
+from dpjax.proving._reductions import axes_after
+from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over
 
-Lemma = Callable[..., Abstract | None]
-
-
-def known(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """The value of an inner program by a lemma; None where there is none."""
-    if not operands:
-        return None
-    if equation.params.get("name") == "searchsorted":
-        return _places(inner, operands)
-    x, *public = operands
-    records_only = x.axis == 0 and x.others.is_zero and x.dtype.kind == "f" and x.is_finite
-    scalars = all(p.is_known and not p.shape for p in public)
-    if not records_only or not scalars or x.n < 2:
-        return None
-    expected = aval(equation.outvars[0])
-    for function, lemma in _LEMMAS.get(str(equation.params.get("name")), ()):
-        if _fingerprint(function, x, str(equation.params["name"])) == digest(inner):
-            numbers = [float(p.low) for p in public]
-            found = lemma(x, *numbers)
-            if found and (expected.shape, expected.dtype) == (found.shape, found.dtype):
-                return dataclasses.replace(found, pending=_pending(x, found, *numbers))
-    return None
+# Larger relative errors of exponentials and of means have no lemma.
+_OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
-def _pending(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
-    """That of a sum over the records of squares or products, over n less a correction."""
-    load, divisor = float(found.magnitude.max()), x.n - correction
-    bits = 2 * x.pending.bits + abs(math.log2(divisor)) + 1
-    return Pending.of_sum(x.n, load).having(
-        terms=x.n, weight=load, factor=1 / divisor, bits=bits, shift=x.pending.shift
-    )
+def _each_alone(each: np.ndarray) -> Moves:
+    """Bounds in each entry; the others follow from them."""
+    return rounding.up(each), math.inf, math.inf
 
 
-def _fingerprint(function: Callable[..., Any], x: Abstract, name: str) -> str | None:
-    """That of the inner program which a function of JAX calls by this name."""
-    with jax.default_matmul_precision("highest"):
-        reference = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(x.shape, x.dtype))
-    calls = [e for e in equations(reference.jaxpr) if e.params.get("name") == name]
-    return digest(calls[0].params["jaxpr"]) if len(calls) == 1 else None
-
-
-def _places(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """`jnp.searchsorted` of each number in a public array of k levels: an integer from 0 to k."""
-    if len(operands) != 2 or not operands[0].is_public or not operands[1].is_finite:
-        return None
-    levels, x = operands
-    if len(levels.shape) != 1 or levels.dtype != x.dtype:
-        return None
-    specs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in operands]
-    for side in ("left", "right"):
-        reference = jax.make_jaxpr(lambda a, v, side=side: jnp.searchsorted(a, v, side=side))
-        if digest(reference(*specs).jaxpr.eqns[0].params["jaxpr"]) != digest(inner):
-            continue
-        top = np.full((1,) * len(x.shape), float(levels.shape[0]))
-        moved = [
-            (np.where(d.each > 0, top, 0.0), math.inf, math.inf) for d in (x.changed, x.others)
-        ]
-        return make(x.shape, np.dtype(np.int32), 0 * top, top, x.axis, *moved, whole=True)
-    return None
-
-
-def variance(x: Abstract, correction: float) -> Abstract | None:
+def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
     """One record moves a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
 
-    With the mean m and the variance v of the n - 1 other records, the variance of all is
-    v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2, and x_i, x_i' and m lie in one interval of length w.
-    A correction c multiplies all of it by n / (n - c).
+    Let m be the mean and v the variance of the n - 1 other records. The variance of all records is
+    v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m lie in one interval
+    of length w. A correction c multiplies all of it by n / (n - c).
 
-    In floats: the mean is off by at most e = (gamma_n + 16 u) max|x|. The mean of (x_j - m - e)^2
+    In floats, the mean is off by at most e = (gamma_n + 16 u) max|x|. The mean of (x_j - m - e)^2
     exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. Its rounding is relative to that.
     """
     n = x.n
@@ -103,17 +48,37 @@ def variance(x: Abstract, correction: float) -> Abstract | None:
     sizes = np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 16 * rounding.tiny(x.dtype) * (n + 1) * (1 + sizes) * scale)
     moves = rounding.up(width**2 * ((n - 1) / n**2) * scale)
-    each = np.where(x.changed.each[0] > 0, rounding.up(moves + 2 * error), 0.0)
-    ends = np.zeros_like(each), rounding.up(width**2 / 4 * scale + error)
-    moved = each, math.inf, math.inf
+    moved = _each_alone(np.where(x.changed.each[0] > 0, moves + 2 * error, 0.0))
+    ends = np.zeros_like(moved[0]), rounding.up(width**2 / 4 * scale + error)
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
 
 
-def _covariance(x: Abstract, over: float) -> Abstract | None:
-    """One record moves a scatter by a rank-two matrix: docs/proofs/global-sensitivity.md.
+def variance_by_moments(x: Abstract) -> Abstract | None:
+    """The mean of squares minus the square of the mean: a variance, apart from its rounding.
 
-    `over` is what the scatter of n records is divided by, n or n - 1. Entry (p, q) moves by at most
-    w_p w_q (n - 1) / n / over, and the whole by at most |w|^2 or 4 R^2 in l2, R a radius of rows.
+    Let M be the largest |x|. The mean of squares is off by (gamma_n + 10 u) M^2. The mean is off by
+    e, so the squared mean is off by e (2 M + e) + 2 u M^2. The difference adds 2 u M^2.
+    """
+    exact = variance(x)
+    gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
+    if exact is None or gamma > _OF_MEANS:
+        return None
+    largest = x.magnitude.max(axis=0)
+    off = _mean_error(x, largest)
+    error = 2 * gamma * largest**2 + off * (2 * largest + off)
+    error = error + 16 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + largest)
+    error = rounding.up(np.broadcast_to(error, np.broadcast_shapes(error.shape, exact.low.shape)))
+    moved = _each_alone(np.where(exact.others.each > 0, exact.others.each + 2 * error, 0.0))
+    ends = rounding.widened(exact.low, exact.high, error)
+    return make(exact.shape, exact.dtype, *ends, None, moved, moved)
+
+
+def covariance(x: Abstract, divisor: float) -> Abstract | None:
+    """One record moves a scatter matrix by a matrix of rank two, divided by n or n - 1.
+
+    Let w_p be the width of coordinate p, R a bound on the norm of a record, and s = (n - 1) / n /
+    divisor. Entry (p, q) moves by at most w_p w_q s. In l2 the whole moves by at most
+    min(|w|^2, 4 R^2) s.
     """
     if len(x.shape) != 2:
         return None
@@ -122,11 +87,12 @@ def _covariance(x: Abstract, over: float) -> Abstract | None:
     width, off, relative = _centered(x, low.min(axis=0), high.max(axis=0))
     if not math.isfinite(relative):
         return None
-    share = (n - 1) / n / over
+    share = (n - 1) / n / divisor
     sides = width / 2 + 2 * off
     tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
     error = off[:, None] * off + relative * sides[:, None] * sides
-    error = (error + x.apart * (sides[:, None] + sides)) * (n / over)  # Both factors are uses.
+    # The two factors are two uses of x.
+    error = (error + x.apart * (sides[:, None] + sides)) * (n / divisor)
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
@@ -134,7 +100,7 @@ def _covariance(x: Abstract, over: float) -> Abstract | None:
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
     l2 = float(rounding.up(radius * share + 2 * rounding.norm2(np.where(fixed, 0.0, error))))
-    largest = rounding.up(products * (n / over) / 4 + error)
+    largest = rounding.up(products * (n / divisor) / 4 + error)
     moved = each, math.inf, l2
     return make(each.shape, x.dtype, -largest, largest, None, moved, moved)
 
@@ -144,15 +110,15 @@ def _centered(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Widths; errors of computed means; the relative error of sums of centered squares."""
     gamma = rounding.sum_units(x.n, x.dtype)
-    off = mean_error(x, np.maximum(np.abs(low), np.abs(high)))
-    relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= 2.0**-6 else math.inf
+    off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
+    relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= _OF_MEANS else math.inf
     return rounding.up(high - low), off, relative
 
 
-def mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
-    """Of a computed mean of records of at most these sizes, which may be sums themselves.
+def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
+    """The error of a computed mean of records of at most these sizes, which may be sums themselves.
 
-    The mean of the same records, as another use of them rounds, is `apart` from that.
+    The program may compute the mean from another use of the records, `apart` from this one.
     """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -160,31 +126,202 @@ def mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
     return gamma * np.maximum(sizes, weight) + flush + x.apart
 
 
-def _median(x: Abstract) -> Abstract:
-    """Of an even number of records: half of what one record moves.
+def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
+    """Sum w x / sum w moves by at most the width of x times the largest share of one weight.
 
-    It is the mean of two neighboring order statistics. Sorting moves no arrays further apart in l1,
-    so both together move by at most as much as the record.
-    JAX computes their places in these floats, and halves: beyond those that are exact it may take
-    another one, twice.
+    The sums are off by gamma_n, relative to their terms, and the quotient by 8 u. The two sums are
+    two uses of the weights.
+    """
+    if flattened(w)[0] > 1:  # The sum of weights may become one sum of all their terms.
+        return None
+    least, most = float(w.low.min()), float(w.high.max())
+    if x.shape != w.shape or len(x.shape) != 1 or least < 2.0**-30:
+        return None
+    gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype) + w.apart / least
+    if gamma > _OF_MEANS:
+        return None
+    low, high = x.low.min(axis=0), x.high.max(axis=0)
+    error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
+    error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
+    share = most / ((x.n - 1) * least + most)
+    moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
+    return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
+
+
+def median(x: Abstract) -> Abstract:
+    """With an even number of records, the median moves by half of what one record moves.
+
+    It is the mean of two neighboring order statistics. Sorting moves no two arrays further apart in
+    l1, so together they move by at most as much as the record. JAX computes their places and the
+    half in floats. If there are more records than integers that these floats hold exactly, it may
+    take the same record twice.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
     error = 8 * rounding.unit(x.dtype) * sizes + 16 * rounding.tiny(x.dtype)
     inexact = x.n > rounding.exact_integers(x.dtype) / 2
     share = 1.0 if x.n % 2 or inexact else 0.5
-    each = np.where(x.changed.each[0] > 0, x.changed.each[0] * share + 2 * error, 0.0)
+    moved = _each_alone(np.where(x.changed.each[0] > 0, x.changed.each[0] * share + 2 * error, 0.0))
     ends = rounding.widened(low, high, error)
-    moved = rounding.up(each), math.inf, math.inf
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
 
 
-# By the name of the inner program: functions that call it, each with its lemma.
-_LEMMAS: dict[str, list[tuple[Callable[..., Any], Lemma]]] = {
-    "_var": [(lambda x: jnp.var(x, axis=0), variance)],
-    "median": [(lambda x: jnp.median(x, axis=0), _median)],
-    "cov": [
-        (lambda x: jnp.cov(x, rowvar=False), lambda x: _covariance(x, x.n - 1)),
-        (lambda x: jnp.cov(x, rowvar=False, bias=True), lambda x: _covariance(x, x.n)),
-    ],
-}
+def place_among(x: Abstract, levels: int) -> Abstract:
+    """The place of each number in a public array of k levels: an integer from 0 to k."""
+    top = np.full((1,) * len(x.shape), float(levels))
+    changed, others = (
+        (np.where(d.each > 0, top, 0.0), math.inf, math.inf) for d in (x.changed, x.others)
+    )
+    dtype = np.dtype(np.int32)
+    return make(x.shape, dtype, 0 * top, top, x.axis, changed, others, whole=True)
+
+
+def _error(x: Abstract, count: int) -> float:
+    """The relative error of the exponentials, and of their sum.
+
+    Two uses of a number may be rounded in two ways, and so may its maximum.
+    """
+    width = float(x.high.max() - x.low.min())
+    units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
+    found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype) + x.apart
+    # e^x - 1 and -log(1 - x) are at most x / (1 - x).
+    return found / (1 - found) if found <= _OF_EXPONENTIALS else math.inf
+
+
+def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """How far differences of two entries move: of entry i and another one; of any two."""
+    each = d.each
+    if count == 1:
+        return np.zeros_like(each), np.zeros_like(each)
+    if each.shape[axis] == 1:
+        return 2 * each, 2 * each
+    ordered = np.sort(each, axis)
+    first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
+    # The other entry is the farthest one, or the second farthest if entry i is the only farthest.
+    other = np.where((each == first) & (first != second), second, first)
+    return each + other, first + second
+
+
+def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
+    """If the log odds of a set of entries move by t, its probability moves by tanh(t / 4)."""
+    axis, count = axes[0], x.shape[axes[0]]
+    error = _error(x, count)
+    if len(axes) > 1 or axis == x.axis or not math.isfinite(error):
+        return None
+    low, high = _probabilities(x, axis)
+    flush = 8 * rounding.tiny(x.dtype) * (count + 1)
+    error = rounding.of_quotient(error, x.dtype)
+
+    def moved(d: Difference) -> Moves:
+        entry, both = _farthest_two(d, axis, count)
+        each, largest = np.tanh(entry / 4), np.tanh(both / 4)
+        # How many places each of these numbers stands for.
+        places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
+        copies = places / max(1, largest.size)
+        slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
+        l1 = float((2 * largest + slip).sum()) * copies
+        l2 = min(math.sqrt(2) * rounding.norm2(largest, copies), d.l2 / 2)
+        l2 += rounding.norm2(slip, copies)
+        each = each + np.where(each > 0, 2 * (error * over(high, x.axis) + flush), 0.0)
+        return rounding.up(each) * (1 + 2.0**-40), _up(l1), _up(l2)
+
+    low, high = low * (1 - error) * (1 - 2.0**-30) - flush, high * (1 + error) * (1 + 2.0**-30)
+    return make(
+        x.shape, x.dtype, np.maximum(low, 0.0), high + flush, x.axis, moved(x.changed),
+        moved(x.others), apart=_up(2 * (error + flush)),
+    )  # fmt: skip
+
+
+def _up(bound: float) -> float:
+    return float(rounding.up(bound)) * (1 + 2.0**-40)
+
+
+def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of a softmax: exp(low_i) / (exp(low_i) + sum over j != i of exp(high_j)), and back."""
+    top = float(x.high.max())
+    ends = [np.exp(end - top) for end in np.broadcast_arrays(x.low, x.high)]
+    repeats = x.shape[axis] // ends[0].shape[axis]
+
+    def share(mine: np.ndarray, theirs: np.ndarray, slack: float) -> np.ndarray:
+        others = theirs.sum(axis, keepdims=True) * repeats - theirs
+        whole = mine + np.maximum(others + slack * theirs.max(), 0.0)
+        return np.where(whole > 0, mine / whole, 1.0)
+
+    slack = 2.0**-40 * (x.shape[axis] + 1)
+    return share(ends[0], ends[1], slack), np.minimum(share(ends[1], ends[0], -slack), 1.0)
+
+
+def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
+    """The log of the sum of exp over axes; an axis of length 1 stands for all its places."""
+    copies = math.prod(shape[k] // end.shape[k] for k in axes)
+    top = end.max(axes, keepdims=True)
+    total = np.exp(end - top).sum(axes, keepdims=True) * copies
+    return np.squeeze(top + np.log(total), axes)
+
+
+def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
+    """It moves by at most the largest move of an entry.
+
+    If it runs over the records, let A be the largest and a the least sum of exp(x) over the entries
+    of one record. Then it also moves by at most log(1 + (A - a) / (n a)): all records together sum
+    to at least n a, and one record adds at most A - a.
+    """
+    shape, axis = axes_after(x, axes)
+    count = math.prod(x.shape[k] for k in axes)
+    low, high = _log_sum(x.low, x.shape, axes), _log_sum(x.high, x.shape, axes)
+    size = np.maximum(np.abs(low), np.abs(high))
+    width = float(x.high.max() - x.low.min())
+    error = _error(x, count) + rounding.unit(x.dtype) * (
+        rounding.elementary(x.dtype) * (1 + math.log(count)) + 8 * (size + width)
+    )
+    error = rounding.up(error + 2.0**-40 * (1 + size) + 64 * rounding.tiny(x.dtype) * (count + 1))
+    if not np.isfinite(error).all():
+        return None
+    slip = 2 * over(error, axis)
+    dense = as_dense(x) if x.axis in axes else x
+    changed, others = (
+        np.where(d.each.max(axes) > 0, rounding.up(d.each.max(axes) + slip), 0.0)
+        for d in (dense.changed, dense.others)
+    )
+    if x.axis in axes and x.others.is_zero:
+        one = np.minimum(changed, rounding.up(_one_record(x, axes) + slip))
+        changed = others = np.where(changed > 0, one, 0.0)
+    return make(
+        shape, x.dtype, *rounding.widened(low, high, error), axis, (changed, math.inf, math.inf),
+        (others, math.inf, math.inf), apart=_up(2 * float(error.max())),
+    )  # fmt: skip
+
+
+def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
+    """log(1 + (A - a) / (n a)) = log1p(expm1(log A - log a) / n)."""
+    assert x.axis is not None
+    short = tuple(1 if k == x.axis else s for k, s in enumerate(x.shape))
+    least = _log_sum(-over(-x.low, x.axis), short, axes)
+    most = _log_sum(over(x.high, x.axis), short, axes)
+    return np.log1p(np.expm1(most - least) / x.n) * (1 + 2.0**-30)
+
+
+def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
+    """x_i - log sum exp x: entry i moves by at most as its difference to another entry does."""
+    axis, count = axes[0], x.shape[axes[0]]
+    error = _error(x, count)
+    if len(axes) > 1 or axis == x.axis or not math.isfinite(error):
+        return None
+    ends = _probabilities(x, axis)
+    width = float(x.high.max() - x.low.min())
+    least = -width - math.log(count)
+    low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
+    high = np.minimum(np.log(ends[1]), 0.0)
+    u, size = rounding.unit(x.dtype), width + math.log(count)
+    logs = rounding.elementary(x.dtype) * (1 + math.log(count))
+    slip = error + x.apart + u * (logs + 16 * (1 + size))
+    slip = _up(slip + 2.0**-30 * u * size + 64 * rounding.tiny(x.dtype) * (count + 1))
+
+    def moved(d: Difference) -> Moves:
+        each, _ = _farthest_two(d, axis, count)
+        return np.where(each > 0, rounding.up(each + 2 * slip), 0.0), math.inf, math.inf
+
+    low, high = rounding.widened(low, high, np.asarray(slip))
+    return make(
+        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), apart=_up(2 * slip)
+    )

@@ -1,21 +1,53 @@
 """The rule of `lax.scan`, and of `lax.fori_loop` with a fixed number of steps.
 
-Of few steps, one after the other is walked like an inner program, so nothing is assumed of the
-loop. Of many steps, or if each takes one record, an invariant is walked (_long_loops.py). XLA
-unrolls loops of at most 64 steps, and so may join operations of two steps of a short loop. Where
-carries are sums and counters alone, joining steps changes no bound.
+Few steps are walked one after the other, like an inner program, so nothing is assumed about the
+loop. Many steps, or steps that take one record each, have an *invariant* S: a set of values that
+holds the carry at the start, and that holds the carry after a step if it did before. By induction
+S holds the carry at every step. One walk of the body, from any value in S, proves the second part.
+The search for S jumps to the limit of a geometric series, or else widens. Only the last check
+counts: a step from S stays in S, in each of the numbers that describe a value.
+
+If steps take one record each, one step takes the changed record. Let B be an invariant of the steps
+of unchanged records. Let A be an invariant that also holds every carry that the step of the changed
+record makes from B. The carry is in B before that step, and in A after it.
+
+XLA unrolls loops of at most 64 steps, and so may merge operations of two steps of a short loop. If
+carries are only sums and counters, this changes no bound.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpjax._tracing._walks import live, parts, sizes_of_scan
-from dpjax.proving._layout import broadcast, cut, join, squeeze
-from dpjax.proving._long_loops import LongLoop, Run
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, norm_of
+import jax.extend.core as jex
+import numpy as np
 
-_MOST_OPERATIONS, _MOST_UNROLLED = 2000, 64
+from dpjax._tracing._walks import Atom, aval, live, parts, sizes_of_scan
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._elementwise import add
+from dpjax.proving._layout import broadcast, join, new_axis, place, squeeze
+from dpjax.proving._reductions import cumulative_sum, sum_over
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    as_dense,
+    as_rows,
+    difference,
+    make,
+    norm_of,
+)
+
+# A longer unrolled loop takes long to walk; XLA unrolls loops up to the second number; more partial
+# sums take long; rounds of the search for an invariant, and of making it smaller.
+_MOST_OPERATIONS, _MOST_UNROLLED, _MOST_SUMS, _ROUNDS, _NARROWED = 2000, 64, 2**22, 40, 4
+Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
+Step = Callable[[Sequence[Abstract]], list[Abstract]]
+# The numbers that describe a value.
+Numbers = list[np.ndarray]
 
 
 def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
@@ -39,7 +71,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
 
 
 def _smallest(*ways: Callable[[], list[Abstract]]) -> list[Abstract]:
-    """The results of the way whose bound is least."""
+    """The results with the least bound, of several ways to walk a loop."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
         try:
@@ -59,7 +91,8 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
     made: list[list[Abstract]] = [[] for _ in body.outvars[carries:]]
     order = range(length)
     for step in reversed(order) if parameters["reverse"] else order:
-        found = run(body, consts, [*public, *carry, *(_one(x, step) for x in arrays)])
+        rows = [squeeze(place(x, 0, step), (0,)) for x in arrays]
+        found = run(body, consts, [*public, *carry, *rows])
         carry = found[:carries]
         for results, result in zip(made, found[carries:], strict=True):
             results.append(result)
@@ -67,14 +100,346 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
         made = [results[::-1] for results in made]
     if made and not length:
         raise RefusalError("a loop without steps has no rule")
-    return [*carry, *(join([_row(x) for x in results], 0) for results in made)]
+    return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
 
 
-def _one(x: Abstract, step: int) -> Abstract:
-    rest = [0] * (len(x.shape) - 1)
-    row = cut(x, [step, *rest], [step + 1, *x.shape[1:]], [1] * len(x.shape))
-    return squeeze(row, (0,))
+class LongLoop:
+    """A `scan` with its operands."""
+
+    def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
+        self.body, self.constants = parts(parameters["jaxpr"])
+        self.length, self.reverse = parameters["length"], parameters["reverse"]
+        fixed, carries = sizes_of_scan(parameters)
+        self.fixed = list(operands[:fixed])
+        self.start = list(operands[fixed : fixed + carries])
+        self.arrays = list(operands[fixed + carries :])
+        self.by_record = any(x.axis == 0 for x in self.arrays)
+        roots = _Roots(self.body, fixed, carries)
+        self.counters = {
+            k: step
+            for k in range(carries)
+            if (step := roots.counts(k)) is not None and self.start[k].is_known
+        }
+        self.sums = {
+            k: term
+            for k in range(carries)
+            if k not in self.counters and (term := roots.adds(k)) is not None
+        }
+        self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
+        self.others = [k for k in range(carries) if k not in self.counters and k not in self.sums]
+        outputs = list(self.body.outvars)
+        for k, term in self.sums.items():
+            outputs[k] = term
+        for j, k in self.partial.items():
+            outputs[j] = self.sums[k]
+        # The body, with the terms of sums as outputs in the place of the sums.
+        self.steps = self.body.replace(outvars=outputs)
+
+    def outputs(self, run: Run, tried: Run) -> list[Abstract]:
+        """The last carry, and the results of all steps along a new first axis."""
+        carries = len(self.start)
+
+        def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
+            given: list[Abstract | None] = [None] * carries
+            for k, x in zip(self.others, carry, strict=True):
+                given[k] = x
+            for k, by in self.counters.items():
+                given[k] = self._counted(k, 0, by, self.length - 1)
+            arrays = [_any_step(x, changed=changed) for x in self.arrays]
+            return walk(self.steps, self.constants, [*self.fixed, *given, *arrays])
+
+        def carried(carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
+            found = step(tried, carry, changed=changed)
+            return [found[k] for k in self.others]
+
+        carry = closed(
+            lambda x: carried(x, changed=False), [self.start[k] for k in self.others], self.length
+        )
+        moved = still = step(tried, carry, changed=self.by_record)
+        if self.by_record:
+            after = list(map(hull, carry, [moved[k] for k in self.others]))
+            after = closed(lambda x: carried(x, changed=False), after, self.length)
+            still = step(tried, after, changed=False)
+        last = {
+            k: self._counted(k, self.length, by, self.length) for k, by in self.counters.items()
+        }
+        # Compilers unroll short loops alone. So these steps do not merge with later operations.
+        last |= {
+            k: dataclasses.replace(
+                hull(moved[k], still[k]),
+                pending=Pending().having(**_flags(moved[k], still[k])),
+            )
+            for k in self.others
+        }
+        rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
+        last |= {k: self._total(k, rows[k]) for k in self.sums}
+        rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
+        step(run, carry, changed=self.by_record)  # To be shown.
+        return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
+
+    def _counted(self, k: int, least: int, by: int, most: int) -> Abstract:
+        start = self.start[k]
+        ends = start.low + by * np.array(float(least)), start.low + by * np.array(float(most))
+        none = np.zeros(()), 0.0, 0.0
+        low, high = np.minimum(*ends), np.maximum(*ends)
+        return make((), start.dtype, low, high, None, none, none, whole=True)
+
+    def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
+        """A result of each step: that of the changed record, and those of the others."""
+        if self.by_record:
+            moved, still = as_dense(moved), as_dense(still)
+            axis, changed, others = 0, moved.others, still.others
+        else:
+            axis, changed, others = moved.axis, moved.changed, moved.others
+            axis = None if axis is None else axis + 1
+        copies = 1 if self.by_record else self.length
+
+        def row(d: Difference) -> Moves:
+            l1, l2 = rounding.up(d.l1 * copies), rounding.up(d.l2 * math.sqrt(copies))
+            return d.each[None], float(l1), float(l2)
+
+        low, high = np.minimum(moved.low, still.low), np.maximum(moved.high, still.high)
+        both = [moved.pending, still.pending]
+        pending = moved.pending if moved is still else Pending.of_all(both)
+        return make(
+            (self.length, *moved.shape), moved.dtype, low[None], high[None], axis, row(changed),
+            row(others), whole=moved.whole and still.whole, pending=pending,
+        )  # fmt: skip
+
+    def _total(self, k: int, terms: Abstract) -> Abstract:
+        """The carry after all steps, which add terms to it."""
+        shift = self.length * terms.pending.shift
+        total = sum_over(terms, [0])
+        load = float(rounding.up(self.length * terms.magnitude.max()))
+        started = self.length * sum(count for _, count in terms.pending.starts)
+        load = max(load, total.pending.weight, self.length * terms.pending.load)
+        start = Pending.of_sum(total.pending.terms + started, load)
+        bits = terms.pending.bits + math.log2(self.length)
+        start = start.having(shift=shift, bits=bits, **_flags(terms))
+        total = dataclasses.replace(total, pending=start)
+        zero = self.start[k].is_known and not self.start[k].magnitude.any()
+        return total if zero and not terms.pending.starts else _sum(self.start[k], total)
+
+    def _sums(self, k: int, terms: Abstract) -> Abstract:
+        """The carry after each step."""
+        if math.prod(terms.shape) > _MOST_SUMS:
+            raise RefusalError("so many partial sums take too long to walk")
+        sums = cumulative_sum(terms, 0, reverse=self.reverse)
+        sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)
+        start = broadcast(self.start[k], terms.shape, list(range(1, len(terms.shape))))
+        return _sum(start, sums)
 
 
-def _row(x: Abstract) -> Abstract:
-    return broadcast(x, (1, *x.shape), tuple(range(1, len(x.shape) + 1)))
+def _sum(start: Abstract, total: Abstract) -> Abstract:
+    found = add(start, total)
+    return dataclasses.replace(found, pending=found.pending.having(**_flags(start, total)))
+
+
+def _flags(*xs: Abstract) -> dict[str, bool]:
+    """The flags of a result behind a loop."""
+    return Pending.flags([x.pending for x in xs])
+
+
+def _any_step(x: Abstract, *, changed: bool) -> Abstract:
+    """The row that a step takes from an array: any row, or the row of the changed record."""
+    shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
+
+    def row(d: Difference) -> Difference:
+        return difference(d.each.max(0), shape, axis, l1=d.l1, l2=d.l2, whole=x.whole)
+
+    moves = row(x.changed), row(x.others)
+    if x.axis == 0:
+        moves = (moves[0],) * 2 if changed else (moves[1],) * 2
+    return dataclasses.replace(
+        x, shape=shape, low=x.low.min(0), high=x.high.max(0), axis=axis, changed=moves[0],
+        others=moves[1], tied=frozenset(), source=None,
+        l2_of_row=math.inf if axis is None else x.l2_of_row,
+    )  # fmt: skip
+
+
+class _Roots:
+    """The variables of a body. A cast to the same dtype counts as the variable before it."""
+
+    def __init__(self, body: jex.Jaxpr, fixed: int, carries: int) -> None:
+        self.body, self.fixed = body, fixed
+        self.results = range(carries, len(body.outvars))
+        self.root: dict[jex.Var, Atom] = {}
+        self.made: dict[jex.Var, Any] = {}
+        self.used: dict[jex.Var, int] = {}
+        for equation in live(body):
+            self.made.update(dict.fromkeys(equation.outvars, equation))
+            made = equation.outvars[0]
+            if equation.primitive.name == "convert_element_type":
+                (first,) = equation.invars
+                if _type(first) == _type(made):
+                    self.root[made] = self.of(first)
+                    continue
+            for atom in equation.invars:
+                self._use(atom)
+        for atom in body.outvars:
+            self._use(atom)
+
+    def _use(self, atom: Atom) -> None:
+        root = self.of(atom)
+        if isinstance(root, jex.Var):
+            self.used[root] = self.used.get(root, 0) + 1
+
+    def of(self, atom: Atom) -> Atom:
+        """The variable before casts to the same dtype."""
+        return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+    def same(self, j: int, k: int) -> bool:
+        """Whether two outputs are one variable."""
+        return self.of(self.body.outvars[j]) is self.of(self.body.outvars[k])
+
+    def _added(self, k: int) -> Atom | None:
+        """The term that a step adds to a carry, if it has the shape of the carry."""
+        carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
+        equation = self.made.get(made) if isinstance(made, jex.Var) else None
+        if equation is None or equation.primitive.name != "add":
+            return None
+        first, second = equation.invars
+        for one, other in ((first, second), (second, first)):
+            if self.of(one) is carry and self.of(other) is not carry:
+                return other if _type(other) == _type(carry) else None
+        return None
+
+    def counts(self, k: int) -> int | None:
+        """The integer by which a carry of one integer grows in each step."""
+        term = self._added(k)
+        whole = isinstance(term, jex.Literal) and aval(term).dtype.kind in "iu"
+        return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
+
+    def adds(self, k: int) -> Atom | None:
+        """The term that each step adds to a carry which it does not use otherwise."""
+        term = self._added(k)
+        carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
+        if term is None or not isinstance(made, jex.Var):
+            return None
+        outputs = sum(self.same(j, k) for j in range(len(self.body.outvars)))
+        alone = self.used.get(carry, 0) == 1 and self.used[made] == outputs
+        return term if alone else None
+
+
+def _type(atom: Any) -> tuple[Any, Any]:
+    return aval(atom).shape, aval(atom).dtype
+
+
+def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
+    """An invariant: values that hold the start, and with each value also the one after a step."""
+    if not start:
+        return []
+    found, before = list(map(_plain, start)), None
+    for count in range(_ROUNDS):
+        try:
+            after = step(found)
+        except RefusalError:
+            if count == 0:
+                raise
+            raise _refusal(found, length) from None
+        taken, (found, pairs) = found, _joined(found, after)
+        if _holds(taken, found, pairs):
+            return _narrowed(step, start, found)
+        excess = [[np.maximum(x - y, 0.0) for x, y in zip(a, b, strict=True)] for a, b in pairs]
+        jumps = (
+            excess if before is None else list(map(_jumped, before, excess, [count] * len(excess)))
+        )
+        before = excess if before is None else None
+        try:
+            found = [
+                _made(x, [y + d for y, d in zip(b, jump, strict=True)])
+                for x, (_, b), jump in zip(found, pairs, jumps, strict=True)
+            ]
+        except RefusalError:
+            break
+    raise _refusal(found, length)
+
+
+def hull(first: Abstract, second: Abstract) -> Abstract:
+    """The least value found that holds both."""
+    (x,), ((a, b),) = _joined([_plain(first)], [second])
+    return _made(x, [np.maximum(one, other) for one, other in zip(a, b, strict=True)])
+
+
+def _refusal(found: Sequence[Abstract], length: int) -> RefusalError:
+    widest = max(found, key=lambda x: float(x.magnitude.max()))
+    moves = max(float(x.changed.each.max()) for x in found)
+    return RefusalError(
+        f"nothing bounds what {length} steps carry: {widest.dtype}{list(widest.shape)} may reach"
+        f" {widest.magnitude.max():.3g}, and move by {moves:.3g}"
+    )
+
+
+def _numbers(x: Abstract) -> Numbers:
+    """Numbers that grow with the set of arrays that a value describes."""
+    ds = (x.changed, x.others)
+    return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
+
+
+def _made(x: Abstract, numbers: Numbers) -> Abstract:
+    low, high, *moves = numbers
+    changed, others = (
+        (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
+    )  # fmt: skip
+    # A compiler may know that no step changes a carry, and so may know the start of it.
+    pending = Pending().having(**Pending.flags([x.pending])).having(coarse=False)
+    return make(
+        x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
+    )
+
+
+def _plain(x: Abstract) -> Abstract:
+    """The value without facts that a step may lose."""
+    return _made(x, _numbers(x))
+
+
+def _joined(
+    found: Sequence[Abstract], after: Sequence[Abstract]
+) -> tuple[list[Abstract], list[tuple[Numbers, Numbers]]]:
+    """Values with one axis of records, whole only where both are, and the numbers of both."""
+    joined: list[Abstract] = []
+    pairs: list[tuple[Numbers, Numbers]] = []
+    for x, y in zip(found, after, strict=True):
+        axis = y.axis if x.is_public else x.axis
+        axis = axis if y.is_public or axis == y.axis else None
+        both = [as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y)]
+        if both[0].whole and not y.whole:
+            both[0] = _made(dataclasses.replace(both[0], whole=False), _numbers(both[0]))
+        joined.append(both[0])
+        pairs.append((_numbers(both[1]), _numbers(both[0])))
+    return joined, pairs
+
+
+def _holds(
+    taken: Sequence[Abstract], joined: Sequence[Abstract], pairs: Sequence[tuple[Numbers, Numbers]]
+) -> bool:
+    """Whether a step stays in the values that it took. Values that changed were not walked."""
+    same = all(x is y for x, y in zip(taken, joined, strict=True))
+    return same and all(_inside(after, before) for after, before in pairs)
+
+
+def _inside(inner: Numbers, outer: Numbers) -> bool:
+    return all(bool((x <= y).all()) for x, y in zip(inner, outer, strict=True))
+
+
+def _jumped(before: Numbers, excess: Numbers, count: int) -> Numbers:
+    """The limit of e + e r + e r^2 + ... for two excesses e and e r; far away if r >= 1."""
+
+    def jump(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(first > 0, second / first, 1.0)
+            falls = ratio < 1 - 2.0**-24
+            return np.where(falls, second / (1 - ratio) * (1 + 2.0**-16), second * 4.0**count)
+
+    return list(map(jump, before, excess))
+
+
+def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
+    """A smaller invariant: the hull of the start and a step from this one, if it is invariant."""
+    for _ in range(_NARROWED):
+        smaller = list(map(hull, start, step(found)))
+        joined, pairs = _joined(smaller, step(smaller))
+        if not _holds(smaller, joined, pairs):
+            break
+        found = smaller
+    return found

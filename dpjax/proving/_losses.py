@@ -17,27 +17,13 @@ import numpy as np
 from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._walks import Atom, bind, called, live, parts
+from dpjax.proving._operations import operation_of
 from dpjax.proving._value import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]
 _PAIRS, _MOST_NUMBERS = 256, 2**22
 _WORTH_SAYING = 1.5
-# What has a lemma, or keeps a record's influence small, in the place of an operation.
-_CENTERED = "jnp.var, jnp.std and jnp.cov of the records are proved as a whole"
-_CLIPPED = "clip what each record adds to the sum, with jnp.clip or by its norm"
-_INSTEAD = {
-    "sub": _CENTERED,
-    "square": _CENTERED,
-    "integer_pow": _CENTERED,
-    "div": "jax.nn.softmax, or a division by a maximum of a number and the norm, is proved as a"
-    " whole; else raise the least denominator",
-    "mul": "multiply by public numbers, or clip both factors first",
-    "sqrt": "add a number before the root, or use jnp.std",
-    "scan": "take fewer steps, or clip after each of them",
-    "dot_general": _CLIPPED,
-    "exp": "jax.nn.softmax and jax.nn.logsumexp are proved as a whole",
-}
 
 
 @dataclasses.dataclass
@@ -73,7 +59,7 @@ class Losses:
 
     def _advice(self, step: Step, loss: float, reached: float) -> str:
         name = step.operation.split(":")[0]
-        instead = _INSTEAD.get(name, _CLIPPED)
+        instead = operation_of(name).instead
         return (
             f"{'  ' * step.depth}^ {name}: up to {loss:.2g}x is lost here, because no random"
             f" neighbors move it by more than {reached:.4g} in {self.norm}: {instead}"

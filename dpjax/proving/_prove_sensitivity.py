@@ -32,12 +32,22 @@ from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, Tracked, inputs_of, moves, whole_norm
 from dpjax.proving._losses import Losses
-from dpjax.proving._proof import NoProofError
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, make, norm_of
+from dpjax.proving._value import Abstract, RefusalError, make, norm_of
 from dpjax.proving._walk import Walk
 
 ProvedNorm = Literal["l1", "l2", "linf"]
+
+
+class NoProofError(ValueError):
+    """A target has no proof.
+
+    Attributes:
+        args: the operation that has no rule, its line, and a remedy.
+
+    Formal guarantees:
+        None: it says that no bound was found, not that there is none. It depends on the traced
+        program, shapes and bounds alone, never on private data.
+    """
 
 
 def prove_sensitivity(

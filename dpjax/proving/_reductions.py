@@ -1,21 +1,89 @@
-"""Rules of sums, extrema and sorts.
+"""Rules of sums, products of matrices, extrema and sorts.
 
-Where the records are reduced, one row moves within `changed` and n - 1 rows within `others`.
+Where an operation reduces over the records, one row moves within `changed` and n - 1 rows move
+within `others`.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from jax import lax
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._pending import flattened
-from dpjax.proving._pending_facts import Pending
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import Abstract, Difference, as_dense, make
+from dpjax.proving._choices import BOOL
+from dpjax.proving._elementwise import multiply
+from dpjax.proving._layout import along, broadcast, transpose
+from dpjax.proving._pending import PRODUCT, carried, flattened
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    as_dense,
+    difference,
+    erring,
+    make,
+    without_middle,
+)
+
+_MOST_PRODUCTS = 2**24
+HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST))
 
 
-def _axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
+def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
+    """Refuses sums and extrema from `start` along axes on which all but the middle may hold it.
+
+    XLA folds padding into the window of a sum. Where it stands alike on both sides of one place,
+    XLA takes each result for that place, also where the window does not reach it. So
+    `cumsum([0, x, 0])` is [x, x, x] once compiled. It is refused, however the zeros came there. A
+    sum of one number at a place that it chooses is such an array too, if XLA knows the place.
+    """
+    if x.is_known and (x.low == start).all():
+        return
+    for axis in axes:
+        if x.shape[axis] < 3 or x.shape[axis] % 2 == 0:
+            continue
+        low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
+        moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
+        public = not any(moves) and bool((low <= start).all() and (start <= high).all())
+        # An operation that XLA drops may have widened the range of public numbers a little.
+        slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
+        off = max(np.abs(low - start).max(), np.abs(high - start).max())
+        if public or off <= slack or x.pending.single or x.pending.padded:
+            raise RefusalError(
+                f"one place of axis {axis} may stand between others that hold {start:g}, which has"
+                " no rule: pad it on one side, or leave them out"
+            )
+
+
+def check_cut(x: Abstract) -> None:
+    """Refuses sums of floats that were cut to integers, if XLA may know them to be one number.
+
+    XLA takes a cumulative sum of one number for its multiples, and forgets that it was cut.
+    """
+    if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
+        raise RefusalError(
+            "sums of public numbers that were cut to integers have no rule: use jnp.floor"
+        )
+
+
+def check_sums(units: float, count: int, dtype: np.dtype) -> None:
+    """Refuses sums of so many terms that the bound on their rounding fails."""
+    if not math.isfinite(units):
+        raise RefusalError(f"a sum of {count} numbers in {dtype} may lose all digits: use float64")
+
+
+def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether sums of integers are exact: the dtype holds all their partial sums."""
+    return whole and (dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(dtype))
+
+
+def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
+    """The shape without some axes, and the axis of records in it."""
     shape = tuple(size for k, size in enumerate(x.shape) if k not in axes)
     if x.axis is None or x.axis in axes:
         return shape, None
@@ -23,110 +91,250 @@ def _axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int 
 
 
 def _summed(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
-    """The sum of an array of which axes of length 1 stand for all of their places."""
-    copies = math.prod(shape[k] // array.shape[k] for k in axes)
-    total = array.sum(tuple(axes)) * copies
-    return total
+    """The sum of an array; an axis of length 1 stands for all its places."""
+    return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
-def sum_over(x: Abstract, axes: Sequence[int]) -> Abstract:
+def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
     """A sum of N terms in any order: sum x_i (1 + theta_i), |theta_i| <= gamma (Higham 2002).
 
     Integers that the dtype holds are added exactly. A sum of sums may become one sum of all their
     terms.
     """
     axes = tuple(k % len(x.shape) for k in axes)
-    shape, axis = _axes_after(x, axes)
+    shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
     room = 1 + (count + 100) * 2.0**-52
     terms, weight = flattened(x)
     sizes = np.maximum(_summed(x.magnitude, x.shape, axes), count * weight) * room
-    exact = x.whole and (
-        x.dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(x.dtype)
-    )
+    exact = is_exact(x.whole, sizes, x.dtype)
     gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
-    if not math.isfinite(gamma):
-        raise RefusalError(
-            f"a sum of {count} numbers in {x.dtype} may lose all digits: use float64"
-        )
+    check_sums(gamma, count, x.dtype)
     flush = 0.0 if exact else 4 * rounding.tiny(x.dtype) * (count + 1)
-    slack = np.abs(x.low) * gamma, np.abs(x.high) * gamma
-    low = _summed(x.low - slack[0], x.shape, axes)
-    high = _summed(x.high + slack[1], x.shape, axes)
-    host = np.asarray(sizes * (room - 1) if not exact else 0.0)
+    low = _summed(x.low - np.abs(x.low) * gamma, x.shape, axes)
+    high = _summed(x.high + np.abs(x.high) * gamma, x.shape, axes)
+    host = 0.0 if exact else sizes * (room - 1)
     joined = gamma * sizes if terms > 1 else 0.0
-    low, high = rounding.widened(low, high, host + flush + joined)
-    if (x.low >= 0).all():  # Sums of numbers above 0 are, too, in any rounding.
+    low, high = rounding.widened(low, high, np.asarray(host + flush + joined))
+    if (x.low >= 0).all():  # A sum of numbers >= 0 is >= 0 in any rounding.
         low = np.maximum(low, 0.0)
-    slip_full = gamma * sizes + flush
-    slip = slip_full if axis is None else slip_full.max(axis=axis, keepdims=True)
-    inner = [k for k in axes if k != x.axis]
-    width = math.prod(x.shape[k] for k in inner)
+    error = gamma * sizes + flush
+    width = math.prod(x.shape[k] for k in axes if k != x.axis)
     rest = x.n - 1 if x.axis in axes else 0
-    short = tuple(1 if k == x.axis else size for k, size in enumerate(x.shape))
+    short = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
 
-    def moved(first: Difference, second: Difference) -> tuple[np.ndarray, float, float]:
-        l1 = first.l1 + rest * second.l1
-        l2 = math.sqrt(width) * (first.l2 + rest * second.l2)
+    def moved(first: Difference, second: Difference) -> Moves:
+        l1, l2 = first.l1 + rest * second.l1, math.sqrt(width) * (first.l2 + rest * second.l2)
         each = _summed(first.each, short, axes) + rest * _summed(second.each, short, axes)
-        each = np.minimum(each * room, l1)
-        slips = np.where(each > 0, 2 * slip, 0.0)
-        copies = math.prod(s for k, s in enumerate(shape) if k != axis) / max(1, slips.size)
-        return (
-            rounding.up(each + slips),
-            float(rounding.up(l1 + slips.sum() * copies)),
-            float(rounding.up(l2 + rounding.norm2(slips, copies))),
-        )
+        return erring((np.minimum(each * room, l1), l1, l2), error, shape, axis)
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
-    if axis is None:
-        others = changed
-    pending = Pending(terms=count * terms, weight=float(sizes.max()))
-    apart = float(rounding.up(count * x.apart + 2 * float(slip_full.max())))
     return make(
-        shape, x.dtype, low, high, axis, changed, others, whole=exact, pending=pending, apart=apart
-    )
-
-
-def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool) -> Abstract:
-    """|max_i x_i - max_i y_i| <= max_i |x_i - y_i|; also logical or and and."""
-    axes = tuple(k % len(x.shape) for k in axes)
-    shape, axis = _axes_after(x, axes)
-    pick = np.max if largest else np.min
-    dense = as_dense(x) if x.axis in axes else x
-    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
-
-    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
-        each = d.each.max(axes)
-        each = each + np.where(each > 0, flush, 0.0)
-        count = math.prod(shape) * flush
-        return each, float(rounding.up(d.l1 + count)), float(rounding.up(d.l2 + count))
-
-    low, high = pick(x.low, axis=axes), pick(x.high, axis=axes)
-    return make(
-        shape, x.dtype, low, high, axis, moved(dense.changed), moved(dense.others), whole=x.whole,
-        apart=x.apart + flush,
+        shape, x.dtype, low, high, axis, changed, changed if axis is None else others, whole=exact,
+        pending=Pending(terms=count * terms, weight=float(sizes.max())),
+        apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
     )  # fmt: skip
 
 
-def sort(x: Abstract, dimension: int) -> Abstract:
+def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
+    """Each result is a sum of at most N terms, and each term is in at most N results.
+
+    So a move d of one record moves N results by d: N times d in l1 and sqrt(N) times d in l2.
+    Within a row, the matrix of zeros and ones has a norm of at most N in l1 and l2.
+    """
+    check_surrounded(x, [axis], 0.0)
+    check_cut(x)
+    count = x.shape[axis]
+    room = 1 + (count + 100) * 2.0**-52
+
+    def added(array: np.ndarray) -> np.ndarray:
+        turned = along(array, axis, count)
+        if not reverse:
+            return np.cumsum(turned, axis)
+        return np.flip(np.cumsum(np.flip(turned, axis), axis), axis)
+
+    terms, weight = flattened(x)
+    sizes = np.maximum(added(x.magnitude), count * weight) * room
+    exact = is_exact(x.whole, sizes, x.dtype)
+    gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
+    check_sums(gamma, count, x.dtype)
+    error = np.zeros_like(sizes)
+    if not exact:
+        flush = 4 * rounding.tiny(x.dtype) * (count + 1)
+        error = rounding.up((gamma + room - 1) * sizes + flush)
+    rows = None if x.axis == axis else x.axis
+
+    def moved(each: np.ndarray, l1: float, l2: float, gain: float) -> Moves:
+        each = np.minimum(each, l1)  # A sum of moves is at most their l1 norm.
+        return erring((each, l1 * count, l2 * gain), error, x.shape, rows)
+
+    if x.axis == axis:
+        c, o, rest = x.changed, x.others, x.n - 1
+        l1, l2 = c.l1 + rest * o.l1, c.l2 + rest * o.l2
+        changed = others = moved(c.each + rest * o.each, l1, l2, math.sqrt(count))
+    else:
+        changed, others = (
+            moved(rounding.up(added(d.each) * room), d.l1, d.l2, count)
+            for d in (x.changed, x.others)
+        )
+    low, high = rounding.widened(added(x.low), added(x.high), error)
+    return make(
+        x.shape, x.dtype, low, high, rows, changed, others, whole=exact,
+        pending=Pending(terms=count * terms, weight=float(sizes.max())),
+        apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
+    )  # fmt: skip
+
+
+def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
+    """|max_i x_i - max_i y_i| <= max_i |x_i - y_i|."""
+    axes = tuple(k % len(x.shape) for k in axes)
+    shape, axis = axes_after(x, axes)
+    pick = np.max if largest else np.min
+    dense = as_dense(x) if x.axis in axes else x
+    flush = 0.0 if x.whole else 2 * rounding.tiny(x.dtype)
+    changed, others = (
+        erring((d.each.max(axes), d.l1, d.l2), flush, shape, axis)
+        for d in (dense.changed, dense.others)
+    )
+    return make(
+        shape, x.dtype, pick(x.low, axis=axes), pick(x.high, axis=axes), axis, changed, others,
+        whole=x.whole, apart=x.apart + 2 * flush,
+    )  # fmt: skip
+
+
+def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
+    """Logical or and and of booleans are their maximum and minimum."""
+    if x.dtype != BOOL:
+        raise RefusalError("bits of integers have no rule: use booleans")
+    return extremum_over(x, axes, largest=largest)
+
+
+def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
     """Sorting moves no two arrays further apart, in l1, l2 and linf.
 
     ||sort x - sort y||_p is the least ||x - P y||_p over permutations P (rearrangement inequality).
     """
+    if others:
+        raise RefusalError("a sort of several arrays has no rule")
     low = np.broadcast_to(x.low.min(dimension, keepdims=True), x.low.shape)
     high = np.broadcast_to(x.high.max(dimension, keepdims=True), x.high.shape)
     if x.axis == dimension:
         x = as_dense(x)
-    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
+    flush = 0.0 if x.whole else 2 * rounding.tiny(x.dtype)
 
-    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
+    def moved(d: Difference) -> Moves:
         each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
-        each = each + np.where(each > 0, flush, 0.0)
-        count = math.prod(x.shape) * flush
-        return each, float(rounding.up(d.l1 + count)), float(rounding.up(d.l2 + count))
+        return erring((each, d.l1, d.l2), flush, x.shape, x.axis)
 
     return make(
         x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), whole=x.whole,
-        apart=x.apart + flush,
+        apart=x.apart + 2 * flush,
     )  # fmt: skip
+
+
+def contract(
+    first: Abstract, second: Abstract, *, dimension_numbers: Any, precision: Any = None,
+    preferred_element_type: Any = None, **_: Any,
+) -> Abstract:  # fmt: skip
+    """dot_general: the product of every pair of entries, then their sum.
+
+    The l2 norm has a better bound in two cases. If B is public, ||X B - Y B|| <= ||B||_2 ||X - Y||.
+    If the sum runs over the records alone, a b^T moves by at most |a| |b - b'| + |b'| |a - a'|. If
+    a and b are one row r, ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4, where s is
+    the row of the neighbor and R bounds the norm of a row.
+    """
+    dtype = np.dtype(preferred_element_type or first.dtype)
+    if dtype.kind == "f" and precision not in HIGHEST:
+        raise RefusalError(f"precision {precision} has no rule: leave it out, for the highest")
+    (ca, cb), (ba, bb) = dimension_numbers
+    narrow = first.dtype in rounding.NARROW
+    if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):
+        raise RefusalError(
+            f"a product of {first.dtype} and {second.dtype} in {dtype} has no rule: in 16 bits, ask"
+            " for preferred_element_type=jnp.float32"
+        )
+    # Both get the axes (batch, free of a, free of b, summed); those of the other have length 1.
+    free_a = [k for k in range(len(first.shape)) if k not in (*ca, *ba)]
+    free_b = [k for k in range(len(second.shape)) if k not in (*cb, *bb)]
+    a, b = transpose(first, [*ba, *free_a, *ca]), transpose(second, [*bb, *free_b, *cb])
+    batch, middle, end = len(ba), len(ba) + len(free_a), len(ba) + len(free_a) + len(free_b)
+    summed = list(range(end, end + len(ca)))
+    sizes_a, sizes_b = [first.shape[k] for k in free_a], [second.shape[k] for k in free_b]
+    both, terms_of = [first.shape[k] for k in ba], [first.shape[k] for k in ca]
+    x = broadcast(a, [*both, *sizes_a, *[1] * len(sizes_b), *terms_of], [*range(middle), *summed])
+    places = [*range(batch), *range(middle, end), *summed]
+    y = broadcast(b, [*both, *[1] * len(sizes_a), *sizes_b, *terms_of], places)
+    if math.prod(np.broadcast_shapes(x.low.shape, y.low.shape)) > _MOST_PRODUCTS:
+        raise RefusalError("the product of two arrays has too many terms to walk")
+    products = multiply(x, y, dtype=dtype)
+    if not summed:
+        return products
+    load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
+    pending = carried(PRODUCT, {}, (x, y), products)
+    if narrow:  # Tensor cores cut digits of all terms below the largest one, up to 2 u of it.
+        # So each number is rounded as a sum of four.
+        top = float(products.magnitude.max())
+        terms, weight = max(4, pending.terms), max(top, pending.weight)
+        pending = pending.having(terms=terms, weight=weight, factor=1.0)
+    found = sum_over(dataclasses.replace(products, pending=pending), summed)
+    terms, weight = found.pending.terms, found.pending.weight
+    start = Pending.of_sum(terms, max(load, weight))
+    # Compilers take a product with a vector for a sum, and sum over batches in one product.
+    if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
+        start = start.having(terms=terms, weight=start.load)
+    found = dataclasses.replace(found, pending=start)
+    bounds = [_public_factor(first, second, ca, cb), _outer(first, second, ca, cb)]
+    bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
+    if not bounds:
+        return found
+    # The rounding of each entry, in both databases, comes on top of the exact bound.
+    sizes = rounding.up(products.magnitude)
+    sizes = np.maximum(_summed(sizes, products.shape, summed), weight)
+    units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
+    slip = 2 * (units * sizes + 8 * rounding.tiny(dtype) * terms)
+    slip = rounding.norm2(slip, math.prod(found.shape) / max(1, slip.size))
+
+    def better(d: Difference, l2: float) -> Difference:
+        if d.is_zero:
+            return d
+        l2 = float(rounding.up(l2 * (1 + 2.0**-30) + slip))
+        return difference(
+            d.each, found.shape, found.axis, l1=d.l1, l2=min(l2, d.l2), whole=found.whole
+        )
+
+    changed, others = map(min, zip(*bounds, strict=True))
+    return dataclasses.replace(
+        found, changed=better(found.changed, changed), others=better(found.others, others)
+    )
+
+
+def _public_factor(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
+    """How far the product with a public matrix moves in l2."""
+    for x, matrix, cx, cm in ((a, b, ca, cb), (b, a, cb, ca)):
+        public = matrix.is_public and matrix.is_finite
+        if not public or x.axis in cx or matrix.low.size > 2**20:
+            continue
+        free = [k for k in range(len(matrix.shape)) if k not in cm]
+        rows = math.prod(matrix.shape[k] for k in cm)
+        low, high = (
+            np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
+            for ends in (matrix.low, matrix.high)
+        )
+        # A matrix that is known up to a radius is off by at most the norm of the radius.
+        off = float(np.linalg.norm(high - low)) / 2
+        largest = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
+        return largest * x.changed.l2, largest * x.others.l2
+    return None
+
+
+def _outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
+    """How far a sum of a b^T over the records moves in l2."""
+    by_record = len(ca) == 1 and a.axis == ca[0] and b.axis == cb[0]
+    if not by_record or not (a.others.is_zero and b.others.is_zero):
+        return None
+    ra, rb = a.l2_of_row, b.l2_of_row
+    l2 = ra * b.changed.l2 + rb * a.changed.l2
+    if a.origin is b.origin and not a.pending.coarse:
+        apart = max(a.apart, b.apart) * math.sqrt(math.prod(a.shape) / a.n)
+        l2 = min(l2, math.sqrt(2) * (max(ra, rb) + apart) ** 2)
+    return l2, l2

@@ -1,13 +1,13 @@
-"""Outward arithmetic on the host, and what the rounding of a device may add.
+"""Outward arithmetic on the host, and the rounding errors that a device may add.
 
-Numbers of the host are float64. A product or sum of them is inflated by 2^-44, which covers every
-rounding of the formulas in this room: none does more than 100 operations in a row, and sums of N
+On the host, numbers are float64. A product or sum of bounds is inflated by 2^-44. That covers every
+rounding in the formulas of this room: none does more than 100 operations in a row, and sums of N
 terms are inflated by N + 100 units.
 
-The device: a computed result is exact(inputs) (1 + theta) + eta, with |theta| at most `UNITS` times
-u, the unit roundoff, and eta below a few of the least normal number, because devices may flush
-subnormal numbers to 0. A compiler may contract a product and a sum into one FMA, which rounds less,
-and may multiply by the reciprocal of a constant, which `UNITS` of a quotient counts.
+On the device, a result is computed as exact(inputs) (1 + theta) + eta. |theta| is at most a few u,
+where u is the unit roundoff, eps / 2. eta is below a few of the least normal number, because a
+device may flush subnormal numbers to 0. A compiler may contract a product and a sum into one FMA,
+which rounds less. It may multiply by the reciprocal of a constant, which `DIVISION` covers.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-# In units of u = eps / 2. XLA documents no error bounds; this leaves room.
-UNITS = {"add": 2, "mul": 2, "div": 8, "sqrt": 8}
+# Bounds on |theta| in units of u: of +, - and x; of quotients and square roots. XLA documents no
+# error bounds, so they leave room: an IEEE device rounds within one u.
+ARITHMETIC, DIVISION = 2, 8
 # Beyond these magnitudes, a rewritten program could overflow where the written one does not.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
 _INFLATION = 1 + 2.0**-44
@@ -39,26 +40,18 @@ def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
 def widened(
     low: np.ndarray, high: np.ndarray, below: np.ndarray, above: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An interval that also holds what rounding makes of its values, by the errors at its ends."""
+    """An interval, widened by the errors at its ends and by the rounding of the host."""
     slack, above = 2.0**-44, below if above is None else above
     return low - np.abs(low) * slack - below, high + np.abs(high) * slack + above
 
 
-# Floats of 16 bits. A compiler may keep more digits of them, in one use and not in another.
+# Floats of 16 bits. A compiler may keep more digits of them in one use than in another.
 NARROW = frozenset((np.dtype(np.float16), np.dtype(jnp.bfloat16)))
 _WIDE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 USUAL = _WIDE | frozenset(map(np.dtype, ("bool", *_INTEGERS)))
-# What rules know: NumPy's kind of a dtype says too little, for float8_e5m2 has that of float32.
+# The dtypes of rules. NumPy's `kind` would not do: float8_e5m2 has the kind of float32.
 KNOWN = USUAL | NARROW
-
-# Operations that compute nothing in 16 bits.
-OF_16_BITS = frozenset(
-    (
-        *("broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
-        *("dot_general", "reshape", "slice", "squeeze", "stop_gradient", "transpose"),
-    )
-)
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -72,32 +65,29 @@ def unit(dtype: np.dtype) -> float:
 
 
 def elementary(dtype: np.dtype) -> float:
-    """How many units an elementary function may be off by.
+    """A bound on the error of an elementary function, in units of u.
 
-    XLA's code for CPUs and GPUs is within about 8 in float32. In float64, log1p on a CPU is off by
-    128 near -.414.
+    XLA's code for CPUs and GPUs is within about 8 u in float32. In float64, log1p on a CPU is off
+    by 128 u near -.414.
     """
     return 1024.0 if dtype.itemsize == 8 else 128.0
 
 
 def of_quotient(error: float, dtype: np.dtype) -> float:
-    """The relative error of a quotient of two numbers that are off by at most 1/3.
+    """The relative error of a quotient of two numbers with relative error e <= 1/3.
 
-    (1 + e) / (1 - e) is 1 + 2 e / (1 - e), of at most 2. So rounding adds twice its own error.
+    (1 + e) / (1 - e) = 1 + 2 e / (1 - e) <= 2. So the division adds at most twice its own error.
     """
-    return 2 * error / (1 - error) + 2 * UNITS["div"] * unit(dtype)
+    return 2 * error / (1 - error) + 2 * DIVISION * unit(dtype)
 
 
 def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
-    """The l2 norm of bounds, each taken `copies` times; above 0 where one of them is.
-
-    Squares of small numbers would be 0 on the host.
-    """
+    """The l2 norm of bounds, each taken `copies` times; above 0 where one of them is."""
     array = np.asarray(numbers, float)
     largest = float(array.max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
         return largest
-    # A scale that is a power of 2 adds no rounding.
+    # Squares of small numbers would be 0 on the host. A power of 2 as a scale adds no rounding.
     scale = 2.0 ** np.frexp(largest)[1]
     return float(scale * np.sqrt(((array / scale) ** 2).sum() * copies))
 
@@ -113,7 +103,7 @@ def largest(dtype: np.dtype) -> float:
 
 
 def most_bits(dtype: np.dtype) -> float:
-    """A product of numbers with so many bits in all neither overflows nor is subnormal."""
+    """The sum of |log2| of factors, up to which their product neither overflows nor vanishes."""
     return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 
 

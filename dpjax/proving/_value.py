@@ -1,31 +1,30 @@
-"""The abstract value: what is known of an array of a traced program on every pair of neighbors.
+"""The abstract value: what the walk knows about one array of a traced program.
 
-Fix public bounds B, a number n of records, and a traced program. A *pair* is two databases of n
-records within B that differ in record i alone. `Abstract` describes one variable x of the program.
-Its concretization is the set of all families of arrays x(D) such that, for every pair D, D':
+Fix public bounds B on a record, a number n of records, and a traced program. A *pair* is two
+databases D and D' of n records within B that differ in record i alone. `Abstract` describes one
+variable x of the program. It stands for a set of families of arrays x(D), its *concretization*
+(Cousot and Cousot, 1977). A family is in it if every pair D, D' satisfies:
 
-1. low <= x(D) <= high elementwise, and x(D) holds no NaN and no infinity. Where a device flushes
-   subnormal numbers to 0, so may x(D).
-2. If `axis` is None: |x(D) - x(D')| <= others.each elementwise, and the l1 and l2 norms of the
-   whole difference are at most others.l1 and others.l2. `changed` equals `others` then.
-3. If `axis` is k: axis k counts the records. The row i of the difference is within `changed`, and
-   every other row is within `others`, in the same three senses.
+1. low <= x(D) <= high in every entry, and x(D) holds no NaN and no infinity. Where a device flushes
+   subnormal numbers to 0, the flushed x(D) lies there too.
+2. If `axis` is None: |x(D) - x(D')| <= others.each in every entry, and the l1 and l2 norms of the
+   difference are at most others.l1 and others.l2. Then `changed` equals `others`.
+3. If `axis` is k: axis k counts the records. Row i of the difference is within `changed`, and every
+   other row is within `others`, in the same three senses.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
-5. l2_of_row bounds the l2 norm of each row of x(D) itself.
-6. `pending` says what a compiler may join with operations to come; _pending.py has the list.
-7. Two uses of one entry of x(D) are at most `apart` from each other.
+5. No row of x(D) has an l2 norm above `l2_of_row`.
+6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
+7. Two uses of one entry of x(D) differ by at most `apart`.
 
-x(D) is the array *as computed* on D, in the dtype that runs. Each use of it may see another
-rounding of the same exact operation, as fusion makes it, but the same one on D and on D' at one
-place. So an entry whose inputs do not differ does not differ. Lemmas that read an array twice
-count `apart`.
+x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x once for each of
+its uses, and round it differently. But one use rounds in the same way on D and on D'. So an entry
+whose inputs are equal on D and D' is equal there. Lemmas that read an array twice count `apart`.
 
-Theorem. If every input is in its concretization, and every rule takes values in concretizations to
-a value in the concretization of its output, the output differs by at most `norm_of` of it on every
-pair. Proof: induction over the equations, docs/proofs/global-sensitivity.md. Each rule states its
-own step.
+Theorem. If every input is in its concretization, and every rule takes concretizations to the
+concretization of its output, then the output moves by at most `norm_of` on every pair. The proof is
+an induction over the equations: docs/proofs/global-sensitivity.md. Each rule states its own step.
 
-Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for all of its places.
+Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for all its places.
 """
 
 import dataclasses
@@ -38,8 +37,84 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._pending_facts import NOTHING, Pending
-from dpjax.proving._refusal import RefusalError
+
+# Bounds on a difference: in each entry, in l1, in l2.
+Moves = tuple[np.ndarray, float, float]
+
+
+class RefusalError(Exception):
+    """Raised by a rule that cannot bound its operation; the walk adds the source line."""
+
+
+class OverflowRefusalError(RefusalError):
+    """Raised where a compiler may form a number that overflows. No lemma can replace the rule."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """What a compiler may join with operations to come; _pending.py says which.
+
+    Attributes:
+        shift: the sum of the magnitudes of constants that were added.
+        starts: the number of additions of each sum that may start at what is added to it, by a
+            token of its own.
+        load: the sum of the magnitudes of all that such sums add up.
+        terms: the number of terms of a sum that may be a part of a sum of sums.
+        weight: the sum of their magnitudes.
+        factor: by what that sum was multiplied since.
+        bits: the sum of |log2| of all factors of a product, but for those of the records.
+        coarse: whether 16 bits hold a part of it, so that two uses may see different digits.
+        single: whether it may be one number between zeros; _surrounded.py says what that means.
+        padded: whether it may be such a number in padding, also where ranges do not show it.
+        hidden: whether a compiler may know numbers of it that its range does not show.
+        cut: whether it holds floats that were cut to integers.
+    """
+
+    shift: float = 0.0
+    starts: frozenset[tuple[object, int]] = frozenset()
+    load: float = 0.0
+    terms: int = 1
+    weight: float = 0.0
+    factor: float = 1.0
+    bits: float = 0.0
+    coarse: bool = False
+    single: bool = False
+    padded: bool = False
+    hidden: bool = False
+    cut: bool = False
+
+    @staticmethod
+    def of_sum(count: int, load: float) -> "Pending":
+        """That of a new sum, which may start at what is added to it."""
+        return Pending(starts=frozenset([(object(), count)]), load=load)
+
+    @staticmethod
+    def of_all(all_: "Sequence[Pending]") -> "Pending":
+        """That of arrays side by side; one sum in two of them is counted once."""
+        sums = [p for p in all_ if p.terms > 1]
+        return Pending(
+            shift=sum(p.shift for p in all_),
+            starts=frozenset[tuple[object, int]]().union(*(p.starts for p in all_)),
+            load=sum(p.load for p in all_),
+            terms=max((p.terms for p in sums), default=1),
+            weight=sum(p.weight for p in sums),
+            factor=sums[0].factor if len({p.factor for p in sums}) == 1 else 1.0,
+            bits=max((p.bits for p in all_), default=0.0),
+            **Pending.flags(all_),
+        )
+
+    @staticmethod
+    def flags(all_: "Sequence[Pending]") -> dict[str, bool]:
+        """What is true of an array that is made of others, if it is true of one of them."""
+        names = ("coarse", "single", "padded", "hidden", "cut")
+        return {name: any(getattr(p, name) for p in all_) for name in names}
+
+    def having(self, **fields: Any) -> "Pending":
+        """The same with other fields."""
+        return dataclasses.replace(self, **fields)
+
+
+NOTHING = Pending()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,14 +238,35 @@ def constant(value: object) -> Abstract:
     return found
 
 
+def erring(
+    moves: Moves, error: np.ndarray | float, shape: Sequence[int], axis: int | None
+) -> Moves:
+    """Bounds on a difference of computed values, each of which is off by an error.
+
+    Twice the error is added where an entry moves. Elsewhere the inputs are equal, so both values
+    round alike. With an axis of records, the bounds are those of one row.
+    """
+    each, l1, l2 = moves
+    error = np.asarray(error, float)
+    error = error if axis is None or not error.ndim else over(error, axis)
+    slips = np.where(each > 0, 2 * error, 0.0)
+    copies = math.prod(s for k, s in enumerate(shape) if k != axis) / max(1, slips.size)
+    room = 1 + slips.size * 2.0**-52
+    return (
+        rounding.up(each + slips),
+        float(rounding.up(l1 + float(slips.sum()) * copies * room)),
+        float(rounding.up(l2 + rounding.norm2(slips, copies) * room)),
+    )
+
+
 def make(
     shape: Sequence[int],
     dtype: np.dtype,
     low: np.ndarray,
     high: np.ndarray,
     axis: int | None,
-    changed: tuple[np.ndarray, float, float],
-    others: tuple[np.ndarray, float, float],
+    changed: Moves,
+    others: Moves,
     *,
     whole: bool = False,
     tied: frozenset[int] = frozenset(),
@@ -184,7 +280,7 @@ def make(
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
     """
-    shape, dtype = tuple(shape), np.dtype(dtype)
+    shape, dtype = tuple(map(int, shape)), np.dtype(dtype)
     low, high = np.asarray(low, float), np.asarray(high, float)
     if math.prod(shape) == 0:
         raise RefusalError("an empty array has no rule")
@@ -321,16 +417,14 @@ def reshaped_scalar(x: Abstract, rank: int) -> Abstract:
     )
 
 
-def aligned(*values: Abstract) -> tuple[list[Abstract], tuple[int, ...], int | None]:
+def aligned(*values: Abstract) -> list[Abstract]:
     """Values of one shape, with one axis of records or none."""
     rank = max(len(x.shape) for x in values)
     full = [x if x.shape else reshaped_scalar(x, rank) for x in values]
     shape = np.broadcast_shapes(*(x.shape for x in full))
     full = [stretched(x, shape) for x in full]
-    axes = [x.axis for x in full if x.axis is not None]
-    if not axes:
-        return full, shape, None
-    return [as_rows(x, axes[0]) for x in full], shape, axes[0]
+    axis = next((x.axis for x in full if x.axis is not None), None)
+    return full if axis is None else [as_rows(x, axis) for x in full]
 
 
 def norm_of(outputs: Sequence[Abstract], norm: str) -> float:

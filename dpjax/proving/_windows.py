@@ -1,4 +1,11 @@
-"""Places that windows read: those of convolutions and of pooling."""
+"""Rules of convolutions with a public kernel, and of pooling: operations that slide windows.
+
+A convolution is one linear map A for each place of the batch. It moves an entry by at most |A| d,
+where d holds the moves of its operands, and by at most max_j sum_i |A_ij| times d in l1. In l2,
+Schur's test gives sqrt(max_i sum_j |A_ij| max_j sum_i |A_ij|). A second bound: A is a part of a
+circular convolution on a larger torus, which has the norm max_w ||K(w)||_2. K is the Fourier
+transform of the kernel, and w runs over the frequencies of the torus.
+"""
 
 import dataclasses
 import itertools
@@ -9,11 +16,25 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._layout import transpose
 from dpjax.proving._pending import flattened
-from dpjax.proving._pending_facts import Pending
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._surrounded import check_cut, check_surrounded
-from dpjax.proving._value import Abstract, Difference, as_dense, make
+from dpjax.proving._reductions import (
+    HIGHEST,
+    check_cut,
+    check_sums,
+    check_surrounded,
+    is_exact,
+)
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    as_dense,
+    erring,
+    make,
+)
 
 _MOST_TAPS = 4096
 _MOST_READ = 2**26
@@ -21,9 +42,9 @@ _MOST_READ = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Along each axis: a window's size, steps, padding, and the gaps in an array and in a window.
+    """Along each axis: a window's size, strides, padding, and gaps in the array and in the window.
 
-    Result o reads the places o stride + t dilation, one for each tap t, of the padded array.
+    Result o reads the places o stride + t dilation of the padded array, one for each tap t.
     """
 
     sizes: tuple[int, ...]
@@ -63,7 +84,7 @@ class Windows:
     def read(
         self, array: np.ndarray, shape: Sequence[int], fill: float
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """Each tap, and what all windows read there; an axis of length 1 may stay short."""
+        """Each tap, with the numbers that all windows read there; a short axis may stay short."""
         axes = [k for k in range(len(shape)) if self.moves(k)]
         full = [size if k in axes else array.shape[k] for k, size in enumerate(shape)]
         array, padded = np.broadcast_to(array, full), self.padded(shape)
@@ -89,11 +110,11 @@ class Windows:
             yield tap, made[chosen]
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """The taps in groups, so that only taps of one group meet at one place.
+        """The taps in groups: only taps of one group meet at one place.
 
-        With the strides as steps, that is a place of the array, which is read by result o at tap t
-        if o stride + t dilation is its place. With the gaps, it is a result, which reads a number
-        at tap t if that place is no gap.
+        If `steps` are the strides, a place is one of the array. Result o reads it at tap t if it is
+        o stride + t dilation. If they are the gaps, a place is a result. It reads a number at tap t
+        if there is no gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps():
@@ -110,122 +131,257 @@ class Windows:
             raise RefusalError("windows of this size have too many places to walk")
 
 
-def _windows(parameters: Any) -> Windows:
-    return Windows(
-        tuple(parameters["window_dimensions"]), tuple(parameters["window_strides"]),
-        tuple(map(tuple, parameters["padding"])), tuple(parameters["base_dilation"]),
-        tuple(parameters["window_dilation"]),
+def _pooling(
+    x: Abstract, *, start: float, window_dimensions: Any, window_strides: Any, padding: Any,
+    base_dilation: Any, window_dilation: Any, **_: Any,
+) -> tuple[Windows, Abstract]:  # fmt: skip
+    """The windows, and the array. If a window reads several records, nothing is known by record."""
+    windows = Windows(
+        tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
+        tuple(base_dilation), tuple(window_dilation),
     )  # fmt: skip
+    check_surrounded(x, windows.wide, start)
+    windows.check(x.shape)
+    return windows, as_dense(x) if x.axis is not None and windows.moves(x.axis) else x
 
 
-def pooled_sum(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
+def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
     """reduce_window_sum: a sum of the places of each window, in any order.
 
     A place is in at most m windows, and a window holds K places. So a move grows m times in l1, and
     sqrt(m K) times in l2 (Schur's test).
     """
-    windows = _windows(parameters)
-    check_surrounded(x, windows.wide, 0.0)
     check_cut(x)
-    x = _by_row(x, windows)
+    windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
+    room = 1 + (count + 100) * 2.0**-52
     terms, weight = flattened(x)
 
     def added(array: np.ndarray) -> np.ndarray:
         return np.asarray(sum(part for _, part in windows.read(array, x.shape, 0.0)))
 
-    sizes = np.maximum(added(x.magnitude), count * weight) * (1 + (count + 100) * 2.0**-52)
-    exact = x.whole and (dtype.kind != "f" or sizes.max() <= rounding.exact_integers(dtype))
+    sizes = np.maximum(added(x.magnitude), count * weight) * room
+    exact = is_exact(x.whole, sizes, x.dtype)
     error = np.zeros((1,) * sizes.ndim)
     if not exact:
-        units = rounding.sum_units(count * terms, dtype) + (count + 100) * 2.0**-52
-        error = rounding.up(units * sizes + 4 * rounding.tiny(dtype) * (count + 1))
+        units = rounding.sum_units(count * terms, x.dtype) + room - 1
+        check_sums(units, count, x.dtype)
+        error = rounding.up(units * sizes + 4 * rounding.tiny(x.dtype) * (count + 1))
     many = max(map(len, windows.at_once(windows.strides)))
 
-    def moved(d: Difference) -> tuple[np.ndarray, float, float]:
-        each = np.minimum(rounding.up(added(d.each) * (1 + (count + 100) * 2.0**-52)), d.l1)
+    def moved(d: Difference) -> Moves:
+        each = np.minimum(rounding.up(added(d.each) * room), d.l1)
         return each, d.l1 * many, d.l2 * math.sqrt(many * count)
 
-    interval = rounding.widened(added(x.low), added(x.high), error)
+    low, high = rounding.widened(added(x.low), added(x.high), error)
     if (x.low >= 0).all():
-        interval = np.maximum(interval[0], 0.0), interval[1]
+        low = np.maximum(low, 0.0)
     pending = Pending(terms=count * terms, weight=float(sizes.max()))
-    return _made(x, windows, interval, moved, error, whole=exact, pending=pending)
+    return _made(x, windows, (low, high), moved, error, whole=exact, pending=pending)
 
 
-def pooled_extremum(largest: bool) -> Callable[..., Abstract]:
+def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
     """reduce_window_max and reduce_window_min.
 
     A result moves by at most the largest move in its window. A place is in at most m windows, so a
     move grows m times in l1, and sqrt(m) times in l2: the largest square is at most their sum.
     """
+    pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
+    start = idle  # JAX starts an extremum at the least or the largest number of the dtype.
+    if x.dtype.kind in "iu":
+        start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
+    windows, x = _pooling(x, **parameters, start=start)
 
-    def rule(parameters: Any, dtype: np.dtype, x: Abstract) -> Abstract:
-        windows = _windows(parameters)
-        check_surrounded(x, windows.wide, _start(dtype, largest=largest))
-        x = _by_row(x, windows)
-        pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
+    def chosen(array: np.ndarray) -> np.ndarray:
+        return pick.reduce([part for _, part in windows.read(array, x.shape, idle)])
 
-        def chosen(array: np.ndarray) -> np.ndarray:
-            parts = (part for _, part in windows.read(array, x.shape, idle))
-            return pick.reduce(list(parts))
+    many = max(map(len, windows.at_once(windows.strides)))
 
-        many = max(map(len, windows.at_once(windows.strides)))
+    def moved(d: Difference) -> Moves:
+        parts = [part for _, part in windows.read(d.each, x.shape, 0.0)]
+        return np.maximum.reduce(parts), d.l1 * many, d.l2 * math.sqrt(many)
 
-        def moved(d: Difference) -> tuple[np.ndarray, float, float]:
-            parts = [part for _, part in windows.read(d.each, x.shape, 0.0)]
-            return np.maximum.reduce(parts), d.l1 * many, d.l2 * math.sqrt(many)
-
-        flush = np.full((1,) * len(x.shape), 0.0 if x.whole else 4 * rounding.tiny(dtype))
-        interval = chosen(x.low), chosen(x.high)
-        return _made(x, windows, interval, moved, flush, whole=x.whole)
-
-    return rule
-
-
-def _start(dtype: np.dtype, *, largest: bool) -> float:
-    """What JAX lets an extremum start at."""
-    if dtype.kind not in "iu":
-        return -np.inf if largest else np.inf
-    return float(np.iinfo(dtype).min if largest else np.iinfo(dtype).max)
-
-
-def _by_row(x: Abstract, windows: Windows) -> Abstract:
-    """Windows that read several records leave nothing that is known by record."""
-    windows.check(x.shape)
-    return as_dense(x) if x.axis is not None and windows.moves(x.axis) else x
+    flush = np.full((1,) * len(x.shape), 0.0 if x.whole else 4 * rounding.tiny(x.dtype))
+    return _made(x, windows, (chosen(x.low), chosen(x.high)), moved, flush, whole=x.whole)
 
 
 def _made(
     x: Abstract,
     windows: Windows,
     interval: tuple[np.ndarray, np.ndarray],
-    moved: Callable[[Difference], tuple[np.ndarray, float, float]],
+    moved: Callable[[Difference], Moves],
     error: np.ndarray,
     **more: Any,
 ) -> Abstract:
     shape = windows.results(x.shape)
-    changed, others = (
-        with_errors(moved(d), error, shape, x.axis) for d in (x.changed, x.others)
-    )  # fmt: skip
+    changed, others = (erring(moved(d), error, shape, x.axis) for d in (x.changed, x.others))
     found = make(shape, x.dtype, *interval, x.axis, changed, others, **more)
     pending = found.pending.having(padded=windows.pads_one(x.shape))
     return dataclasses.replace(found, pending=pending)
 
 
-def with_errors(
-    moved: tuple[np.ndarray, float, float],
-    error: np.ndarray,
-    shape: Sequence[int],
-    axis: int | None,
-) -> tuple[np.ndarray, float, float]:
-    """Bounds on a difference, with twice the error where an entry differs at all."""
-    each, l1, l2 = moved
-    error = error if axis is None else error.max(axis=axis, keepdims=True)
-    slips = np.where(each > 0, 2 * error, 0.0)
-    copies = math.prod(s for k, s in enumerate(shape) if k != axis) / max(1, slips.size)
-    return (
-        rounding.up(each + slips),
-        float(rounding.up(l1 + float(slips.sum()) * copies * (1 + slips.size * 2.0**-52))),
-        float(rounding.up(l2 + rounding.norm2(slips, copies) * (1 + slips.size * 2.0**-52))),
-    )
+_MOST_PRODUCTS = 2**26
+_MOST_OF_TRANSFORM = 2**19
+
+
+@dataclasses.dataclass(frozen=True)
+class _Map:
+    """Kernels of shape (taps..., inputs, groups, outputs), which slide over (batch, ..., features).
+
+    `inputs` and `outputs` count the features of a group.
+    """
+
+    windows: Windows
+    shape: tuple[int, ...]
+
+    def of(self, array: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+        """The sums of all products, in float64."""
+        inputs, groups, outputs = kernel.shape[-3:]
+        features = np.broadcast_to(array, (*array.shape[:-1], self.shape[-1]))
+        places: tuple[int, ...] = ()
+        total: Any = 0.0
+        for tap, part in self.windows.read(features, self.shape, 0.0):
+            places = part.shape[:-1]
+            rows = part.reshape(-1, groups, inputs).swapaxes(0, 1)
+            total = total + rows @ kernel[tap[1:-1]].swapaxes(0, 1)
+        return np.swapaxes(total, 0, 1).reshape(*places, groups * outputs)
+
+    def sums(self, sizes: np.ndarray) -> tuple[float, float]:
+        """The largest sum of magnitudes of a column of A, and of a row."""
+        columns = self._largest(sizes.sum(-1), self.windows.strides)
+        return columns, self._largest(sizes.sum(-3), self.windows.gaps)
+
+    def _largest(self, sizes: np.ndarray, steps: tuple[int, ...]) -> float:
+        groups = self.windows.at_once(steps)
+        return max(float(np.sum([sizes[tap[1:-1]] for tap in taps], 0).max()) for taps in groups)
+
+    def schur(self, sizes: np.ndarray) -> float:
+        """A bound on the l2 norm of A."""
+        return float(rounding.up(math.sqrt(math.prod(self.sums(sizes)))))
+
+    def spectral(self, kernel: np.ndarray) -> float:
+        """The largest norm of the transform; infinite where that takes long.
+
+        A step s reads each of s phases of the array once, so phases are more inputs of a kernel
+        with step 1.
+        """
+        *taps, inputs, groups, outputs = kernel.shape
+        steps, by = self.windows.strides[1:-1], self.windows.dilation[1:-1]
+        reach = [(size - 1) * gap + 1 for size, gap in zip(taps, by, strict=True)]
+        blocks = [-(-size // step) for size, step in zip(reach, steps, strict=True)]
+        padded = zip(self.windows.padded(self.shape)[1:-1], steps, blocks, strict=True)
+        torus = [-(-size // step) + block for size, step, block in padded]
+        phases = math.prod(steps)
+        if not taps or math.prod(torus) * phases * inputs * groups * outputs > _MOST_OF_TRANSFORM:
+            return math.inf
+        split = list(zip(blocks, steps, strict=True))
+        spread = np.zeros([*(b * step for b, step in split), inputs, groups, outputs])
+        spread[tuple(slice(0, r, gap) for r, gap in zip(reach, by, strict=True))] = kernel
+        spread = spread.reshape(*(size for pair in split for size in pair), inputs, groups, outputs)
+        last = 2 * len(taps)  # The places of inputs, groups and outputs.
+        order = [*range(0, last, 2), last + 1, *range(1, last, 2), last, last + 2]
+        spread = spread.transpose(order).reshape(*blocks, groups, phases * inputs, outputs)
+        waves = np.fft.fftn(spread, torus, axes=tuple(range(len(taps))))
+        return float(np.linalg.norm(waves, 2, axis=(-2, -1)).max()) * (1 + 1e-9)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """A public kernel: the middle of its range, half the width of that, the largest magnitudes."""
+
+    middle: np.ndarray
+    off: np.ndarray
+    sizes: np.ndarray
+
+    @staticmethod
+    def of(kernel: Abstract, order: Sequence[int], groups: int) -> "_Kernel":
+        def grouped(array: np.ndarray) -> np.ndarray:
+            array = np.broadcast_to(array, kernel.shape).transpose(order)
+            return array.reshape(*array.shape[:-1], groups, -1)
+
+        low, high = grouped(kernel.low), grouped(kernel.high)
+        middle = (low + high) / 2
+        off = np.where(low < high, rounding.up(high - low) / 2 + np.abs(middle) * 2.0**-50, 0.0)
+        return _Kernel(middle, off, np.maximum(np.abs(low), np.abs(high)))
+
+
+def convolve(
+    x: Abstract, kernel: Abstract, *, dimension_numbers: Any, window_strides: Any, padding: Any,
+    lhs_dilation: Any, rhs_dilation: Any, feature_group_count: int, batch_group_count: int,
+    precision: Any, preferred_element_type: Any = None, **_: Any,
+) -> Abstract:  # fmt: skip
+    """conv_general_dilated of records by a public kernel, as sums of products in any order."""
+    dtype = np.dtype(preferred_element_type or x.dtype)
+    if not kernel.is_public or not kernel.is_finite:
+        raise RefusalError("a kernel that is not public and finite has no rule")
+    if batch_group_count != 1:
+        raise RefusalError("groups of the batch have no rule")
+    if not x.dtype == kernel.dtype == dtype:
+        raise RefusalError("a convolution of two dtypes has no rule")
+    if dtype.kind == "f" and precision not in HIGHEST:
+        raise RefusalError("a precision below the highest has no rule: leave it out")
+    if min(itertools.chain((0,), *padding)) < 0:
+        # XLA on a CPU computes it from other numbers, and from some beyond the array.
+        raise RefusalError("a convolution with negative padding has no rule: slice")
+    batch, feature, *spatial = dimension_numbers.lhs_spec
+    if x.axis not in (None, batch):
+        x = as_dense(x)
+    # From here on: the batch, the places, the features.
+    rows = transpose(x, [batch, *spatial, feature])
+    out, into, *places = dimension_numbers.rhs_spec
+    weights = _Kernel.of(kernel, [*places, into, out], feature_group_count)
+    # Along the batch and the features, each place is a window of its own.
+    windows = Windows(
+        (1, *weights.sizes.shape[:-3], 1), (1, *window_strides, 1),
+        ((0, 0), *map(tuple, padding), (0, 0)), (1, *lhs_dilation, 1), (1, *rhs_dilation, 1),
+    )  # fmt: skip
+    windows.check((*rows.shape[:-1], 1))
+    if math.prod(windows.results(rows.shape)[1:-1]) * kernel.low.size > _MOST_PRODUCTS:
+        raise RefusalError("a convolution of this size has too many products to walk")
+    whole = x.whole and kernel.whole
+    found = _convolved(rows, weights, _Map(windows, rows.shape), whole=whole)
+    spec = dimension_numbers.out_spec
+    back = np.argsort([spec[0], *spec[2:], spec[1]])
+    return dataclasses.replace(transpose(found, list(map(int, back))), source=None)
+
+
+def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abstract:
+    sizes, middle = kernel.sizes, kernel.middle
+    *taps, inputs, groups, outputs = sizes.shape
+    count = math.prod(taps) * inputs
+    room = 1 + (sizes.size + 100) * 2.0**-50
+    terms, weight = flattened(x)
+    total = np.maximum(map_.of(x.magnitude, sizes), count * weight * sizes.max()) * room
+    load = float(total.max())
+    exact = is_exact(whole, total, x.dtype)
+    error = np.zeros((1,) * total.ndim)
+    if not exact:
+        units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
+        check_sums(units, count, x.dtype)
+        # A factor that is flushed to 0 takes its product with it.
+        flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
+        error = rounding.up(units * total + flushed * (count + 1))
+    column = map_.sums(sizes)[0] * room
+    l2 = min(map_.schur(sizes), map_.spectral(middle) + map_.schur(kernel.off)) * room
+    shape = (x.shape[0], *map_.windows.results(x.shape)[1:-1], groups * outputs)
+
+    def moved(d: Difference) -> Moves:
+        touched = map_.of((d.each > 0) * 1.0, (sizes > 0) * 1.0) > 0
+        # A move that is too small for the host is still a move.
+        each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
+        l1 = float(rounding.times(d.l1, column))
+        bounds = np.minimum(each, l1), l1, float(rounding.times(d.l2, l2))
+        return erring(bounds, error, shape, x.axis)
+
+    up, down = np.maximum(middle, 0.0), np.minimum(middle, 0.0)
+    ends = map_.of(x.low, up) + map_.of(x.high, down), map_.of(x.high, up) + map_.of(x.low, down)
+    spread = map_.of(x.magnitude, kernel.off) * room
+    host = 0.0 if exact else total * (room - 1)
+    pending = Pending.of_sum(count * terms, load)
+    # Compilers may take a product with a vector for a sum, as in `contract`.
+    if groups > 1 or 1 in (outputs, math.prod(shape[:-1])):
+        pending = pending.having(terms=count * terms, weight=load)
+    return make(
+        shape, x.dtype, *rounding.widened(*ends, error + spread + host), x.axis,
+        moved(x.changed), moved(x.others), whole=exact, pending=pending,
+    )  # fmt: skip

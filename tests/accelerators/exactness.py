@@ -13,14 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
-from jax import lax
 
 import dpjax
 from accelerators.programs import perceptron_loss
 from dpjax import learning, queries
 from dpjax._exact._grid import round_widely
 from dpjax.proving import _rounding as rounding
+from elementary_table import ELEMENTARY
 from mechanism_table import TABLE
 
 RECORDED = pathlib.Path(__file__).with_name("bits.json")
@@ -176,33 +175,17 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-# Each function, with a range and whether its error is relative to its own value.
-ELEMENTARY: dict[str, tuple[Any, Any, tuple[float, float], bool]] = {
-    "exp": (jnp.exp, np.exp, (-80, 40), True),
-    "log": (jnp.log, np.log, (2.0**-60, 4), False),
-    "log1p": (jnp.log1p, np.log1p, (-0.999, 4), False),
-    "log1p near -.414": (jnp.log1p, np.log1p, (-0.41422, -0.4142), False),
-    "expm1": (jnp.expm1, np.expm1, (-80, 40), False),
-    "tanh": (jnp.tanh, np.tanh, (-25, 25), False),
-    "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x)), (-80, 80), False),
-    "erf": (lax.erf, lambda x: scipy.special.erf(x.astype(float)), (-6, 6), False),
-    "sin": (jnp.sin, np.sin, (-4096, 4096), False),
-    "cos": (jnp.cos, np.cos, (-4096, 4096), False),
-    "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), (2.0**-60, 4), True),
-    "sqrt": (jnp.sqrt, np.sqrt, (2.0**-60, 4), True),
-}
-
-
 def elementary_errors(points: int, dtype: np.dtype) -> dict[str, float]:
     """The largest error of each elementary function, over what proofs count for it."""
-    places = {name: np.linspace(*row[2], points, dtype=dtype) for name, row in ELEMENTARY.items()}
-    run = jax.jit(lambda xs: {name: ELEMENTARY[name][0](x) for name, x in xs.items()})
+    rows = ELEMENTARY.items()
+    places = {name: np.linspace(*row.interval, points, dtype=dtype) for name, row in rows}
+    run = jax.jit(lambda xs: {name: ELEMENTARY[name].device(x) for name, x in xs.items()})
     found = {name: np.asarray(y, np.longdouble) for name, y in run(places).items()}
     shares = {}
-    for name, (_, exact_function, _, relative) in ELEMENTARY.items():
-        truth = exact_function(places[name].astype(np.longdouble))
-        floor = np.abs(truth) if relative else np.maximum(np.abs(truth), 1)
-        units = rounding.UNITS.get(name) or rounding.elementary(dtype)
+    for name, row in rows:
+        truth = row.host(places[name].astype(np.longdouble))
+        floor = np.abs(truth) if row.relative else np.maximum(np.abs(truth), 1)
+        units = row.units or rounding.elementary(dtype)
         error = np.abs(found[name] - truth) / (floor * rounding.unit(dtype))
         shares[name] = float(error.max() / units)
     return shares

@@ -11,7 +11,7 @@ import query_table
 from all_pairs import VALUES, N, all_pairs, bounds_of
 from dpjax import queries, targets
 from dpjax.proving import Ball, NoProofError
-from dpjax.proving._slices import Program
+from dpjax.proving._patterns import Program
 from dpjax.targets._known_sensitivity import BoundedTarget
 from random_programs import distance
 

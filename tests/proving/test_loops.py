@@ -12,9 +12,8 @@ import dpjax
 from all_pairs import VALUES, N, all_pairs, bounds_of
 from dpjax.proving import NoProofError
 from dpjax.proving import _loops as loops
-from dpjax.proving._invariants import closed
-from dpjax.proving._refusal import RefusalError
-from dpjax.proving._value import constant
+from dpjax.proving._loops import closed
+from dpjax.proving._value import RefusalError, constant
 from random_programs import distance
 
 WEIGHTS = np.array([0.5, -1.0, 2.0], np.float32)

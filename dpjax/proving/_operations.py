@@ -1,0 +1,181 @@
+"""The table of operations: one row for each JAX primitive that a proof knows."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.proving import _choices as choices
+from dpjax.proving import _elementwise as elementwise
+from dpjax.proving import _layout as layout
+from dpjax.proving import _places as places
+from dpjax.proving import _reductions as reductions
+from dpjax.proving import _slots as slots
+from dpjax.proving import _windows as windows
+from dpjax.proving._pending import (
+    ANY,
+    COMPARISON,
+    CONTRACTION,
+    MOVES,
+    NEVER_UNDONE,
+    PLACES,
+    POWER,
+    PRODUCT,
+    QUOTIENT,
+    REDUCTION,
+    SUM,
+    XOR,
+    Merging,
+)
+from dpjax.proving._slots import Rule as SlotRule
+from dpjax.proving._slots import Tightening, at_one_place, compared
+from dpjax.proving._value import Abstract
+
+
+class Operation(NamedTuple):
+    """What a proof knows about a primitive.
+
+    Attributes:
+        rule: takes the abstract values of the operands, and by keyword the parameters of the
+            primitive, to the abstract value of the result, or to a list of them. None: the
+            operation is refused. `scan` has its rule in the walk.
+        slots: how the result depends on slots. None: under add-or-remove-one, the operands must be
+            public.
+        merging: how a compiler may merge the operation with others. `ANY` is always right.
+        tighter: under add-or-remove-one, a smaller bound on the result.
+        narrow: whether the rule takes floats of 16 bits.
+        cpu_only: whether its rounding is bounded on CPUs alone.
+        remedy: what to write instead where the operation is refused.
+        instead: what to write instead where its bound is much larger than the moves found.
+    """
+
+    rule: Callable[..., Abstract | list[Abstract]] | None = None
+    slots: SlotRule | None = None
+    merging: Merging = ANY
+    tighter: Tightening | None = None
+    narrow: bool = False
+    cpu_only: bool = False
+    remedy: str = "clip per record, write it in other operations, or sample it"
+    instead: str = "clip what each record adds to the sum, with jnp.clip or by its norm"
+
+
+_CENTERED = "jnp.var, jnp.std and jnp.cov of the records are proved as a whole"
+_SOFTMAX = "jax.nn.softmax and jax.nn.logsumexp are proved as a whole"
+_DIVISION = (
+    "jax.nn.softmax, or a division by a maximum of a number and the norm, is proved as a whole;"
+    " else raise the least denominator"
+)
+_BOTH = "multiply by public numbers, or clip both factors first"
+_ROOT = "add a number before the root, or use jnp.std"
+_STEPS = "clip what each step carries, take fewer steps, or sample it"
+_FEWER = "take fewer steps, or clip after each of them"
+_WHILE = "sample it, or unroll a loop of a fixed number of steps in Python"
+_TAKEN = "take rows by jax.lax.scan over them, or at public places, or sample it"
+_KERNEL = "convolve records, as the batch, with a public kernel, or sample it"
+_SCORES = "release the scores, or use dpjax.exponential"
+_TOTAL_ORDER = COMPARISON._replace(undone=True)
+_LOOKUP = PLACES._replace(dropped=True)
+
+# One row, one line.
+# fmt: off
+OPERATIONS: dict[str, Operation] = {
+    # Arithmetic.
+    "add": Operation(elementwise.add, at_one_place, SUM),
+    "add_any": Operation(elementwise.add, at_one_place, SUM),
+    "sub": Operation(partial(elementwise.add, sign=-1), at_one_place, SUM, instead=_CENTERED),
+    "mul": Operation(elementwise.multiply, at_one_place, PRODUCT, slots.tight_product,
+                     instead=_BOTH),
+    "div": Operation(elementwise.quotient, at_one_place, QUOTIENT, instead=_DIVISION),
+    "neg": Operation(elementwise.negative, at_one_place, MOVES),
+    "abs": Operation(elementwise.absolute, at_one_place),
+    "square": Operation(elementwise.SQUARE, at_one_place, POWER, instead=_CENTERED),
+    "integer_pow": Operation(elementwise.integer_power, at_one_place, POWER, instead=_CENTERED),
+    "pow": Operation(elementwise.power, at_one_place, POWER),
+    "max": Operation(partial(elementwise.extremum, largest=True), at_one_place, MOVES),
+    "min": Operation(partial(elementwise.extremum, largest=False), at_one_place, MOVES),
+    "clamp": Operation(elementwise.clamp, at_one_place, MOVES),
+    # Elementary functions.
+    "exp": Operation(elementwise.EXP, at_one_place, instead=_SOFTMAX),
+    "expm1": Operation(elementwise.EXPM1, at_one_place),
+    "log": Operation(elementwise.LOG, at_one_place),
+    "log1p": Operation(elementwise.LOG1P, at_one_place),
+    "tanh": Operation(elementwise.TANH, at_one_place, NEVER_UNDONE),
+    "atan": Operation(elementwise.ATAN, at_one_place),
+    "logistic": Operation(elementwise.LOGISTIC, at_one_place),
+    "erf": Operation(elementwise.ERF, at_one_place, NEVER_UNDONE),
+    "rsqrt": Operation(elementwise.RSQRT, at_one_place),
+    "sqrt": Operation(elementwise.square_root, at_one_place, instead=_ROOT),
+    "sin": Operation(partial(elementwise.wave, peak=np.pi / 2), at_one_place, NEVER_UNDONE),
+    "cos": Operation(partial(elementwise.wave, peak=0.0), at_one_place, NEVER_UNDONE),
+    # Steps, comparisons, logic, choices.
+    "floor": Operation(partial(elementwise.steps, np.floor), at_one_place, NEVER_UNDONE),
+    "ceil": Operation(partial(elementwise.steps, np.ceil), at_one_place, NEVER_UNDONE),
+    "round": Operation(partial(elementwise.steps, np.round), at_one_place, NEVER_UNDONE),
+    "sign": Operation(partial(elementwise.steps, np.sign), at_one_place, NEVER_UNDONE),
+    "lt": Operation(choices.LT, compared, COMPARISON),
+    "gt": Operation(choices.GT, compared, COMPARISON),
+    "le": Operation(choices.LE, compared, COMPARISON),
+    "ge": Operation(choices.GE, compared, COMPARISON),
+    "lt_to": Operation(choices.LT_TO, compared, _TOTAL_ORDER),
+    "eq": Operation(choices.EQ, compared, COMPARISON, slots.tight_equal),
+    "ne": Operation(choices.NE, compared, COMPARISON),
+    "and": Operation(partial(choices.logic, np.minimum), at_one_place, tighter=slots.tight_and),
+    "or": Operation(partial(choices.logic, np.maximum), at_one_place),
+    "xor": Operation(partial(choices.logic, None), at_one_place, XOR),
+    "not": Operation(choices.negation, at_one_place),
+    "is_finite": Operation(choices.is_finite, at_one_place, NEVER_UNDONE),
+    "select_n": Operation(choices.select, at_one_place, MOVES, slots.tight_choice),
+    "convert_element_type": Operation(choices.convert, at_one_place, MOVES, slots.tight_cast,
+                                      narrow=True),
+    "stop_gradient": Operation(layout.same, at_one_place, MOVES, narrow=True),
+    "copy": Operation(layout.same, at_one_place, MOVES, narrow=True),
+    "copy_p": Operation(layout.same, at_one_place, MOVES, narrow=True),
+    # Sums, products, extrema, sorts.
+    "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION),
+    "reduce_max": Operation(partial(reductions.extremum_over, largest=True), slots.reduced, MOVES),
+    "reduce_min": Operation(partial(reductions.extremum_over, largest=False), slots.reduced, MOVES),
+    "reduce_or": Operation(partial(reductions.any_or_all, largest=True), slots.reduced),
+    "reduce_and": Operation(partial(reductions.any_or_all, largest=False), slots.reduced),
+    "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES),
+    "sort": Operation(reductions.sort, slots.ordered, MOVES),
+    "dot_general": Operation(reductions.contract, slots.multiplied, CONTRACTION,
+                             slots.tight_products, narrow=True),
+    "conv_general_dilated": Operation(windows.convolve, merging=CONTRACTION, cpu_only=True,
+                                      remedy=_KERNEL),
+    "reduce_window_sum": Operation(windows.pooled_sum),
+    "reduce_window_max": Operation(partial(windows.pooled_extremum, largest=True), merging=MOVES),
+    "reduce_window_min": Operation(partial(windows.pooled_extremum, largest=False), merging=MOVES),
+    # Moves of entries.
+    "broadcast_in_dim": Operation(layout.broadcast, slots.broadcast, MOVES, narrow=True),
+    "reshape": Operation(layout.reshape, slots.reshaped, MOVES, narrow=True),
+    "squeeze": Operation(layout.squeeze, slots.squeezed, MOVES, narrow=True),
+    "transpose": Operation(layout.transpose, slots.transposed, MOVES, narrow=True),
+    "slice": Operation(layout.cut, slots.sliced, MOVES, narrow=True),
+    "split": Operation(layout.split, merging=MOVES),
+    "dynamic_slice": Operation(layout.dynamic_slice, merging=MOVES, remedy=_TAKEN),
+    "concatenate": Operation(layout.join, slots.joined, MOVES, narrow=True),
+    "stack": Operation(layout.stack, slots.stacked, MOVES),
+    "tile": Operation(layout.tile, merging=MOVES),
+    "rev": Operation(layout.reverse, slots.reversed_, MOVES),
+    "pad": Operation(layout.pad, merging=MOVES),
+    "iota": Operation(layout.iota, slots.numbered),
+    # Places.
+    "gather": Operation(places.gather, slots.gathered, _LOOKUP, slots.tight_lookup),
+    "scatter-add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
+    "scatter_add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
+    # Loops. `scan` is a walk of its body: _loops.py.
+    "scan": Operation(remedy=_STEPS, instead=_FEWER),
+    "while": Operation(remedy=_WHILE),
+    # No rule.
+    "cond": Operation(remedy="choose with jnp.where"),
+    "pure_callback": Operation(remedy="write it in JAX, or sample it"),
+    "argmax": Operation(remedy=_SCORES),
+    "argmin": Operation(remedy=_SCORES),
+}
+# fmt: on
+
+
+def operation_of(name: str) -> Operation:
+    """The row of a primitive. Those without a row have no rule."""
+    return OPERATIONS.get(name, Operation())

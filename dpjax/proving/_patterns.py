@@ -1,0 +1,301 @@
+"""Parts of a program that compute a known function, so that a lemma bounds them.
+
+JAX traces `jax.nn.softmax` and others into the operations of their caller, and `jnp.var` into an
+inner program with a name. Either way, a lemma applies only to a part with the fingerprint of the
+function itself, traced anew on the same shapes. Names only say which functions to compare with.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts
+from dpjax.proving import _lemmas as lemmas
+from dpjax.proving._norm_clips import clipped
+from dpjax.proving._operations import OPERATIONS
+from dpjax.proving._pending import carried
+from dpjax.proving._value import Abstract, Difference, Moves, Pending, make
+
+_DEPTH = 16
+Values = Mapping[jex.Var, Abstract | None]
+Function = Callable[..., jax.Array]
+
+
+class Program:
+    """The operations of a program, by the variables that they compute."""
+
+    def __init__(self, jaxpr: jex.Jaxpr) -> None:
+        self.jaxpr = jaxpr
+        self.made = {v: e for e in jaxpr.eqns for v in e.outvars}
+
+    def definition(self, atom: Atom) -> Equation | None:
+        """The operation that computes a variable; None for inputs, constants and literals."""
+        return self.made.get(atom) if isinstance(atom, jex.Var) else None
+
+    def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
+        """The operations of one name that a variable is computed from, within a few steps."""
+        seen, front = set[int](), [atom]
+        for _ in range(_DEPTH):
+            made = [e for e in map(self.definition, front) if e is not None and id(e) not in seen]
+            seen.update(map(id, made))
+            yield from (e for e in made if e.primitive.name == name)
+            front = [x for e in made for x in e.invars]
+
+    def between(self, start: jex.Var, end: jex.Var) -> jex.Jaxpr | None:
+        """The program from one variable to another; None if it needs anything else."""
+        needed, chosen = {end}, set[int]()
+        while needed:
+            equation = self.made.get(needed.pop())
+            if equation is None:
+                return None
+            if id(equation) not in chosen:
+                chosen.add(id(equation))
+                needed |= {x for x in equation.invars if isinstance(x, jex.Var)} - {start}
+            if len(chosen) > _DEPTH:
+                return None
+        return jex.Jaxpr(
+            constvars=[],
+            invars=[start],
+            outvars=[end],
+            eqns=[e for e in self.jaxpr.eqns if id(e) in chosen],
+            effects=self.jaxpr.effects,
+            debug_info=self.jaxpr.debug_info.with_unknown_names(),
+        )
+
+
+def _names(jaxpr: jex.Jaxpr) -> list[str]:
+    return [equation.primitive.name for equation in live(jaxpr)]
+
+
+def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
+        return jax.make_jaxpr(functools.partial(function, **static))(*specs).jaxpr
+
+
+@functools.lru_cache(maxsize=512)
+def _reference(
+    function: Function, shape: tuple[int, ...], dtype: np.dtype, x64: bool, **static: Any
+) -> tuple[list[str], str]:
+    """The operations of a function of one array, and its fingerprint."""
+    del x64  # Tracing depends on it.
+    whole = _traced(function, jax.ShapeDtypeStruct(shape, dtype), **static)
+    while len(whole.eqns) == 1 and (inner := called(whole.eqns[0])):  # It is compiled on its own.
+        whole, _ = parts(inner)
+    return _names(whole), digest(whole)
+
+
+def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **static: Any) -> bool:
+    """Whether a part of a program is the program of a function of x."""
+    if part is None:
+        return False
+    x64 = jnp.result_type(float) == jnp.float64
+    names, fingerprint = _reference(function, x.shape, x.dtype, x64, **static)
+    return names == _names(part) and fingerprint == digest(part)
+
+
+def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
+    """The value of an inner program by a lemma; None where there is none."""
+    name = str(equation.params.get("name"))
+    if name == "searchsorted":
+        return _searched(inner, operands)
+    if name not in _CALLED or not operands:
+        return None
+    x, *public = operands
+    if not _is_of_records(x) or not all(p.is_known and not p.shape for p in public):
+        return None
+    expected = aval(equation.outvars[0])
+    for function, lemma in _CALLED[name]:
+        calls = [e for e in equations(_traced(function, x)) if e.params.get("name") == name]
+        if len(calls) == 1 and digest(calls[0].params["jaxpr"]) == digest(inner):
+            numbers = [float(p.low) for p in public]
+            found = lemma(x, *numbers)
+            if found and (expected.shape, expected.dtype) == (found.shape, found.dtype):
+                return dataclasses.replace(found, pending=_of_mean(x, found, *numbers))
+    return None
+
+
+def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
+    """`jnp.searchsorted` of numbers in a public array of levels."""
+    if len(operands) != 2 or not operands[0].is_public or not operands[1].is_finite:
+        return None
+    levels, x = operands
+    if len(levels.shape) != 1 or levels.dtype != x.dtype:
+        return None
+    for side in ("left", "right"):
+        reference = _traced(jnp.searchsorted, levels, x, side=side)
+        if digest(reference.eqns[0].params["jaxpr"]) == digest(inner):
+            return lemmas.place_among(x, levels.shape[0])
+    return None
+
+
+def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
+    """The pending operations of a sum of squares or products, divided by n - correction."""
+    load, divisor = float(found.magnitude.max()), x.n - correction
+    bits = 2 * x.pending.bits + abs(math.log2(divisor)) + 1
+    return Pending.of_sum(x.n, load).having(
+        terms=x.n, weight=load, factor=1 / divisor, bits=bits, shift=x.pending.shift
+    )
+
+
+def improved(
+    program: Program, equation: Equation, values: Values, walked: Abstract | None
+) -> tuple[str, Abstract] | None:
+    """The lemma that bounds the program up to an operation, and the better bound."""
+    name = equation.primitive.name
+    operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
+    # A lemma assumes that all uses of an array see the same numbers, up to `apart`.
+    if any(x is not None and x.pending.coarse for x in operands):
+        return None
+    found = clipped(program.made, equation, values) if name in ("div", "mul") else None
+    if found is not None:
+        operands = [values[x] for x in equation.invars]  # type: ignore[index]
+        joined = carried(OPERATIONS[name].merging, equation.params, operands, found)
+        return "clip by norm", _meet(walked, dataclasses.replace(found, pending=joined))
+    if walked is not None and (mean := _mean(program, equation, values)):
+        found = dataclasses.replace(mean[1], pending=walked.pending)
+        return mean[0], _meet(walked, found)
+    for lemma in _OF_A_MAXIMUM:
+        found = _of_a_maximum(lemma, program, equation, values) if lemma.last == name else None
+        if found is not None:
+            return lemma.name, _meet(walked, found)
+    return None
+
+
+def _meet(first: Abstract | None, second: Abstract) -> Abstract:
+    """Both hold of one array, so the better of every bound does."""
+    if first is None or first.axis != second.axis:
+        return second
+    low, high = np.maximum(first.low, second.low), np.minimum(first.high, second.high)
+
+    def better(a: Difference, b: Difference) -> Moves:
+        return np.minimum(a.each, b.each), min(a.l1, b.l1), min(a.l2, b.l2)
+
+    return make(
+        first.shape, first.dtype, low, high, first.axis, better(first.changed, second.changed),
+        better(first.others, second.others), whole=first.whole,
+        l2_of_row=min(first.l2_of_row, second.l2_of_row), source=first.source,
+        pending=first.pending, apart=min(first.apart, second.apart),
+    )  # fmt: skip
+
+
+class Lemma(NamedTuple):
+    """A function whose program a user may write out, the last operation of it, and its bound."""
+
+    name: str
+    last: str
+    function: Function
+    bound: Callable[..., Abstract | None]
+
+
+def _of_a_maximum(
+    lemma: Lemma, program: Program, equation: Equation, values: Values
+) -> Abstract | None:
+    """The value of a function that begins with the maximum of its operand."""
+    for maximum in program.sources(equation.outvars[0], "reduce_max"):
+        variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
+        x = None if isinstance(variable, jex.Literal) else values.get(variable)
+        if x is None or x.is_public or not x.is_finite or x.dtype.kind != "f" or x.pending.coarse:
+            continue
+        part = program.between(variable, equation.outvars[0])  # type: ignore[arg-type]
+        axis: Any = axes[0] if len(axes) == 1 else axes
+        if not _is_program_of(lemma.function, part, x, axis=axis):
+            continue
+        found, made = lemma.bound(x, axes), aval(equation.outvars[0])
+        if found is not None and (found.shape, found.dtype) == (tuple(made.shape), made.dtype):
+            # The bits of the denominator, a sum of at most so many exponentials of at most 1.
+            bits = x.pending.bits + math.log2(math.prod(x.shape)) + 1
+            return dataclasses.replace(found, pending=x.pending.having(bits=bits, terms=1))
+    return None
+
+
+def _mean(program: Program, equation: Equation, values: Values) -> tuple[str, Abstract] | None:
+    """A weighted mean, or a variance that the program writes out."""
+    name = equation.primitive.name
+    if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
+        return "weighted mean", found
+    candidates = [lemma for lemma in _VARIANCES if lemma.last == name]
+    for total in program.sources(equation.outvars[0], "reduce_sum") if candidates else ():
+        atom, squared = total.invars[0], program.definition(total.invars[0])
+        if squared is not None and squared.primitive.name in ("integer_pow", "square", "mul"):
+            atom = squared.invars[0]
+        x = None if isinstance(atom, jex.Literal) else values.get(atom)
+        if x is None or not _is_of_records(x):
+            continue
+        part = program.between(atom, equation.outvars[0])  # type: ignore[arg-type]
+        for lemma in candidates:
+            found = lemma.bound(x) if _is_program_of(lemma.function, part, x) else None
+            if found is not None:
+                return lemma.name, found
+    return None
+
+
+def _is_of_records(x: Abstract) -> bool:
+    return x.axis == 0 and x.others.is_zero and x.dtype.kind == "f" and x.is_finite and x.n > 1
+
+
+def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abstract | None:
+    over, weights = (_summed(program, atom) for atom in equation.invars)
+    product = None if over is None else program.definition(over)
+    if weights is None or product is None or product.primitive.name != "mul":
+        return None
+    operands = [atom for atom in product.invars if atom is not weights]
+    if len(operands) != 1 or isinstance(operands[0], jex.Literal):
+        return None
+    x, w = values.get(operands[0]), values.get(weights)
+    if x is None or w is None or not (_is_of_records(x) and _is_of_records(w)):
+        return None
+    return lemmas.weighted_mean(x, w)
+
+
+def _summed(program: Program, atom: Atom) -> jex.Var | None:
+    """The array of one axis whose sum a number is."""
+    total = program.definition(atom)
+    if total is None or total.primitive.name != "reduce_sum" or tuple(total.params["axes"]) != (0,):
+        return None
+    return None if isinstance(total.invars[0], jex.Literal) else total.invars[0]
+
+
+def _centered(square: Function, *, keepdims: bool) -> Function:
+    return lambda x: square(x - x.mean(0, keepdims=keepdims)).mean(0)
+
+
+def _moments(inner: Function, outer: Function) -> Function:
+    return lambda x: inner(x).mean(0) - outer(x.mean(0))
+
+
+_SQUARES: tuple[Function, ...] = (lambda x: x**2, lambda x: x * x, jnp.square)
+_VARIANCES = [
+    *(
+        Lemma("variance", "div", _centered(square, keepdims=keepdims), lemmas.variance)
+        for square in _SQUARES
+        for keepdims in (False, True)
+    ),
+    *(
+        Lemma("variance", "sub", _moments(a, b), lemmas.variance_by_moments)
+        for a in _SQUARES
+        for b in _SQUARES
+    ),
+]
+_OF_A_MAXIMUM = [
+    Lemma("softmax", "div", jax.nn.softmax, lemmas.softmax),
+    Lemma("log_softmax", "sub", jax.nn.log_softmax, lemmas.log_softmax),
+    Lemma("logsumexp", "add", jax.nn.logsumexp, lemmas.logsumexp),
+]
+# By the name of the inner program: functions that call it, each with its lemma.
+_CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None]]]] = {
+    "_var": [(lambda x: jnp.var(x, axis=0), lemmas.variance)],
+    "median": [(lambda x: jnp.median(x, axis=0), lemmas.median)],
+    "cov": [
+        (lambda x: jnp.cov(x, rowvar=False), lambda x: lemmas.covariance(x, x.n - 1)),
+        (lambda x: jnp.cov(x, rowvar=False, bias=True), lambda x: lemmas.covariance(x, x.n)),
+    ],
+}
