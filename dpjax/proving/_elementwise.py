@@ -27,6 +27,7 @@ from dpjax.proving._value import (
     aligned,
     constant,
     erring,
+    flushed,
     make,
     over,
 )
@@ -286,16 +287,16 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> A
     a, b = aligned(first, second)
     pick = np.maximum if largest else np.minimum
     whole = a.whole and b.whole
-    flush = 0.0 if whole else 2 * rounding.tiny(a.dtype)
+    flush = 0.0 if whole else 4 * rounding.tiny(a.dtype)
 
     def larger(x: Difference, y: Difference) -> Moves:
         moves = np.maximum(x.each, y.each), x.l1 + y.l1, math.hypot(x.l2, y.l2)
-        return erring(moves, flush, a.shape, a.axis)
+        return flushed(moves, flush, a.shape)
 
     return make(
         a.shape, a.dtype, pick(a.low, b.low), pick(a.high, b.high), a.axis,
         larger(a.changed, b.changed), larger(a.others, b.others), whole=whole,
-        apart=float(rounding.up(max(a.apart, b.apart) + 2 * flush)),
+        apart=float(rounding.up(max(a.apart, b.apart) + flush)),
     )  # fmt: skip
 
 

@@ -17,8 +17,9 @@ carries are only sums and counters, this changes no bound.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex
 import numpy as np
@@ -63,14 +64,11 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
             f"{parameters['length']} steps have more operations than the {_MOST_OPERATIONS} that a"
             " proof walks"
         )
-    if not few:
-        return loop.outputs(run, tried)
-    return _smallest(
-        lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)
-    )
+    ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)]
+    return _smallest(ways if few else ways[:1])
 
 
-def _smallest(*ways: Callable[[], list[Abstract]]) -> list[Abstract]:
+def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
     """The results with the least bound, of several ways to walk a loop."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
@@ -265,24 +263,16 @@ class _Roots:
         self.results = range(carries, len(body.outvars))
         self.root: dict[jex.Var, Atom] = {}
         self.made: dict[jex.Var, Any] = {}
-        self.used: dict[jex.Var, int] = {}
+        uses = list[Atom](body.outvars)
         for equation in live(body):
-            self.made.update(dict.fromkeys(equation.outvars, equation))
             made = equation.outvars[0]
-            if equation.primitive.name == "convert_element_type":
-                (first,) = equation.invars
-                if _type(first) == _type(made):
-                    self.root[made] = self.of(first)
-                    continue
-            for atom in equation.invars:
-                self._use(atom)
-        for atom in body.outvars:
-            self._use(atom)
-
-    def _use(self, atom: Atom) -> None:
-        root = self.of(atom)
-        if isinstance(root, jex.Var):
-            self.used[root] = self.used.get(root, 0) + 1
+            self.made.update(dict.fromkeys(equation.outvars, equation))
+            cast = equation.primitive.name == "convert_element_type"
+            if cast and _type(equation.invars[0]) == _type(made):
+                self.root[made] = self.of(equation.invars[0])
+            else:
+                uses += equation.invars
+        self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
         """The variable before casts to the same dtype."""
@@ -317,7 +307,7 @@ class _Roots:
         if term is None or not isinstance(made, jex.Var):
             return None
         outputs = sum(self.same(j, k) for j in range(len(self.body.outvars)))
-        alone = self.used.get(carry, 0) == 1 and self.used[made] == outputs
+        alone = self.used[carry] == 1 and self.used[made] == outputs
         return term if alone else None
 
 
@@ -325,49 +315,53 @@ def _type(atom: Any) -> tuple[Any, Any]:
     return aval(atom).shape, aval(atom).dtype
 
 
+class _Met(NamedTuple):
+    """A value, its numbers, and the numbers of another value with the same axis of records."""
+
+    value: Abstract
+    before: Numbers
+    after: Numbers
+
+
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
     """An invariant: values that hold the start, and with each value also the one after a step."""
     if not start:
         return []
-    found, before = list(map(_plain, start)), None
+    found, last = list(map(_plain, start)), None
     for count in range(_ROUNDS):
         try:
-            after = step(found)
+            met = list(map(_met, found, step(found)))
         except RefusalError:
             if count == 0:
                 raise
-            raise _refusal(found, length) from None
-        taken, (found, pairs) = found, _joined(found, after)
-        if _holds(taken, found, pairs):
+            break
+        if _holds(found, met):
             return _narrowed(step, start, found)
-        excess = [[np.maximum(x - y, 0.0) for x, y in zip(a, b, strict=True)] for a, b in pairs]
-        jumps = (
-            excess if before is None else list(map(_jumped, before, excess, [count] * len(excess)))
-        )
-        before = excess if before is None else None
+        excess = [[np.maximum(y - x, 0.0) for x, y in zip(*m[1:], strict=True)] for m in met]
+        jumps = [
+            e if last is None else [_jumped(x, y, count) for x, y in zip(last[k], e, strict=True)]
+            for k, e in enumerate(excess)
+        ]
+        last = excess if last is None else None
         try:
             found = [
-                _made(x, [y + d for y, d in zip(b, jump, strict=True)])
-                for x, (_, b), jump in zip(found, pairs, jumps, strict=True)
+                _made(m.value, [x + d for x, d in zip(m.before, jump, strict=True)])
+                for m, jump in zip(met, jumps, strict=True)
             ]
         except RefusalError:
             break
-    raise _refusal(found, length)
+    widest = max(found, key=lambda x: float(x.magnitude.max()))
+    moves = max(float(x.changed.each.max()) for x in found)
+    raise RefusalError(
+        f"nothing bounds what {length} steps carry: {widest.dtype}{list(widest.shape)} may reach"
+        f" {widest.magnitude.max():.3g}, and move by {moves:.3g}"
+    )
 
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
     """The least value found that holds both."""
-    (x,), ((a, b),) = _joined([_plain(first)], [second])
-    return _made(x, [np.maximum(one, other) for one, other in zip(a, b, strict=True)])
-
-
-def _refusal(found: Sequence[Abstract], length: int) -> RefusalError:
-    widest = max(found, key=lambda x: float(x.magnitude.max()))
-    moves = max(float(x.changed.each.max()) for x in found)
-    return RefusalError(
-        f"nothing bounds what {length} steps carry: {widest.dtype}{list(widest.shape)} may reach"
-        f" {widest.magnitude.max():.3g}, and move by {moves:.3g}"
-    )
+    met = _met(_plain(first), second)
+    return _made(met.value, list(map(np.maximum, met.before, met.after)))
 
 
 def _numbers(x: Abstract) -> Numbers:
@@ -393,53 +387,39 @@ def _plain(x: Abstract) -> Abstract:
     return _made(x, _numbers(x))
 
 
-def _joined(
-    found: Sequence[Abstract], after: Sequence[Abstract]
-) -> tuple[list[Abstract], list[tuple[Numbers, Numbers]]]:
-    """Values with one axis of records, whole only where both are, and the numbers of both."""
-    joined: list[Abstract] = []
-    pairs: list[tuple[Numbers, Numbers]] = []
-    for x, y in zip(found, after, strict=True):
-        axis = y.axis if x.is_public else x.axis
-        axis = axis if y.is_public or axis == y.axis else None
-        both = [as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y)]
-        if both[0].whole and not y.whole:
-            both[0] = _made(dataclasses.replace(both[0], whole=False), _numbers(both[0]))
-        joined.append(both[0])
-        pairs.append((_numbers(both[1]), _numbers(both[0])))
-    return joined, pairs
+def _met(x: Abstract, y: Abstract) -> _Met:
+    """Both with one axis of records or none; the first is whole only if both are."""
+    axis = y.axis if x.is_public else x.axis
+    axis = axis if y.is_public or axis == y.axis else None
+    first, second = (as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y))
+    if first.whole and not y.whole:
+        first = _made(dataclasses.replace(first, whole=False), _numbers(first))
+    return _Met(first, _numbers(first), _numbers(second))
 
 
-def _holds(
-    taken: Sequence[Abstract], joined: Sequence[Abstract], pairs: Sequence[tuple[Numbers, Numbers]]
-) -> bool:
+def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
     """Whether a step stays in the values that it took. Values that changed were not walked."""
-    same = all(x is y for x, y in zip(taken, joined, strict=True))
-    return same and all(_inside(after, before) for after, before in pairs)
+    same = all(x is m.value for x, m in zip(taken, met, strict=True))
+    return same and all(_inside(m.after, m.before) for m in met)
 
 
 def _inside(inner: Numbers, outer: Numbers) -> bool:
     return all(bool((x <= y).all()) for x, y in zip(inner, outer, strict=True))
 
 
-def _jumped(before: Numbers, excess: Numbers, count: int) -> Numbers:
-    """The limit of e + e r + e r^2 + ... for two excesses e and e r; far away if r >= 1."""
-
-    def jump(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(first > 0, second / first, 1.0)
-            falls = ratio < 1 - 2.0**-24
-            return np.where(falls, second / (1 - ratio) * (1 + 2.0**-16), second * 4.0**count)
-
-    return list(map(jump, before, excess))
+def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
+    """The limit of e + e r + e r^2 + ... after two excesses e and e r; far away if r >= 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(first > 0, second / first, 1.0)
+        falls = ratio < 1 - 2.0**-24
+        return np.where(falls, second / (1 - ratio) * (1 + 2.0**-16), second * 4.0**count)
 
 
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
     """A smaller invariant: the hull of the start and a step from this one, if it is invariant."""
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))
-        joined, pairs = _joined(smaller, step(smaller))
-        if not _holds(smaller, joined, pairs):
+        if not _holds(smaller, list(map(_met, smaller, step(smaller)))):
             break
         found = smaller
     return found

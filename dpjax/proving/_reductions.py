@@ -26,6 +26,7 @@ from dpjax.proving._value import (
     as_dense,
     difference,
     erring,
+    flushed,
     make,
     without_middle,
 )
@@ -191,14 +192,13 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
     shape, axis = axes_after(x, axes)
     pick = np.max if largest else np.min
     dense = as_dense(x) if x.axis in axes else x
-    flush = 0.0 if x.whole else 2 * rounding.tiny(x.dtype)
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
     changed, others = (
-        erring((d.each.max(axes), d.l1, d.l2), flush, shape, axis)
-        for d in (dense.changed, dense.others)
+        flushed((d.each.max(axes), d.l1, d.l2), flush, shape) for d in (dense.changed, dense.others)
     )
     return make(
         shape, x.dtype, pick(x.low, axis=axes), pick(x.high, axis=axes), axis, changed, others,
-        whole=x.whole, apart=x.apart + 2 * flush,
+        whole=x.whole, apart=x.apart + flush,
     )  # fmt: skip
 
 
@@ -220,15 +220,15 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
     high = np.broadcast_to(x.high.max(dimension, keepdims=True), x.high.shape)
     if x.axis == dimension:
         x = as_dense(x)
-    flush = 0.0 if x.whole else 2 * rounding.tiny(x.dtype)
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
 
     def moved(d: Difference) -> Moves:
         each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
-        return erring((each, d.l1, d.l2), flush, x.shape, x.axis)
+        return flushed((each, d.l1, d.l2), flush, x.shape)
 
     return make(
         x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), whole=x.whole,
-        apart=x.apart + 2 * flush,
+        apart=x.apart + flush,
     )  # fmt: skip
 
 

@@ -259,6 +259,17 @@ def erring(
     )
 
 
+def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:
+    """Bounds on a difference after an operation that only flushes numbers to 0.
+
+    Bounds of entries are not inflated: loops look for values that a step does not change.
+    """
+    each, l1, l2 = moves
+    count = math.prod(shape) * flush
+    each = each + np.where(each > 0, flush, 0.0)
+    return each, float(rounding.up(l1 + count)), float(rounding.up(l2 + count))
+
+
 def make(
     shape: Sequence[int],
     dtype: np.dtype,
