@@ -1,37 +1,61 @@
 """Queries with a known sensitivity (counts, sums, quantiles), and statistics made of them."""
 
-from dpjax.mechanisms._several_selections import SeveralSelections as SeveralSelections
-from dpjax.mechanisms._several_selections import TopK as TopK
-from dpjax.mechanisms._several_selections import select_each as select_each
-from dpjax.mechanisms._several_selections import sum_of_group_maxima as sum_of_group_maxima
-from dpjax.mechanisms._several_selections import top_k as top_k
-from dpjax.queries._counts import contingency_query as contingency_query
-from dpjax.queries._counts import counting_query as counting_query
-from dpjax.queries._counts import histogram_query as histogram_query
-from dpjax.queries._frequencies import Frequencies as Frequencies
-from dpjax.queries._frequencies import frequencies as frequencies
-from dpjax.queries._group_keys import group_keys as group_keys
-from dpjax.queries._groups import GroupedQuery as GroupedQuery
-from dpjax.queries._groups import GroupedScores as GroupedScores
-from dpjax.queries._groups import by as by
-from dpjax.queries._groups import split_by as split_by
-from dpjax.queries._k_means import private_k_means as private_k_means
-from dpjax.queries._linear_regression import private_linear_regression as private_linear_regression
-from dpjax.queries._moments import private_covariance as private_covariance
-from dpjax.queries._moments import private_mean as private_mean
-from dpjax.queries._moments import private_pca as private_pca
-from dpjax.queries._moments import private_variance as private_variance
-from dpjax.queries._mwem import Mwem as Mwem
-from dpjax.queries._mwem import MwemTable as MwemTable
-from dpjax.queries._mwem import mwem as mwem
-from dpjax.queries._name_search import NameSearch as NameSearch
-from dpjax.queries._name_search import name_search as name_search
-from dpjax.queries._padded_records import PaddedRecords as PaddedRecords
-from dpjax.queries._padded_records import padded_records as padded_records
-from dpjax.queries._quantiles import QuantileScores as QuantileScores
-from dpjax.queries._quantiles import quantile_scores as quantile_scores
-from dpjax.queries._query import Query as Query
-from dpjax.queries._sums import sum_query as sum_query
-from dpjax.queries._workload import Workload as Workload
-from dpjax.queries._workload import linear_workload as linear_workload
-from dpjax.queries._workload import marginal_workload as marginal_workload
+from dpjax.mechanisms._several_selections import (
+    SeveralSelections,
+    TopK,
+    select_each,
+    sum_of_group_maxima,
+    top_k,
+)
+from dpjax.queries._counts import contingency_query, counting_query, histogram_query
+from dpjax.queries._frequencies import Frequencies, frequencies
+from dpjax.queries._group_keys import group_keys
+from dpjax.queries._groups import GroupedQuery, GroupedScores, by, split_by
+from dpjax.queries._k_means import private_k_means
+from dpjax.queries._linear_regression import private_linear_regression
+from dpjax.queries._moments import private_covariance, private_mean, private_pca, private_variance
+from dpjax.queries._mwem import Mwem, MwemTable, mwem
+from dpjax.queries._name_search import NameSearch, name_search
+from dpjax.queries._padded_records import PaddedRecords, padded_records
+from dpjax.queries._quantiles import QuantileScores, quantile_scores
+from dpjax.queries._query import Query
+from dpjax.queries._sums import sum_query
+from dpjax.queries._workload import Workload, linear_workload, marginal_workload
+
+__all__ = [
+    "Frequencies",
+    "GroupedQuery",
+    "GroupedScores",
+    "Mwem",
+    "MwemTable",
+    "NameSearch",
+    "PaddedRecords",
+    "QuantileScores",
+    "Query",
+    "SeveralSelections",
+    "TopK",
+    "Workload",
+    "by",
+    "contingency_query",
+    "counting_query",
+    "frequencies",
+    "group_keys",
+    "histogram_query",
+    "linear_workload",
+    "marginal_workload",
+    "mwem",
+    "name_search",
+    "padded_records",
+    "private_covariance",
+    "private_k_means",
+    "private_linear_regression",
+    "private_mean",
+    "private_pca",
+    "private_variance",
+    "quantile_scores",
+    "select_each",
+    "split_by",
+    "sum_of_group_maxima",
+    "sum_query",
+    "top_k",
+]
