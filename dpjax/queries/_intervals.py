@@ -136,15 +136,14 @@ class Statistic(NamedTuple):
     """What a release computes from noisy averages.
 
     Attributes:
-        value: takes averages and public facts to the value of a release.
-        matrix: takes them to the symmetric matrix whose eigenvectors the value comes from.
+        of_moments: takes averages and public facts to the value of a release, and to the symmetric
+            matrix whose eigenvectors it comes from.
         least_reach: takes eigenvalues of the released matrix in ascending order, and how far they
             may be off, to how far each number may be off at least: where a draw does not tell.
         largest: no number has a larger magnitude.
     """
 
-    value: Callable[[Moments, dict[str, Any]], PyTree]
-    matrix: Callable[[Moments, dict[str, Any]], jax.Array]
+    of_moments: Callable[[Moments, dict[str, Any]], tuple[PyTree, jax.Array]]
     least_reach: Callable[[np.ndarray, np.ndarray, dict[str, Any]], PyTree]
     largest: PyTree
 
@@ -232,7 +231,6 @@ def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree,
 
     def of_row(sums: jax.Array, n: jax.Array | None) -> tuple[PyTree, jax.Array]:
         triangle = jnp.append(sums * unit, jnp.zeros(left_out))
-        moments = averages(triangle, n, noise, weight=weight)
-        return statistic.value(moments, facts), statistic.matrix(moments, facts)
+        return statistic.of_moments(averages(triangle, n, noise, weight=weight), facts)
 
     return jax.jit(jax.vmap(of_row, (0, None)))

@@ -126,13 +126,7 @@ def private_linear_regression(
         return x / x_radius, (y / y_radius)[:, None]
 
     numbers = {"x_radius": x_radius, "y_radius": y_radius, "regularization": regularization}
-    facts = {
-        **numbers,
-        "statistic": "linear regression",
-        "weight": float(_WEIGHT),
-        "left_out": 1,
-        "simulated": True,
-    }
+    how = {"statistic": "linear regression", "weight": float(_WEIGHT), "left_out": 1}
 
     def line(
         query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
@@ -147,7 +141,7 @@ def private_linear_regression(
         terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="linear regression",
         kind="bootstrap",
-        facts=facts,
+        facts={**numbers, **how, "simulated": True},
     )
 
 
@@ -157,41 +151,28 @@ def _line(
 ) -> dict[str, jax.Array]:
     # The square of y, which comes last, is not released and not used.
     triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
-    return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)
+    return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)[0]
 
 
-def _solution(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
-    found = _normal_equations(moments, facts["regularization"])
-    return {
-        "weights": found[1:] * (facts["y_radius"] / facts["x_radius"]),
-        "intercept": found[0] * facts["y_radius"],
-    }
-
-
-def _averages_of_products(moments: Moments, regularization: float) -> jax.Array:
-    """Noisy averages of (1, x) (1, x, y)^T, with the penalty."""
+def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
+    """The line, and the matrix of its normal equations, from noisy averages."""
     size = len(moments.mean)
+    # The averages of (1, x) (1, x, y)^T, in units of the radii, with the penalty.
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
     products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
     products = jnp.concatenate([with_one[None], products])
-    penalty = jnp.full(size, regularization).at[0].set(0)
-    return products[:-1].at[:, :-1].add(jnp.diag(penalty))
-
-
-@compiled
-def _normal_equations(moments: Moments, regularization: float) -> jax.Array:
-    """Intercept and weights of the unit ball, from noisy averages."""
-    size = len(moments.mean)
-    products = _averages_of_products(moments, regularization)
-    eigenvectors, values = lax.linalg.eigh(products[:, :-1])
-    least = moments.noise * math.sqrt(size)
+    penalty = jnp.full(size, facts["regularization"]).at[0].set(0)
+    products = products[:-1].at[:, :-1].add(jnp.diag(penalty))
+    matrix, right = products[:, :-1], products[:, -1]
+    eigenvectors, values = lax.linalg.eigh(matrix)
     # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
-    rotated = eigenvectors.T @ products[:, -1] / jnp.maximum(values, least)
-    return eigenvectors @ rotated
-
-
-def _system(moments: Moments, facts: dict[str, Any]) -> jax.Array:
-    return _averages_of_products(moments, facts["regularization"])[:, :-1]
+    floor = moments.noise * math.sqrt(size)
+    found = eigenvectors @ (eigenvectors.T @ right / jnp.maximum(values, floor))
+    line = {
+        "weights": found[1:] * (facts["y_radius"] / facts["x_radius"]),
+        "intercept": found[0] * facts["y_radius"],
+    }
+    return line, matrix
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
@@ -202,7 +183,7 @@ def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -
 
 
 STATISTICS["linear regression"] = Statistic(
-    _solution, _system, _least_reach, {"weights": np.inf, "intercept": np.inf}
+    _solution, _least_reach, {"weights": np.inf, "intercept": np.inf}
 )
 
 

@@ -1,6 +1,5 @@
-"""Variance, covariance and principal components, computed from noisy sums of products."""
+"""Averages, variances, covariances and principal components, computed from noisy sums."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,13 +13,11 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._exact._limbs import Limbs
-from dpjax.accounting._composition import post_process
-from dpjax.queries._groups import By, each_group
+from dpjax.queries._groups import By
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
@@ -42,6 +39,135 @@ from dpjax.queries._sums import (
 )
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import check_interval, clamp, middle_and_half
+
+
+def private_mean(
+    key: Key,
+    database: Database,
+    *,
+    lower: float,
+    upper: float,
+    epsilon: float,
+    delta: float | None = None,
+    relation: NeighboringRelation | None = None,
+    name: str | None = None,
+    by: By | None = None,
+) -> Release:
+    """The average record, each clamped to public bounds.
+
+    Distances from the middle of the interval are added up, with noise. Under replace-one the sum is
+    divided by n, which is public. Under add-or-remove-one it is divided by a noisy count, from the
+    same release.
+
+    Args:
+        key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+        database: an array of shape (n,) or (n, d); under add-or-remove-one a `PaddedRecords` of
+            one.
+        lower: a finite number, public. NaN counts as lower.
+        upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
+        epsilon: the epsilon of the guarantee.
+        delta: for Gaussian noise; None for Laplace noise.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
+            database is then a table of this column and the records.
+
+    Returns:
+        A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
+
+    Raises:
+        TypeError: if a parameter is not a number, or the key not a typed key.
+        ValueError: if a parameter is out of range, a database has another shape, or n is
+            private and it is not a `PaddedRecords`.
+
+    Formal guarantees:
+        (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record moves each of
+        d sums by at most 2 h under replace-one. Under add-or-remove-one it moves each sum by at
+        most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
+        average is within 2 h d ln(d / beta) / (epsilon n) of the truth under replace-one. Under
+        add-or-remove-one it is within 2 h e / (n - e), where
+        e = (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots,
+        and the rounding of floats. By group, n is the size of a group. It is private under both
+        relations, and counted in the same release. Then a replaced record moves two groups, so e is
+        twice as large.
+
+    Source:
+        Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
+        Theory to Practice" (2016), 2.4, for averages under add-or-remove-one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> from dpjax import queries
+        >>> ages = jnp.full(1000, 40.0)
+        >>> release = queries.private_mean(
+        ...     dpjax.random.secure_key(), ages, lower=0, upper=100, epsilon=1.0
+        ... )
+        >>> abs(float(release.value) - 40) < 4
+        True
+        >>> release.guarantee
+        (epsilon=1, delta=0)-DP, under replace-one
+    """
+    low, high = check_interval(lower, upper)
+    middle, half = middle_and_half(low, high)
+    shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
+
+    def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
+        totals = in_units_of(query.unit, value)
+        return _average(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
+
+    return released(
+        key,
+        database,
+        lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
+        average,
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        what="mean",
+        kind="mean",
+        facts={"lower": low, "upper": high},
+    )
+
+
+@compiled
+def _average(
+    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
+) -> jax.Array:
+    """Averages from a noisy count, times half of the interval, and sums around its middle."""
+    middle, half, low, high = interval
+    count = jnp.maximum(totals[0], unit) / half if n is None else n
+    return jnp.clip(middle + totals[1:] / count, low, high)
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
+    """The number of records times half of the interval, and sums of distances from its middle.
+
+    Scaled by half of the interval, the count moves as far as a sum when a record is added.
+    """
+    middle, half = middle_and_half(low, high)
+    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
+    weight = math.ceil(math.ldexp(half, -exponent))
+
+    def total(records: Database, present: jax.Array) -> jax.Array:
+        numbers = clamp(records, low, high).reshape(len(present), dims)
+        units = to_units(numbers - middle, exponent, (-weight, weight))
+        sums = sum_of_integers(jnp.where(present[:, None], units, 0))
+        counted = multiple(jnp.sum(present, dtype=jnp.uint32)[None], weight)
+        return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
+
+    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        half = Fraction(weight, 2**bits)
+        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not move.
+            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
+        return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
+
+    return IntegerQuery(
+        total=total,
+        shape=(1 + dims,),
+        reach=reach,
+        unit=math.ldexp(1.0, exponent + bits),
+        rounding=1.0,
+    )
 
 
 def private_variance(
@@ -184,19 +310,16 @@ def private_covariance(
     """
     (dims,) = shape_of_record(database, "(n, d)", by=by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
-
-    def finish(moments: Moments) -> dict[str, jax.Array]:
-        return _mean_and_covariance(moments, middle, size)
-
+    ball = {"middle": middle.tolist(), "size": size}
     return released_moments(
         key,
         database,
         into_unit_ball,
-        finish,
+        lambda moments: _mean_and_covariance(moments, ball),
         dims=dims,
         terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
         what="covariance",
-        facts={"middle": middle.tolist(), "size": size, "scalar": False},
+        facts={**ball, "scalar": False},
     )
 
 
@@ -258,47 +381,38 @@ def private_pca(
     """
     (dims,) = shape_of_record(database, "(n, d)", by=by)
     count = _checks.integer("components", components, least=1, most=dims)
-    release = private_covariance(
+    into_unit_ball, middle, size = public_ball(center, radius, dims)
+    ball = {"middle": middle.tolist(), "size": size}
+    facts = {**ball, "scalar": False, "statistic": "pca", "components": count, "simulated": True}
+    return released_moments(
         key,
         database,
-        radius=radius,
-        center=center,
-        epsilon=epsilon,
-        delta=delta,
-        relation=relation,
-        name=name,
-        by=by,
-    )
-
-    facts = {**release.accuracy.facts, "statistic": "pca", "components": count, "simulated": True}
-    accuracy = Accuracy.of("bootstrap", facts, release.accuracy.measured)
-    return dataclasses.replace(
-        post_process(release, each_group(lambda found: _directions(found, count), by)),
-        accuracy=accuracy if release.accuracy.kind else UNKNOWN,
+        into_unit_ball,
+        lambda moments: _directions(moments, facts)[0],
+        dims=dims,
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        what="covariance",
+        kind="bootstrap",
+        facts=facts,
     )
 
 
-def _mean_and_covariance(moments: Moments, middle: np.ndarray, size: float) -> dict[str, jax.Array]:
+def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
+    middle, size = np.asarray(ball["middle"], jnp.result_type(float)), ball["size"]
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
     return {"mean": jnp.add(middle, size * moments.mean), "covariance": size**2 * covariance}
 
 
-def _directions(found: dict[str, jax.Array], count: int) -> dict[str, jax.Array]:
+def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
+    """The components with the largest variances, and the covariance that they come from."""
+    found, count = _mean_and_covariance(moments, facts), facts["components"]
     vectors, variances = lax.linalg.eigh(found["covariance"])
-    return {
+    components = {
         "mean": found["mean"],
         "components": vectors.T[::-1][:count],
         "variances": variances[::-1][:count],
     }
-
-
-def _pca_of_moments(moments: Moments, facts: dict[str, Any]) -> dict[str, jax.Array]:
-    found = _mean_and_covariance(moments, np.asarray(facts["middle"]), facts["size"])
-    return _directions(found, facts["components"])
-
-
-def _covariance_of_moments(moments: Moments, facts: dict[str, Any]) -> jax.Array:
-    return _mean_and_covariance(moments, np.asarray(facts["middle"]), facts["size"])["covariance"]
+    return components, found["covariance"]
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
@@ -315,10 +429,7 @@ def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -
 
 
 STATISTICS["pca"] = Statistic(
-    _pca_of_moments,
-    _covariance_of_moments,
-    _least_reach,
-    {"mean": np.inf, "components": 1.0, "variances": np.inf},
+    _directions, _least_reach, {"mean": np.inf, "components": 1.0, "variances": np.inf}
 )
 
 
@@ -367,132 +478,3 @@ def public_ball(
         raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
     middle = np.broadcast_to(middle, dims).astype(jnp.result_type(float))
     return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size
-
-
-def private_mean(
-    key: Key,
-    database: Database,
-    *,
-    lower: float,
-    upper: float,
-    epsilon: float,
-    delta: float | None = None,
-    relation: NeighboringRelation | None = None,
-    name: str | None = None,
-    by: By | None = None,
-) -> Release:
-    """The average record, each clamped to public bounds.
-
-    Distances from the middle of the interval are added up, with noise. Under replace-one the sum is
-    divided by n, which is public. Under add-or-remove-one it is divided by a noisy count, from the
-    same release.
-
-    Args:
-        key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n,) or (n, d); under add-or-remove-one a `PaddedRecords` of
-            one.
-        lower: a finite number, public. NaN counts as lower.
-        upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
-        epsilon: the epsilon of the guarantee.
-        delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
-        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
-        by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
-            database is then a table of this column and the records.
-
-    Returns:
-        A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
-
-    Raises:
-        TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
-
-    Formal guarantees:
-        (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record moves each of
-        d sums by at most 2 h under replace-one. Under add-or-remove-one it moves each sum by at
-        most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
-        average is within 2 h d ln(d / beta) / (epsilon n) of the truth under replace-one. Under
-        add-or-remove-one it is within 2 h e / (n - e), where
-        e = (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots,
-        and the rounding of floats. By group, n is the size of a group. It is private under both
-        relations, and counted in the same release. Then a replaced record moves two groups, so e is
-        twice as large.
-
-    Source:
-        Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
-        Theory to Practice" (2016), 2.4, for averages under add-or-remove-one.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import dpjax
-        >>> from dpjax import queries
-        >>> ages = jnp.full(1000, 40.0)
-        >>> release = queries.private_mean(
-        ...     dpjax.random.secure_key(), ages, lower=0, upper=100, epsilon=1.0
-        ... )
-        >>> abs(float(release.value) - 40) < 4
-        True
-        >>> release.guarantee
-        (epsilon=1, delta=0)-DP, under replace-one
-    """
-    low, high = check_interval(lower, upper)
-    middle, half = middle_and_half(low, high)
-    shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
-
-    def average(query: IntegerQuery, value: jax.Array, n: jax.Array | None, _: Scalar) -> jax.Array:
-        totals = in_units_of(query.unit, value)
-        return _average(totals, n, query.unit, (middle, half, low, high)).reshape(shape)
-
-    return released(
-        key,
-        database,
-        lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
-        average,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
-        what="mean",
-        kind="mean",
-        facts={"lower": low, "upper": high},
-    )
-
-
-@compiled
-def _average(
-    totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
-) -> jax.Array:
-    """Averages from a noisy count, times half of the interval, and sums around its middle."""
-    middle, half, low, high = interval
-    count = jnp.maximum(totals[0], unit) / half if n is None else n
-    return jnp.clip(middle + totals[1:] / count, low, high)
-
-
-@functools.lru_cache(maxsize=64, typed=True)
-def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
-    """The number of records times half of the interval, and sums of distances from its middle.
-
-    Scaled by half of the interval, the count moves as far as a sum when a record is added.
-    """
-    middle, half = middle_and_half(low, high)
-    exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
-    weight = math.ceil(math.ldexp(half, -exponent))
-
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        numbers = clamp(records, low, high).reshape(len(present), dims)
-        units = to_units(numbers - middle, exponent, (-weight, weight))
-        sums = sum_of_integers(jnp.where(present[:, None], units, 0))
-        counted = multiple(jnp.sum(present, dtype=jnp.uint32)[None], weight)
-        return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
-
-    def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        half = Fraction(weight, 2**bits)
-        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not move.
-            return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
-        return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
-
-    return IntegerQuery(
-        total=total,
-        shape=(1 + dims,),
-        reach=reach,
-        unit=math.ldexp(1.0, exponent + bits),
-        rounding=1.0,
-    )

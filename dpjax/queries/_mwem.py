@@ -1,7 +1,12 @@
-"""Multiplicative weights: a public table learned from noisy answers to one query after the other.
+"""MWEM: a table for many linear queries, learned from noisy answers to a few of them.
 
-A selection of a query is a try that may fail. A loop over tries, not over rounds, starts the fewest
-kernels on a GPU.
+Each round selects the query whose answer is worst so far, by the exponential mechanism. It measures
+this query with Laplace noise, and multiplies the cells of the table to improve the answer. True
+answers are integers, and so are the errors that serve as scores. The table is computed from
+releases alone, so its rounding costs no privacy.
+
+Drawing an index may fail and is then tried again. One loop over tries starts fewer kernels on a GPU
+than a loop over tries in each round.
 """
 
 import dataclasses
@@ -18,7 +23,7 @@ from jax.custom_batching import custom_vmap
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
@@ -27,27 +32,30 @@ from dpjax.queries._workload import Workload
 from dpjax.random._facade import add_drawn, noise_ahead, tried_index
 from dpjax.release._mechanism import SensitivityMechanism
 
+# More updates would take hours.
+_MOST_UPDATES = 10**8
+_LARGEST = 2**31 - 2
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
-# A GPU computes so many updates in one kernel. More compile for long.
+# A GPU computes so many updates in one kernel. A longer kernel would compile slowly.
 _MOST_AT_ONCE = 16
 
 
 class Measured(NamedTuple):
-    """What a round measures.
+    """The results of one try.
 
     Attributes:
         found: whether a query was selected; if not, the round tries again.
         tries: where the next try of this round starts.
-        query: the query.
+        query: the index of the query.
         answer: its noisy answer.
-        more: more results of the round.
+        log_prob: of the query and its answer; None in a release.
     """
 
     found: jax.Array
     tries: jax.Array
     query: jax.Array
     answer: jax.Array
-    more: PyTree = None
+    log_prob: jax.Array | None = None
 
 
 # Takes the number of the round, where its try starts, and the answers of the table as integers.
@@ -56,16 +64,16 @@ _Counted: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 class _State(NamedTuple):
-    """What the rounds so far have learned.
+    """The state between two tries.
 
     Attributes:
-        number: of rounds.
+        number: the number of finished rounds.
         tries: where the next try starts.
-        log_weights: of the cells.
-        total: the sum of tables.
-        rows: of the queries that were measured, which later rounds replay.
-        answers: the noisy answers of these.
-        measured: what every round measured.
+        log_weights: of the cells of the table.
+        total: the sum of the tables at the start of each round.
+        rows: the weights of each measured query, for the updates of later rounds.
+        answers: the noisy answers to these queries.
+        measured: the results of every round.
     """
 
     number: jax.Array
@@ -75,125 +83,6 @@ class _State(NamedTuple):
     rows: jax.Array
     answers: jax.Array
     measured: Measured
-
-
-@dataclasses.dataclass(frozen=True)
-class MultiplicativeWeights:
-    """How to learn a table.
-
-    Attributes:
-        workload: the queries.
-        rounds: the number of rounds.
-        records: the number of records.
-        replays: how often a round repeats the updates of all measurements so far.
-        entry: the largest magnitude of an entry of a query.
-    """
-
-    workload: Workload
-    rounds: int
-    records: int
-    replays: int
-    entry: float
-
-    def learn(self, measure: _Measure) -> tuple[jax.Array, jax.Array, Measured]:
-        """The average and the last table of the rounds, and what every round measured."""
-        state = self._start(measure)
-        end = lax.while_loop(
-            lambda state: state.number < self.rounds, functools.partial(self._try, measure), state
-        )
-        last = self._table(end.log_weights)
-        # A bad traced parameter gives NaN in all tables but the first.
-        average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, end.total / self.rounds)
-        cells = self.workload.cells
-        return average.reshape(cells), last.reshape(cells), end.measured
-
-    def _start(self, measure: _Measure) -> _State:
-        dtype, cells = jnp.result_type(float), math.prod(self.workload.cells)
-        zeros, number = jnp.zeros(cells, dtype), jnp.zeros((), jnp.int32)
-        tries = number.astype(jnp.uint32)
-        one = jax.eval_shape(measure, number, tries, jnp.zeros(self.workload.shape, jnp.int32))
-        return _State(
-            number,
-            tries,
-            zeros,
-            zeros,
-            jnp.zeros((self.rounds, cells), dtype),
-            jnp.zeros(self.rounds, dtype),
-            jax.tree.map(lambda x: jnp.zeros((self.rounds, *x.shape), x.dtype), one),
-        )
-
-    def _try(self, measure: _Measure, state: _State) -> _State:
-        number, dtype, n = state.number, state.rows.dtype, self.records
-        table = self._table(state.log_weights)
-        answers = self.workload.answers(table.reshape(self.workload.cells))
-        integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)
-        now = measure(number, state.tries, integers)
-        # A round that tries again overwrites these.
-        row = self.workload.row(now.query).ravel().astype(dtype) / self.entry
-        rows = state.rows.at[number].set(row)
-        answer = jnp.clip(now.answer / self.entry, -n, n)
-        answers = state.answers.at[number].set(answer)
-        updates = jnp.where(now.found, 1 + self.replays * (number + 1), 0)
-        return _State(
-            number + now.found.astype(jnp.int32),
-            jnp.where(now.found, 0, now.tries),
-            self._updated(state.log_weights, rows, answers, number, updates),
-            jnp.where(now.found, state.total + table, state.total),
-            rows,
-            answers,
-            jax.tree.map(lambda all, one: all.at[number].set(one), state.measured, now),
-        )
-
-    def _updated(
-        self,
-        log_weights: jax.Array,
-        rows: jax.Array,
-        answers: jax.Array,
-        number: jax.Array,
-        updates: jax.Array,
-    ) -> jax.Array:
-        """The log weights after updates: for the new query first, then for all in turn."""
-        several = min(self.rounds, _MOST_AT_ONCE)
-
-        @jax.jit  # Traced once for several.
-        def update(log_weights: jax.Array, row: jax.Array, answer: jax.Array) -> jax.Array:
-            error = answer - jnp.vdot(row, self._table(log_weights))
-            return log_weights + error / (2 * self.records) * row
-
-        def one(state: _Counted) -> _Counted:
-            i, log_weights = state
-            which = (number + i) % (number + 1)
-            return i + 1, update(log_weights, rows[which], answers[which])
-
-        def several_at_once(state: _Counted) -> _Counted:
-            i, log_weights = state
-            numbers = i + jnp.arange(several, dtype=i.dtype)
-            which = (number + numbers) % (number + 1)
-            # A row of zeros changes nothing.
-            some = jnp.where((numbers < updates)[:, None], rows[which], 0)
-            # Arrays of their own: XLA makes one kernel of all these updates.
-            given = lax.optimization_barrier((tuple(jnp.unstack(some)), answers[which]))
-            for row, answer in zip(*given, strict=True):
-                log_weights = update(log_weights, row, answer)
-            return i + several, log_weights
-
-        def repeated(step: Callable[[_Counted], _Counted], log_weights: jax.Array) -> jax.Array:
-            start = jnp.zeros_like(updates), log_weights
-            return lax.while_loop(lambda state: state[0] < updates, step, start)[1]
-
-        return lax.platform_dependent(
-            log_weights,
-            cpu=functools.partial(repeated, one),
-            default=functools.partial(repeated, several_at_once),
-        )
-
-    def _table(self, log_weights: jax.Array) -> jax.Array:
-        return self.records * jax.nn.softmax(log_weights)
-
-
-# More updates would take hours.
-_MOST_UPDATES = 10**8
-_LARGEST = 2**31 - 2
 
 
 @frozen_pytree
@@ -299,18 +188,98 @@ class Mwem(SensitivityMechanism):
             noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
             # A lane that waits for others finds the same query again.
             tries = jnp.where(found, tries, tried)
-            return Measured(
-                _in_all_lanes(found), tries, query, jnp.where(query < 0, jnp.nan, noisy)
-            )
+            answer = jnp.where(query < 0, jnp.nan, noisy)
+            return Measured(_in_all_lanes(found), tries, query, answer)
 
-        average, last, measured = self._learner.learn(measure)
+        average, last, measured = self._learned(measure)
         return MwemTable(average, last, measured.query, measured.answer)
 
-    @property
-    def _learner(self) -> MultiplicativeWeights:
-        return MultiplicativeWeights(
-            self.workload, self.rounds, self.records, self.replays, self._entry
+    def _learned(self, measure: _Measure) -> tuple[jax.Array, jax.Array, Measured]:
+        """The average and the last table of the rounds, and the results of every round."""
+        dtype, cells = jnp.result_type(float), math.prod(self.workload.cells)
+        zeros, number = jnp.zeros(cells, dtype), jnp.zeros((), jnp.int32)
+        tries = number.astype(jnp.uint32)
+        one = jax.eval_shape(measure, number, tries, jnp.zeros(self.workload.shape, jnp.int32))
+        measured = jax.tree.map(lambda x: jnp.zeros((self.rounds, *x.shape), x.dtype), one)
+        rows, answers = jnp.zeros((self.rounds, cells), dtype), jnp.zeros(self.rounds, dtype)
+        end = lax.while_loop(
+            lambda state: state.number < self.rounds,
+            functools.partial(self._try, measure),
+            _State(number, tries, zeros, zeros, rows, answers, measured),
         )
+        last = self._table(end.log_weights)
+        # A bad traced parameter makes all tables NaN but the first.
+        average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, end.total / self.rounds)
+        shape = self.workload.cells
+        return average.reshape(shape), last.reshape(shape), end.measured
+
+    def _try(self, measure: _Measure, state: _State) -> _State:
+        number, dtype, n = state.number, state.rows.dtype, self.records
+        table = self._table(state.log_weights)
+        answers = self.workload.answers(table.reshape(self.workload.cells))
+        integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)
+        now = measure(number, state.tries, integers)
+        # If no query was selected, the next try overwrites these.
+        row = self.workload.row(now.query).ravel().astype(dtype) / self._entry
+        rows = state.rows.at[number].set(row)
+        answer = jnp.clip(now.answer / self._entry, -n, n)
+        answers = state.answers.at[number].set(answer)
+        updates = jnp.where(now.found, 1 + self.replays * (number + 1), 0)
+        return _State(
+            number + now.found.astype(jnp.int32),
+            jnp.where(now.found, 0, now.tries),
+            self._updated(state.log_weights, rows, answers, number, updates),
+            jnp.where(now.found, state.total + table, state.total),
+            rows,
+            answers,
+            jax.tree.map(lambda all, one: all.at[number].set(one), state.measured, now),
+        )
+
+    def _updated(
+        self,
+        log_weights: jax.Array,
+        rows: jax.Array,
+        answers: jax.Array,
+        number: jax.Array,
+        updates: jax.Array,
+    ) -> jax.Array:
+        """The log weights after updates for the new query first, and then for all queries in turn."""
+        several = min(self.rounds, _MOST_AT_ONCE)
+
+        @jax.jit  # Traced once, although a block of updates calls it often.
+        def update(log_weights: jax.Array, row: jax.Array, answer: jax.Array) -> jax.Array:
+            error = answer - jnp.vdot(row, self._table(log_weights))
+            return log_weights + error / (2 * self.records) * row
+
+        def one(state: _Counted) -> _Counted:
+            i, log_weights = state
+            which = (number + i) % (number + 1)
+            return i + 1, update(log_weights, rows[which], answers[which])
+
+        def several_at_once(state: _Counted) -> _Counted:
+            i, log_weights = state
+            numbers = i + jnp.arange(several, dtype=i.dtype)
+            which = (number + numbers) % (number + 1)
+            # A row of zeros changes nothing.
+            some = jnp.where((numbers < updates)[:, None], rows[which], 0)
+            # XLA fuses all these updates into one kernel if it sees a separate array for each row.
+            given = lax.optimization_barrier((tuple(jnp.unstack(some)), answers[which]))
+            for row, answer in zip(*given, strict=True):
+                log_weights = update(log_weights, row, answer)
+            return i + several, log_weights
+
+        def repeated(step: Callable[[_Counted], _Counted], log_weights: jax.Array) -> jax.Array:
+            start = jnp.zeros_like(updates), log_weights
+            return lax.while_loop(lambda state: state[0] < updates, step, start)[1]
+
+        return lax.platform_dependent(
+            log_weights,
+            cpu=functools.partial(repeated, one),
+            default=functools.partial(repeated, several_at_once),
+        )
+
+    def _table(self, log_weights: jax.Array) -> jax.Array:
+        return self.records * jax.nn.softmax(log_weights)
 
     @property
     def _entry(self) -> float:
@@ -339,7 +308,7 @@ class Mwem(SensitivityMechanism):
             return Measured(jnp.array(True), tries, query, noisy, chosen + of_answer)
 
         queries, measurements = jnp.asarray(output.queries), jnp.asarray(output.measurements)
-        return jnp.sum(self._learner.learn(measure)[-1].more)
+        return jnp.sum(self._learned(measure)[-1].log_prob)
 
     def error(self, *, confidence: float = 0.95) -> Scalar:
         """A bound on the error of all answers of the average table at once.
@@ -439,14 +408,14 @@ def mwem(
 
 
 def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
-    """Distances of integers, as uint32: a difference of int32 may overflow."""
+    """Distances of int32, as uint32: a difference may overflow int32."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
 
 
 @custom_vmap
 def _in_all_lanes(found: jax.Array) -> jax.Array:
-    """Whether all lanes of a `vmap` have found something: they begin the next round together."""
+    """Whether all lanes of a `vmap` have found a query, so that they begin a round together."""
     return found
 
 

@@ -82,8 +82,8 @@ def test_updates_in_blocks_are_those_one_by_one(monkeypatch):
         return default(*operands)
 
     monkeypatch.setattr(_mwem.lax, "platform_dependent", elsewhere)
-    learner = _mwem.MultiplicativeWeights(WORKLOAD, 3, RECORDS, 1, 2.0)
-    _, last, _ = jax.jit(lambda: learner.learn(measure))()
+    learner = queries.mwem(WORKLOAD, 1.0, rounds=3, records=RECORDS, replays=1)
+    _, last, _ = jax.jit(lambda: learner._learned(measure))()
     np.testing.assert_allclose(last, learned(asked, answers)[-1], rtol=1e-5)
 
 
