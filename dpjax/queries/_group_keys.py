@@ -4,6 +4,7 @@ docs/proofs/groups.md has the proof.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -20,7 +21,6 @@ from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.queries._groups import integer_keys
-from dpjax.queries._query import compiled
 from dpjax.random._facade import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -176,7 +176,8 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
     return 1 + math.ceil(0.5 + scale * max(1.0, math.log(0.5) - math.log(passed)))
 
 
-def _counts_of_keys(
+@functools.partial(jax.jit, static_argnames="at_most")
+def _sorted_counts(
     words: jax.Array, known: jax.Array, *, at_most: int
 ) -> tuple[jax.Array, jax.Array]:
     """The words of every key that occurs, and how many people have it; then zeros."""
@@ -194,9 +195,6 @@ def _counts_of_keys(
     place = jnp.where(absent == 0, jnp.cumsum(starts) - 1, size)
     counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
     return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
-
-
-_sorted_counts = compiled(_counts_of_keys, static="at_most")
 
 
 def _named(

@@ -1,6 +1,7 @@
 """Groups of records: the public keys of a column, and who is in which group."""
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -199,35 +200,32 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
     return found
 
 
+def _columns(records: Database) -> dict[str | int, PyTree]:
+    """The columns of a table, a tuple or an array of shape (n, d)."""
+    if isinstance(records, ONE_ARRAY):
+        # In an array of another shape, an axis of records could pass for one of columns.
+        return {j: records[:, j] for j in range(records.shape[1] if records.ndim == 2 else 0)}
+    return dict(records) if isinstance(records, Mapping) else dict(enumerate(records))
+
+
 def _picked(records: Database, column: str | int) -> PyTree:
-    """One column of a table, a tuple or an array of shape (n, d)."""
+    """One column."""
     try:
-        if isinstance(records, ONE_ARRAY):
-            # Of another array, some axis would count as that of the records.
-            axis = range(records.shape[1] if records.ndim == 2 else 0)
-            found = {j: records[:, j] for j in axis}
-        else:
-            found = records if isinstance(records, Mapping) else dict(enumerate(records))
-        return found[column]  # pyright: ignore  # A column that is not there is refused below.
-    except (KeyError, IndexError, TypeError) as error:
+        return _columns(records)[column]
+    except (KeyError, TypeError) as error:
         raise ValueError(
             f"database must have a column {column!r}, got {_checks.described(records)}"
         ) from error
 
 
 def _without(records: Database, column: str | int) -> PyTree:
-    """The other columns; one alone as it is, and the column itself if there is no other."""
+    """All columns but one. A single other column comes alone; without others, the column itself."""
+    rest = {name: x for name, x in _columns(records).items() if name != column}
+    if len(rest) < 2:
+        return next(iter(rest.values())) if rest else _picked(records, column)
     if isinstance(records, ONE_ARRAY):
-        others = [j for j in range(records.shape[1]) if j != column]
-        return records[:, others[0] if len(others) == 1 else np.array(others or [0])]
-    if isinstance(records, Mapping):
-        rest: Any = {name: x for name, x in records.items() if name != column}
-        alone = list(rest.values())
-    else:
-        rest = alone = [x for j, x in enumerate(records) if j != column]
-    if not alone:
-        return _picked(records, column)
-    return alone[0] if len(alone) == 1 else rest
+        return records[:, np.array([*rest])]
+    return rest if isinstance(records, Mapping) else [*rest.values()]
 
 
 _BY_GROUP: Any = sum_of_group_maxima  # A norm beside those of vectors.
@@ -235,7 +233,9 @@ _BY_GROUP: Any = sum_of_group_maxima  # A norm beside those of vectors.
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedQuery(Query):
-    """A query for every group at once, made by `by`; its norm may be `sum_of_group_maxima`.
+    """A query for every group at once, made by `by`.
+
+    Its sensitivity is also known in the norm `sum_of_group_maxima`.
 
     Attributes:
         keys: of the groups, in order; the first axis of the value.
@@ -289,10 +289,8 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-            return self.scores._bound(norm, relation, n, dtype)  # pyright: ignore
-
-        return _reach_by_group(reach, norm, relation)
+        reach = functools.partial(self.scores._bound, n=n, dtype=dtype)  # pyright: ignore
+        return _reach_by_group(reach)(norm, relation)
 
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
@@ -317,11 +315,7 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
             TypeError: if the confidence is not a number.
             ValueError: if the confidence is out of range.
         """
-        confidence = _checks.fraction("confidence", confidence)
-        shape = (len(self.keys), len(self.scores.numerators), self.scores.grid.size)
-        like = jax.ShapeDtypeStruct(shape, jnp.result_type(int))
-        gap = mechanism.score_gap(confidence=confidence, like=like, simultaneous=True)
-        return float(gap) / self.scores.denominator
+        return self.scores._error(mechanism, confidence, len(self.keys))  # pyright: ignore
 
 
 @overload
@@ -415,14 +409,11 @@ def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
         inside, members = which.split(records, present)
         return jax.vmap(lambda here: query.of_present(inside, here))(members)
 
-    def by_group(reach: Reach) -> Reach:
-        return lambda norm, relation: _reach_by_group(reach, norm, relation)
-
     of_groups = {
         "total": total,
         "shape": (len(which.keys), *query.shape),
-        "reach": by_group(query.reach),
-        "moves": query.moves and by_group(query.moves),
+        "reach": _reach_by_group(query.reach),
+        "moves": query.moves and _reach_by_group(query.moves),
     }
     return GroupedIntegers(**vars(query) | of_groups)
 
@@ -483,15 +474,16 @@ def split_by(
     return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
 
 
-def _reach_by_group(
-    reach: Reach,
-    norm: VectorNorm,
-    relation: NeighboringRelation,
-) -> float:
+def _reach_by_group(reach: Reach) -> Reach:
     """How far a record moves the values of all groups, from how far it moves that of one."""
-    # A norm of the norms of groups. docs/proofs/groups.md has the proof.
-    across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
-    added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        return added
-    return max(reach(within, relation), norm_up([Fraction(added)] * 2, across))
+
+    def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
+        # `sum_of_group_maxima` is a norm of the norms of groups. docs/proofs/groups.md has the
+        # proof.
+        across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
+        added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            return added
+        return max(reach(within, relation), norm_up([Fraction(added)] * 2, across))
+
+    return by_group

@@ -1,7 +1,4 @@
-"""Where k-means starts: public cells, and clusters of their noisy counts and averages.
-
-It draws in float32, so it gives the same with and without x64.
-"""
+"""k-means by a few iterations on noisy counts and sums of clusters."""
 
 import dataclasses
 import functools
@@ -38,125 +35,17 @@ from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._bounds import sqrt_up
 
-# Candidates for each cell; more of them spread the cells more evenly.
-_CANDIDATES = 32
-_RESTARTS = 64
-_STEPS = 10
-# A cell whose count is not above so many deviations of the noise may be empty.
-_DEVIATIONS = 2
-
-
-def number_of_cells(clusters: int) -> int:
-    """How many cells cover the ball: so many that two clusters rarely share one."""
-    return max(32, 4 * clusters)
-
-
-@functools.partial(jax.jit, static_argnames=("count", "dims"))
-def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
-    """Points of the unit ball: each of them, of many random ones, the furthest from those before.
-
-    Gonzalez (1985).
-    """
-    candidates = _points_of_ball(key, _CANDIDATES * count, dims)
-
-    def add(nearest: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
-        point = candidates[jnp.argmax(nearest)]
-        return jnp.minimum(nearest, _squares(candidates - point[None])), point
-
-    farther_than_any = jnp.full(len(candidates), 5.0, jnp.float32)
-    _, points = jax.lax.scan(add, farther_than_any, None, length=count)
-    return points.astype(float)
-
-
-@functools.partial(jax.jit, static_argnames="clusters")
-def clusters_of_cells(
-    key: jax.Array, cells: jax.Array, counts: jax.Array, noise: jax.Array, *, clusters: int
-) -> jax.Array:
-    """The best of many k-means of the centers of cells, weighed by their noisy counts.
-
-    They start as k-means++ does, Arthur and Vassilvitskii (2007).
-    """
-    points = cells.astype(jnp.float32)
-    weights = jnp.where(counts > _DEVIATIONS * noise, counts, 0).astype(jnp.float32)
-
-    def step(centers: jax.Array, _: None) -> tuple[jax.Array, None]:
-        nearest = jnp.argmin(_apart(points, centers), axis=1)
-        shares = jax.nn.one_hot(nearest, clusters, dtype=jnp.float32) * weights[:, None]
-        total = jnp.sum(shares, axis=0)[:, None]
-        averages = shares.T @ points / jnp.maximum(total, 1)
-        return jnp.where(total > 0, averages, centers), None
-
-    def run(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        centers, _ = jax.lax.scan(step, _seeds(key, points, weights, clusters), length=_STEPS)
-        return centers, jnp.sum(weights * jnp.min(_apart(points, centers), axis=1))
-
-    found, costs = jax.vmap(run)(jax.random.split(key, _RESTARTS))
-    return found[jnp.argmin(costs)].astype(float)
-
-
-def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Points drawn by their weight and their squared distance from those before."""
-
-    def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The small number chooses a point where no weight is left.
-        point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
-        return jnp.minimum(nearest, _squares(points - point[None])), point
-
-    start = jnp.ones(len(points), jnp.float32)
-    return jax.lax.scan(draw, start, jax.random.split(key, count))[1]
-
-
-def _apart(points: jax.Array, centers: jax.Array) -> jax.Array:
-    return _squares(points[:, None] - centers[None])
-
-
-def _squares(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(x), axis=-1)
-
-
-def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
-    """Uniform points of the unit ball."""
-    direction_key, length_key = jax.random.split(key)
-    directions = jax.random.normal(direction_key, (count, dims), jnp.float32)
-    radii = jax.random.uniform(length_key, (count, 1), jnp.float32) ** (1 / dims)
-    return radii * directions / jnp.sqrt(_squares(directions))[:, None]
-
-
-_FLOATS = 2.0**-20  # Relative to the radius or the count: what float32 rounds, more than once.
-
-
-@intervals_of("k-means")
-def _of_clusters(
-    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
-) -> Ends:
-    """For the records of each cluster, as the last iteration assigned them."""
-    del measured
-    middle, size = np.asarray(facts["middle"]), facts["size"]
-    spared = _FLOATS * (np.abs(middle) + size)
-    centers = (np.asarray(value["centers"], np.float64) - middle) / size
-    counts = np.asarray(value["counts"], np.float64)
-
-    def count_within(parts: int) -> np.ndarray:
-        (bound,) = noise_bounds(facts, confidence, facts["coordinates"] if simultaneous else parts)
-        # Totals are rounded once.
-        return (bound + 1) * facts["unit"] + _FLOATS * np.abs(counts)
-
-    alone, reach = count_within(1), count_within(2)[..., None]
-    sums, under = centers * counts[..., None], counts[..., None]
-    around = (sums - reach, sums + reach), (under - reach, under + reach)
-    low, high = _quotient(*around)
-    inside = np.sqrt(np.sum(centers**2, axis=-1)) < 1 - facts["edge"]
-    known = (inside & (counts > facts["least"] * (1 + _FLOATS)))[..., None]
-    low = np.where(known, np.clip(low - facts["edge"], -1, 1), -1)
-    high = np.where(known, np.clip(high + facts["edge"], -1, 1), 1)
-    return (
-        {"centers": middle + size * low - spared, "counts": np.maximum(counts - alone, 0)},
-        {"centers": middle + size * high + spared, "counts": counts + alone},
-    )
-
-
 # The bits of the coordinates that assign records to clusters.
 _BITS = 14
+# Random candidates for each cell of the start. More of them spread the cells more evenly.
+_CANDIDATES = 32
+# Runs of k-means on the cells, and the steps of each.
+_RESTARTS = 64
+_STEPS = 10
+# A cell whose count is not above so many standard deviations of the noise may be empty.
+_DEVIATIONS = 2
+# A bound on the rounding in float32, relative to the radius or to a count.
+_FLOATS = 2.0**-20
 
 
 def private_k_means(
@@ -242,7 +131,7 @@ def private_k_means(
     relation = relation_or_inherited(relation)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    cells = number_of_cells(k)
+    cells = max(32, 4 * k)  # So many that two clusters rarely share one.
     reach = _reach(relation, bits, dims=cells * (1 + dims))
     sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
@@ -291,8 +180,24 @@ def _share_of(
 ) -> tuple[AdditiveMechanism, Guarantee]:
     """The Gaussian mechanism for one of several releases, and the guarantee of all together."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
+    # Parts that are rounded up may add up to more than delta, and then no epsilon would be enough.
+    part = delta / releases * (1 - 2.0**-40)
+
+    def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
+        mechanism = gaussian(sensitivity, share, part)
+        each = [mechanism] * releases
+        return mechanism, compose_at(*each, delta=delta, method="zcdp", dims=dims)
+
+    # Bisection. By basic composition, an equal share of epsilon is small enough.
+    enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
     try:
-        mechanism, guarantee = _equal_share(sensitivity, releases, epsilon, delta, dims)
+        for _ in range(30 if releases > 1 else 0):
+            tried = (enough + too_much) / 2
+            if runs(tried)[1].epsilon <= epsilon:
+                enough = tried
+            else:
+                too_much = tried
+        mechanism, guarantee = runs(enough)
         mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
     except ValueError:
         # The errors inside name the share of one release, which no caller passed.
@@ -301,29 +206,6 @@ def _share_of(
             f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
         ) from None
     return mechanism, guarantee
-
-
-def _equal_share(
-    sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
-) -> tuple[AdditiveMechanism, Guarantee]:
-    # Parts that are rounded up may add up to more than delta, and then no epsilon would be enough.
-    part = delta / releases * (1 - 2.0**-40)
-
-    def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
-        mechanism = gaussian(sensitivity, share, part)
-        each = [mechanism] * releases
-        together = compose_at(*each, delta=delta, method="zcdp", dims=dims)
-        return mechanism, together
-
-    # Bisection. By basic composition, an equal share of epsilon is small enough.
-    enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
-    for _ in range(30 if releases > 1 else 0):
-        tried = (enough + too_much) / 2
-        if runs(tried)[1].epsilon <= epsilon:
-            enough = tried
-        else:
-            too_much = tried
-    return runs(enough)
 
 
 def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
@@ -336,17 +218,13 @@ def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
 _placed: Callable[[jax.Array, jax.Array], jax.Array] = compiled(in_ball)
 
 
-def _counts_and_sums(
-    x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int
-) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="bits")
+def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
     """The count and the sum of each cluster, in coarse units of the radius: shape (k, 1 + d)."""
     k = len(centers)
     cluster = jnp.where(present, _nearest(x, centers), k)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
     return coarse(sums_by_group(weighed, cluster, k), bits)
-
-
-_totals = compiled(_counts_and_sums, static="bits")
 
 
 @compiled
@@ -357,15 +235,15 @@ def _next(
     totals = noisy.astype(centers.dtype) * unit
     counts, sums = totals[:, 0], totals[:, 1:]
     found = sums / jnp.maximum(counts, noise)[:, None]
-    found = found / jnp.maximum(_lengths(found), 1)
+    found = found / jnp.maximum(jnp.sqrt(_squares(found))[:, None], 1)
     return jnp.where((counts > noise)[:, None], found, centers), counts
 
 
 def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     """The index of the nearest center for each record in the ball.
 
-    It is computed in integers, so the slot of a record does not matter. They have 14 bits, and by
-    the inequality of Cauchy and Schwarz their products add up to less than 2^29.
+    It is computed in integers, so a record gets the same center in every slot. Coordinates have 14
+    bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
     """
     coarse_x = x >> (RADIUS_BITS - _BITS)
     coarse_centers = jnp.round(centers * 2.0**_BITS).astype(jnp.int32)
@@ -374,5 +252,107 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     return jnp.argmin(squares[None] - 2 * products, axis=1)
 
 
-def _lengths(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x), axis=1, keepdims=True))
+@functools.partial(jax.jit, static_argnames=("count", "dims"))
+def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
+    """Points spread over the unit ball: each is the random candidate farthest from earlier ones.
+
+    Gonzalez (1985). It draws in float32, so it gives the same points with and without x64.
+    """
+    candidates = _points_of_ball(key, _CANDIDATES * count, dims)
+
+    def add(nearest: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        point = candidates[jnp.argmax(nearest)]
+        return jnp.minimum(nearest, _squares(candidates - point[None])), point
+
+    farther_than_any = jnp.full(len(candidates), 5.0, jnp.float32)
+    _, points = jax.lax.scan(add, farther_than_any, None, length=count)
+    return points.astype(float)
+
+
+@functools.partial(jax.jit, static_argnames="clusters")
+def clusters_of_cells(
+    key: jax.Array, cells: jax.Array, counts: jax.Array, noise: jax.Array, *, clusters: int
+) -> jax.Array:
+    """The best of many k-means of the centers of cells, weighted by their noisy counts.
+
+    Each starts like k-means++, Arthur and Vassilvitskii (2007), and computes in float32.
+    """
+    points = cells.astype(jnp.float32)
+    weights = jnp.where(counts > _DEVIATIONS * noise, counts, 0).astype(jnp.float32)
+
+    def step(centers: jax.Array, _: None) -> tuple[jax.Array, None]:
+        nearest = jnp.argmin(_apart(points, centers), axis=1)
+        shares = jax.nn.one_hot(nearest, clusters, dtype=jnp.float32) * weights[:, None]
+        total = jnp.sum(shares, axis=0)[:, None]
+        averages = shares.T @ points / jnp.maximum(total, 1)
+        return jnp.where(total > 0, averages, centers), None
+
+    def run(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        centers, _ = jax.lax.scan(step, _seeds(key, points, weights, clusters), length=_STEPS)
+        return centers, jnp.sum(weights * jnp.min(_apart(points, centers), axis=1))
+
+    found, costs = jax.vmap(run)(jax.random.split(key, _RESTARTS))
+    return found[jnp.argmin(costs)].astype(float)
+
+
+def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
+    """Points drawn by weight times squared distance from the points before."""
+
+    def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The small number avoids log(0) for all points, if no weight is left.
+        point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
+        return jnp.minimum(nearest, _squares(points - point[None])), point
+
+    start = jnp.ones(len(points), jnp.float32)
+    return jax.lax.scan(draw, start, jax.random.split(key, count))[1]
+
+
+def _apart(points: jax.Array, centers: jax.Array) -> jax.Array:
+    return _squares(points[:, None] - centers[None])
+
+
+def _squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x), axis=-1)
+
+
+def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
+    """Uniform points of the unit ball."""
+    direction_key, length_key = jax.random.split(key)
+    directions = jax.random.normal(direction_key, (count, dims), jnp.float32)
+    radii = jax.random.uniform(length_key, (count, 1), jnp.float32) ** (1 / dims)
+    return radii * directions / jnp.sqrt(_squares(directions))[:, None]
+
+
+@intervals_of("k-means")
+def _of_clusters(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """Of the centers and sizes of clusters, for the noise of the last iteration.
+
+    A center is a noisy sum over a noisy count, and the release determines both: the sum is the
+    center times the count. Two kinds of centers carry no information, so their interval is the
+    ball: a center at the edge was shortened, and one whose count is not above the noise was kept.
+    """
+    del measured
+    middle, size = np.asarray(facts["middle"]), facts["size"]
+    spared = _FLOATS * (np.abs(middle) + size)
+    centers = (np.asarray(value["centers"], np.float64) - middle) / size
+    counts = np.asarray(value["counts"], np.float64)
+
+    def count_within(parts: int) -> np.ndarray:
+        (bound,) = noise_bounds(facts, confidence, facts["coordinates"] if simultaneous else parts)
+        # The 1 covers the rounding of totals.
+        return (bound + 1) * facts["unit"] + _FLOATS * np.abs(counts)
+
+    alone, reach = count_within(1), count_within(2)[..., None]
+    sums, under = centers * counts[..., None], counts[..., None]
+    around = (sums - reach, sums + reach), (under - reach, under + reach)
+    low, high = _quotient(*around)
+    inside = np.sqrt(np.sum(centers**2, axis=-1)) < 1 - facts["edge"]
+    known = (inside & (counts > facts["least"] * (1 + _FLOATS)))[..., None]
+    low = np.where(known, np.clip(low - facts["edge"], -1, 1), -1)
+    high = np.where(known, np.clip(high + facts["edge"], -1, 1), 1)
+    return (
+        {"centers": middle + size * low - spared, "counts": np.maximum(counts - alone, 0)},
+        {"centers": middle + size * high + spared, "counts": counts + alone},
+    )

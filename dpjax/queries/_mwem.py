@@ -23,7 +23,7 @@ from jax.custom_batching import custom_vmap
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._types import Key, Value
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
     tries: jax.Array
     query: jax.Array
     answer: jax.Array
-    log_prob: jax.Array | None = None
+    log_prob: PyTree = None
 
 
 # Takes the number of the round, where its try starts, and the answers of the table as integers.
@@ -243,7 +243,7 @@ class Mwem(SensitivityMechanism):
         number: jax.Array,
         updates: jax.Array,
     ) -> jax.Array:
-        """The log weights after updates for the new query first, and then for all queries in turn."""
+        """The log weights after updates: for the new query first, then for all in turn."""
         several = min(self.rounds, _MOST_AT_ONCE)
 
         @jax.jit  # Traced once, although a block of updates calls it often.

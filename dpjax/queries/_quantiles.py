@@ -130,8 +130,12 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
             TypeError: if the confidence is not a number.
             ValueError: if the confidence is out of range.
         """
+        return self._error(mechanism, confidence)
+
+    def _error(self, mechanism: SeveralSelections, confidence: float, *groups: int) -> float:
         confidence = _checks.fraction("confidence", confidence)
-        scores = jax.ShapeDtypeStruct((len(self.numerators), self.grid.size), jnp.result_type(int))
+        shape = (*groups, len(self.numerators), self.grid.size)
+        scores = jax.ShapeDtypeStruct(shape, jnp.result_type(int))
         gap = mechanism.score_gap(confidence=confidence, like=scores, simultaneous=True)
         return float(gap) / self.denominator
 
@@ -216,7 +220,11 @@ def _counts_beside(
     """How many records are below, and how many above, each number of a grid."""
     numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    candidates = _rounded(grid, numbers.dtype)
+    # The grid, on the host, as `comparable` makes numbers of this dtype.
+    with np.errstate(over="ignore", under="ignore"):
+        candidates = np.asarray(grid, numbers.dtype)
+    tiny = np.finfo(candidates.dtype).tiny
+    candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
     # Numbers of the grid that became one have one place: that of the first.
     first = np.searchsorted(candidates, candidates)
     # Between every two candidates is a bin, and one for records that equal a candidate.
@@ -229,13 +237,6 @@ def _counts_beside(
     )
     up_to = jnp.cumsum(bins)
     return up_to[2 * first], up_to[-1] - up_to[2 * first + 1]
-
-
-def _rounded(grid: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A grid on the host, as `comparable` makes numbers of a dtype."""
-    with np.errstate(over="ignore", under="ignore"):
-        candidates = np.asarray(grid, dtype)
-    return np.where(np.abs(candidates) < np.finfo(dtype).tiny, dtype.type(0), candidates)
 
 
 def accuracy_of_quantiles(

@@ -114,9 +114,9 @@ _P = ParamSpec("_P")
 T = TypeVar("T")
 
 
-def compiled(function: Callable[_P, T], *, static: str | None = None) -> Callable[_P, T]:
+def compiled(function: Callable[_P, T]) -> Callable[_P, T]:
     """`jax.jit` with the types of the function, which `jax.jit` forgets."""
-    return jax.jit(function, static_argnames=static)
+    return jax.jit(function)
 
 
 @compiled
