@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +13,6 @@ from dpjax._core._pytree import frozen_pytree, static
 from dpjax._exact._numerics import count_below
 
 _WORDS = 2**32
-
-
-class Choice(Protocol):
-    """Chooses an index from 0."""
-
-    @property
-    def log_probabilities(self) -> jax.Array:
-        """The log probability of every index."""
-        ...
-
-    def draw(self, key: jax.Array) -> jax.Array:
-        """An index."""
-        ...
 
 
 @frozen_pytree

@@ -12,7 +12,7 @@ from dpjax._core._columns import codes_of, letters_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, Key, PyTree
-from dpjax.oracles._choices import Choice, UniformChoice, weighted_choice
+from dpjax.oracles._choices import UniformChoice, WeightedChoice, weighted_choice
 from dpjax.oracles._independent import IndependentRecords
 
 
@@ -21,7 +21,7 @@ class Resampled(IndependentRecords):
     """Draws whole public records, which have a common leading axis."""
 
     public: Database
-    choice: Choice
+    choice: UniformChoice | WeightedChoice
 
     def record(self, key: Key) -> PyTree:
         chosen = self.choice.draw(key)

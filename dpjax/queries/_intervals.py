@@ -7,6 +7,7 @@ with the confidence that is asked for.
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -117,8 +118,7 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
     corners = np.stack(
         [
             one[..., 0, 1:, None] * two[..., 0, None, 1:]
-            for one in (low, high)
-            for two in (low, high)
+            for one, two in itertools.product((low, high), repeat=2)
         ]
     )
     largest, least = np.max(corners, axis=0), np.min(corners, axis=0)

@@ -24,7 +24,6 @@ from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
     averages,
-    in_ball,
     products_query,
     upper_triangle,
 )
@@ -191,15 +190,9 @@ def _line_query(
     parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
 ) -> IntegerQuery:
     """The upper triangle of the sum of z z^T without its last entry, for z = (1/2, x, y)."""
-
-    def columns(records: Database, present: jax.Array, bits: int) -> jax.Array:
-        x, y = (in_ball(part, present, bits=bits) for part in parts(records))
-        weight = jnp.where(present, jnp.int32(int(_WEIGHT * 2**bits)), 0)[:, None]
-        return jnp.concatenate([weight, x, y], axis=1)
-
     rows, others = upper_triangle(2 + dims)
-    entries = rows[:-1], others[:-1]
-    return products_query(columns, entries, functools.partial(_moved, dims), capacity=capacity)
+    moved, entries = functools.partial(_moved, dims), (rows[:-1], others[:-1])
+    return products_query(parts, entries, moved, weight=_WEIGHT, capacity=capacity)
 
 
 def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:

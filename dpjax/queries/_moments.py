@@ -23,8 +23,8 @@ from dpjax.queries._private_release import Terms, released, shape_of_record, slo
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
+    averages,
     edge_of_ball,
-    moments_of,
     radius_bits_for,
     second_moments_query,
 )
@@ -454,7 +454,7 @@ def released_moments(
     def statistic(
         query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
-        return finish(moments_of(query, value, n, scale))
+        return finish(averages(in_units_of(query.unit, value), n, scale * query.unit))
 
     return released(
         key,

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
-from dpjax.queries._query import IntegerQuery, compiled, in_units_of
+from dpjax.queries._query import IntegerQuery, compiled
 from dpjax.queries._sums import coarse, coarse_reach, coarsening, gram
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
@@ -59,30 +59,26 @@ def second_moments_query(
         dims: d.
         capacity: the number of records up to which nothing overflows.
     """
-
-    def columns(records: Database, present: jax.Array, bits: int) -> jax.Array:
-        x = in_ball(vectors(records), present, bits=bits)
-        weight = jnp.where(present, jnp.int32(2**bits), 0)[:, None]
-        return jnp.concatenate([weight, x], axis=1)
-
-    entries = upper_triangle(1 + dims)
-    return products_query(columns, entries, functools.partial(_moved, dims), capacity=capacity)
+    moved, entries = functools.partial(_moved, dims), upper_triangle(1 + dims)
+    return products_query(lambda records: [vectors(records)], entries, moved, capacity=capacity)
 
 
 def products_query(
-    columns: Callable[[Database, jax.Array, int], jax.Array],
+    parts: Callable[[Database], Sequence[jax.Array]],
     entries: tuple[np.ndarray, ...],
     moved: Callable[[VectorNorm, NeighboringRelation], Fraction],
     *,
+    weight: Fraction = Fraction(1),
     capacity: int,
 ) -> IntegerQuery:
-    """Some entries of the sum of z z^T over the records.
+    """Some entries of the sum of z z^T over the records, where z = (weight, x, y, ...).
 
     Args:
-        columns: takes records, which of them are present, and bits to their z in units of 2^-bits:
-            integers of shape (n, size) in [-2^bits, 2^bits], 0 for an empty slot.
+        parts: takes the records to x, y, ...: arrays of shape (n, d) in floats, d of their own.
+            Each is clipped to the unit ball.
         entries: the rows and columns of the entries.
         moved: takes a norm and a relation to how far a record moves these entries.
+        weight: the first coordinate of z, at most 1.
         capacity: the number of records up to which nothing overflows.
     """
     radius_bits = radius_bits_for(capacity)
@@ -92,7 +88,9 @@ def products_query(
     edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
 
     def total(records: Database, present: jax.Array) -> jax.Array:
-        products = gram(columns(records, present, radius_bits), bits=radius_bits)
+        inside = [in_ball(part, present, bits=radius_bits) for part in parts(records)]
+        first = jnp.where(present, jnp.int32(int(weight * 2**radius_bits)), 0)[:, None]
+        products = gram(jnp.concatenate([first, *inside], axis=1), bits=radius_bits)
         return coarse(_limbs.Limbs(products.high[entries], products.low[entries]), bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -153,18 +151,6 @@ def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
     """The squared lengths of the rows, exactly."""
     wide = _limbs.from_integers(units.T)
     return _limbs.total(_limbs.multiply(wide, wide))
-
-
-def moments_of(
-    query: IntegerQuery,
-    triangle: jax.Array,
-    n: jax.Array | None,
-    scale: Scalar,
-    *,
-    weight: float = 1.0,
-) -> Moments:
-    """Averages, from a noisy triangle, the scale of its noise, and n if it is public."""
-    return averages(in_units_of(query.unit, triangle), n, scale * query.unit, weight=weight)
 
 
 @compiled

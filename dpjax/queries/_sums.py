@@ -45,13 +45,6 @@ def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
     return jnp.clip(units, *ends)
 
 
-def ends_in_units(low: float, high: float, exponent: int) -> tuple[int, int]:
-    """The ends of an interval in units of 2^exponent, rounded to integers."""
-    return round(Fraction(low) / Fraction(2) ** exponent), round(
-        Fraction(high) / Fraction(2) ** exponent
-    )
-
-
 @functools.partial(jax.jit, static_argnums=1)
 def coarse(total: Limbs, bits: int) -> jax.Array:
     """round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
@@ -184,7 +177,8 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         dims = _checks.integer("dims", dims, least=1)
     shape = () if dims is None else (dims,)
     exponent, bits = fine_exponent(max(abs(low), abs(high))), coarsening(capacity, bits=FINE_BITS)
-    ends = ends_in_units(low, high, exponent)
+    step = Fraction(2) ** exponent
+    ends = round(Fraction(low) / step), round(Fraction(high) / step)
 
     def total(records: Database, present: jax.Array) -> jax.Array:
         check_numbers("database", records, (*present.shape, *shape))
@@ -193,16 +187,13 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         return coarse(sum_of_integers(jnp.where(there, units, 0)), bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        replaced = relation is NeighboringRelation.REPLACE_ONE
-        farthest = ends[1] - ends[0] if replaced else max(abs(ends[0]), abs(ends[1]))
-        # Rounded, totals that differ by this are at most so many units apart.
-        return norm_up([Fraction(math.ceil(Fraction(farthest, 2**bits)))] * (dims or 1), norm)
+        # Rounded totals are at most so many units apart.
+        farthest = _farthest(Fraction(ends[0]), Fraction(ends[1]), relation)
+        apart = math.ceil(farthest / 2**bits)
+        return norm_up([Fraction(apart)] * (dims or 1), norm)
 
     def moves(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        replaced = relation is NeighboringRelation.REPLACE_ONE
-        lower, upper = Fraction(low), Fraction(high)
-        farthest = upper - lower if replaced else max(abs(lower), abs(upper))
-        return norm_up([farthest] * (dims or 1), norm)
+        return norm_up([_farthest(Fraction(low), Fraction(high), relation)] * (dims or 1), norm)
 
     return Query(
         IntegerQuery(
@@ -215,6 +206,12 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
             largest=capacity * max(abs(low), abs(high)),
         )
     )
+
+
+def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:
+    """How far a record between two ends moves a sum."""
+    replaced = relation is NeighboringRelation.REPLACE_ONE
+    return high - low if replaced else max(abs(low), abs(high))
 
 
 def fine_exponent(largest: float) -> int:

@@ -51,10 +51,10 @@ class NumbersRead:
         *words, self._rest = (
             [b"", *text.split()] if not text[-1:].isspace() else [*text.split(), b""]
         )
+        if max(map(len, [*words, self._rest])) > _LONGEST_WORD:
+            raise ValueError(f"it printed a word of more than {_LONGEST_WORD} bytes")
         for word in filter(None, words):
             self._add(word)
-        if len(self._rest) > _LONGEST_WORD:
-            raise ValueError(f"it printed a word of more than {_LONGEST_WORD} bytes")
 
     def all(self) -> list[int | float]:
         """The numbers, at the end of what is printed."""
@@ -67,8 +67,6 @@ class NumbersRead:
     def _add(self, word: bytes) -> None:
         if len(self._numbers) == len(self._kinds):
             raise ValueError(f"it printed more than {len(self._kinds)} numbers")
-        if len(word) > _LONGEST_WORD:
-            raise ValueError(f"it printed a word of more than {_LONGEST_WORD} bytes")
         self._numbers.append(self._kinds[len(self._numbers)](word.decode()))
 
 

@@ -136,22 +136,20 @@ def host_target(
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(repr=False)
 class _Workers:
-    """Where databases are evaluated. It changes no value, so its text in a fingerprint is fixed."""
+    """Where databases are evaluated, as joblib is told."""
 
-    def __init__(self, configuration: dict[str, object]):
-        self._configuration = configuration
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Workers) and self._configuration == other._configuration
+    configuration: dict[str, object]
 
     def __repr__(self) -> str:
+        # Fingerprints contain this text. Workers change no value, so it does not depend on them.
         return "workers"
 
     def map(self, function: Callable[..., T], tasks: Iterable[tuple[object, ...]]) -> list[T]:
         """The values of a function on each tuple of arguments."""
         joblib = _checks.extra("joblib", "host")
-        with joblib.parallel_config(**self._configuration):
+        with joblib.parallel_config(**self.configuration):
             parallel = joblib.Parallel()
             # Only processes need the lock. With one job, a call that an interruption abandoned
             # would hold it, and others would wait.
@@ -163,17 +161,16 @@ class _Workers:
 _ONE_AT_A_TIME = threading.RLock()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    reason: str
+class _Failure(str):
+    """Why a function failed, in one line."""
 
-    @classmethod
-    def of(cls, error: BaseException) -> "_Failure":
-        kind = type(error).__name__
-        try:
-            return cls(" ".join(f"{kind}: {error}".split()))
-        except BaseException:  # The __str__ of an exception may raise, too.
-            return cls(kind)
+
+def _failure(error: BaseException) -> _Failure:
+    kind = type(error).__name__
+    try:
+        return _Failure(" ".join(f"{kind}: {error}".split()))
+    except BaseException:  # The __str__ of an exception may raise, too.
+        return _Failure(kind)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -220,10 +217,10 @@ class _Evaluation(HostCall):
         except _host_calls.HostError:
             raise
         except Exception as error:  # From the workers, if a process was killed for example.
-            failure = _Failure.of(error)
+            failure = _failure(error)
             if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
-            _host_calls.fail(origins, failure.reason)
+            _host_calls.fail(origins, failure)
 
 
 def _attempt(
@@ -236,10 +233,10 @@ def _attempt(
     try:
         return _leaves(output, function(database))
     except BaseException as error:  # The function may also call sys.exit.
-        failure = _Failure.of(error)
+        failure = _failure(error)
     if _host_calls.is_private(origin):
         return failure
-    _host_calls.fail(origin[None], failure.reason)
+    _host_calls.fail(origin[None], failure)
 
 
 def _leaves(output: PyTree, value: PyTree) -> list[np.ndarray]:

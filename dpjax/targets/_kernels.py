@@ -20,7 +20,6 @@ from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
     BoundedTarget,
-    bounded_average,
     check_dims,
     dims_or_none,
     known_dims,
@@ -140,7 +139,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
     def finish(average: jax.Array) -> jax.Array:
         return average * _peak(h, dims, average.dtype)
 
-    return bounded_average(kernels, finish, largest=1.0, bound=_bound(h, dims), norms=("linf",))
+    return BoundedSum(kernels, finish, True, 1.0, bound=_bound(h, dims), norms=("linf",))
 
 
 def _bound(h: float, dims: int | None) -> Bound:
@@ -297,21 +296,15 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 @jax.jit  # Which JAX traces once, and not at every call that traces the target.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorted x, and each gap below one times its least y; the first x has no gap, and weighs 0."""
-    x, y = _by_x(x, y)
-    gaps = jnp.diff(x, prepend=x[:1])
-    return x, jnp.where(gaps > 0, gaps * y, 0)
-
-
-def _by_x(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sorts records by x. Of those with the same x, the first gets the least y, others infinity.
-
-    On a CPU, XLA sorts integers six times faster than floats with a payload. So the bits of x are
-    sorted alone, as integers, and each y finds its place by a binary search.
-    """
+    # On a CPU, XLA sorts integers six times faster than floats with a payload. So the bits of x are
+    # sorted alone, as integers, and each y finds its place by a binary search.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
     keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
     in_order = lax.sort(keys)
     firsts = count_below(in_order, keys)
-    # The minimum of floats does not depend on their order, unless one is NaN.
+    # Of records with the same x, the first gets the least y. A minimum of floats does not depend on
+    # their order, unless one is NaN.
     least = jnp.full_like(y, jnp.inf).at[firsts].min(jnp.where(jnp.isnan(y), jnp.inf, y))
-    return lax.bitcast_convert_type(order_like_integers(in_order), x.dtype), least
+    x = lax.bitcast_convert_type(order_like_integers(in_order), x.dtype)
+    gaps = jnp.diff(x, prepend=x[:1])
+    return x, jnp.where(gaps > 0, gaps * least, 0)

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._types import Database, PyTree, Value
+from dpjax._core._types import Database, Value
 from dpjax._core._values import KnowsSensitivity, NeighboringRelation, Sensitivity, Target
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.sensitivity._sums import Summable
@@ -105,19 +105,10 @@ class BoundedTarget(_WithBound):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedSum(Summable, _WithBound):
-    """A function of a sum over records, and its bound under replace-one."""
+    """A function of a sum over records, and its bound under replace-one.
 
-
-def bounded_average(
-    statistic: Callable[[PyTree], PyTree],
-    finish: Callable[[PyTree], Value] = lambda average: average,
-    *,
-    largest: float | Sequence[float],
-    bound: Bound,
-    norms: tuple[VectorNorm, ...] = get_args(VectorNorm),
-) -> BoundedSum:
-    """finish(average of statistic(x_i)), for floats in [-largest, largest]; sums are exact."""
-    return BoundedSum(statistic, finish, True, largest, bound=bound, norms=norms)
+    If `largest` is given, statistics are floats in [-largest, largest] and their sum is exact.
+    """
 
 
 def dims_or_none(dims: int | None) -> int | None:

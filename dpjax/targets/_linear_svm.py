@@ -44,15 +44,6 @@ class Point(NamedTuple):
     beyond: jax.Array  # How far a record is beyond the margin; complementary to slope.
 
 
-def first_point(
-    rows: jax.Array, cap: jax.Array, theta: jax.Array, slope: jax.Array, *, width: float
-) -> Point:
-    """A start from theta and slopes between 0 and the cap; distances are at least width."""
-    missing = 1 - theta @ rows
-    short, beyond = jnp.maximum(missing, 0) + width, jnp.maximum(-missing, 0) + width
-    return Point(theta, slope, cap - slope, short, beyond)
-
-
 def interior_point(
     rows: jax.Array,
     penalty: jax.Array,
@@ -71,7 +62,7 @@ def interior_point(
         penalty: shape (p,), above 0.
         pull: shape (p,).
         cap: the largest slope of a hinge, above 0.
-        start: a point from `first_point`, or from an earlier call for the same or more rows.
+        start: any point, or the result of a call for the same or more rows.
         steps: how many steps to take.
 
     Returns:
@@ -294,7 +285,10 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
-    return first_point(rows, cap, length * difference, slope, width=_WIDTH)
+    theta = length * difference
+    missing = 1 - theta @ rows
+    short, beyond = jnp.maximum(missing, 0) + _WIDTH, jnp.maximum(-missing, 0) + _WIDTH
+    return Point(theta, slope, cap - slope, short, beyond)
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:

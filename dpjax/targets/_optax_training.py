@@ -158,7 +158,10 @@ def _training(
     steps = _checks.integer("steps", steps, least=1)
     averaged = _checks.integer("average_last", average_last, least=1, most=steps)
     _checks.function("loss", loss)
-    start = _float_arrays(parameters)
+    start = _checks.real_arrays("parameters", parameters)
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(start)}
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise TypeError(f"parameters must be floats, got dtypes {sorted(dtypes)}")
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise TypeError(f"optimizer must be from optax, got {_checks.shown(optimizer)}")
     update = optax.with_extra_args_support(optimizer).update
@@ -203,11 +206,3 @@ def optax_promotion() -> Generator[None]:
     """JAX's default promotion of dtypes and ranks, which the code of optax needs."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def _float_arrays(parameters: PyTree) -> PyTree:
-    arrays = _checks.real_arrays("parameters", parameters)
-    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(arrays)}
-    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        raise TypeError(f"parameters must be floats, got dtypes {sorted(dtypes)}")
-    return arrays

@@ -24,7 +24,6 @@ from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
     BoundedTarget,
-    bounded_average,
     check_dims,
     dims_or_none,
     known_dims,
@@ -293,9 +292,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
             found, _ = lax.scan(refined, start, length=_REFINEMENTS)
             return objective.walk(lambda w: -residual(w), found, plan)
 
-    return bounded_average(
-        statistic, finish, largest=1.0, bound=objective.bound(dims), norms=("l2",)
-    )
+    return BoundedSum(statistic, finish, True, 1.0, bound=objective.bound(dims), norms=("l2",))
 
 
 def _ridge_objective(strength: Fraction) -> _Objective:

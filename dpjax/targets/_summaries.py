@@ -18,7 +18,7 @@ from dpjax._exact._numerics import round_up
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._bounds import VectorNorm, norm_up, unit
 from dpjax.targets._clamping import check_interval, check_known, clamp
-from dpjax.targets._known_sensitivity import BoundedSum, BoundedTarget, bounded_average, check_dims
+from dpjax.targets._known_sensitivity import BoundedSum, BoundedTarget, check_dims
 
 _LARGEST_FLOAT = Fraction(sys.float_info.max)
 
@@ -72,7 +72,7 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
         width = (Fraction(high) - Fraction(low)) / _checks.integer("n", n, least=1)
         return norm_up([width + rounding_of_average(Fraction(largest), dtype)] * dims, norm)
 
-    return bounded_average(clamped, largest=largest, bound=bound)
+    return BoundedSum(clamped, lambda average: average, True, largest, bound=bound)
 
 
 def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
@@ -138,7 +138,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
             ranges.append(_range_of_power(Fraction(low), Fraction(high), j) / size + rounding)
         return norm_up(ranges, norm)
 
-    return bounded_average(powers, largest=largest, bound=bound)
+    return BoundedSum(powers, lambda average: average, True, largest, bound=bound)
 
 
 def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:

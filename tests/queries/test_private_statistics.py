@@ -13,8 +13,8 @@ from dpjax import NeighboringRelation, queries
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.queries import _k_means, _linear_regression, _moments
 from dpjax.queries._second_moments import (
+    averages,
     in_ball,
-    moments_of,
     radius_bits_for,
     second_moments_query,
 )
@@ -563,7 +563,7 @@ def test_a_ledger_counts_all_iterations_once(tmp_path, points):
 def test_moments_are_put_together_again():
     query = second_moments_query(lambda x: x, dims=2, capacity=10)
     x = np.float32([[0.5, -0.25], [0.25, 0.5], [0, 0.125]])
-    moments = moments_of(query, query(jnp.asarray(x)), None, 1.0)
+    moments = averages(query(jnp.asarray(x)) * query.unit, None, query.unit)
     np.testing.assert_allclose(moments.mean, x.mean(axis=0), atol=1e-4)
     np.testing.assert_allclose(moments.second, x.T @ x / 3, atol=1e-4)
 
