@@ -136,20 +136,26 @@ def host_target(
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(repr=False)
 class _Workers:
-    """Where databases are evaluated, as joblib is told."""
+    """Where databases are evaluated, as joblib is told.
 
-    configuration: dict[str, object]
+    Workers change no value. So this is no dataclass, whose fields a fingerprint would contain, and
+    its text is fixed.
+    """
+
+    def __init__(self, configuration: dict[str, object]):
+        self._configuration = configuration
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Workers) and self._configuration == other._configuration
 
     def __repr__(self) -> str:
-        # Fingerprints contain this text. Workers change no value, so it does not depend on them.
         return "workers"
 
     def map(self, function: Callable[..., T], tasks: Iterable[tuple[object, ...]]) -> list[T]:
         """The values of a function on each tuple of arguments."""
         joblib = _checks.extra("joblib", "host")
-        with joblib.parallel_config(**self.configuration):
+        with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
             # Only processes need the lock. With one job, a call that an interruption abandoned
             # would hold it, and others would wait.
