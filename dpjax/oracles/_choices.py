@@ -34,8 +34,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses each with a probability of its own, a multiple of 2^-32 above 0.
 
-    `ends` has, for all indices but the last, the number of words, of 2^32, that choose it or a
-    lower one.
+    `ends[i]` is the number of 32-bit words that choose index i or a lower one. The last index has
+    no entry.
     """
 
     ends: jax.Array
@@ -43,7 +43,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """From the number of words, of 2^32, that choose each index."""
+        """From the numbers of 32-bit words that choose each index."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -53,7 +53,7 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """The number of words, of 2^32, for each weight: its share, up to one word."""
+    """How many 32-bit words choose each index: the share of its weight, up to one word."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 

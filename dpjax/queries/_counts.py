@@ -46,10 +46,10 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
         attains it. The predicate gives the same answer for a record in every slot, and no record
-        changes the answer for another. For it runs on one record at a time, by one program, unless
-        nothing in it rounds. In that case subnormal numbers in records count as 0. With probability
-        1 - beta the release is within ln(1 / beta) / epsilon of the truth, and 1/2 for rounding:
-        `error`.
+        changes the answer for another: it runs on one record at a time, by one program. A predicate
+        without rounding runs on all records at once, and then subnormal numbers count as 0. With
+        probability 1 - beta the release is within ln(1 / beta) / epsilon of the truth, and 1/2 for
+        rounding: `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -68,8 +68,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
         records = for_functions(records)
-        # Under `vmap` XLA computes the last rows by other instructions, so a record may get another
-        # float there. If one record is removed, all that follow move: the count could change by 2.
+        # Under `vmap`, XLA computes the last rows by other instructions, so a record may get another
+        # float there. If a record is removed, all later records move to other slots, and the count
+        # could change by 2.
         checked, program = check_lanes("predicate", predicate, records)
         if is_exact(program):
             return _count_true(

@@ -25,9 +25,9 @@ from dpjax.random._facade import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
-# Covers the tables of the noise, and scales that are known in float32.
+# A margin for the tables of the noise, and for a scale that was rounded to float32.
 _OUTWARD = 1 + 2.0**-18
-# Noisy counts are int32, and saturate at its end.
+# Noisy counts are int32 and saturate here.
 _LARGEST_COUNT = 2**31 - 2
 _SIGN = np.uint64(2**63)
 
@@ -167,7 +167,7 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """The noisy count that a group of one person reaches with at most this probability.
+    """The count that a group of one person reaches, after noise, with at most this probability.
 
     Noise Z is the rounding of Laplace noise of scale b, so P(Z >= m) is at most
     exp(-(m - 1/2) / b) / 2.
@@ -180,7 +180,7 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
 def _sorted_counts(
     words: jax.Array, known: jax.Array, *, at_most: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The words of every key that occurs, and how many people have it; then zeros."""
+    """The words of each key that occurs and the number of its people, padded with zeros."""
     m = known.shape[1]
     same = jnp.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
     earlier = jnp.tril(jnp.ones((1, m, m), bool), -1)

@@ -69,7 +69,7 @@ class Groups:
         return self.inside(records), same & known[None]
 
     def _check_held_by(self, dtype: np.dtype) -> None:
-        """Refuses keys that floats of a dtype do not tell from their neighbors."""
+        """Refuses keys that floats of this dtype cannot tell from neighboring integers."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return
         largest = max(map(abs, map(int, self.keys)))
@@ -88,7 +88,7 @@ class Groups:
 
 
 def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
-    """Numbers as keys, int64, and whether each is one; where JAX has 64 bits."""
+    """Numbers as int64 keys, and whether each is a key; call it with x64 enabled."""
     if isinstance(column, Numbers):
         numbers, known = column.exact()
     else:
@@ -102,12 +102,12 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def largest_whole(dtype: np.dtype) -> int:
-    """A power of two below which floats of a dtype hold every integer, and each as itself."""
+    """The power of two below which floats of this dtype represent every integer exactly."""
     return 2 ** (int(jnp.finfo(dtype).nmant) + 1)  # pyright: ignore  # ml_dtypes has no types.
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
-    """Groups with keys that were checked."""
+    """The groups of a column, after a check of the arguments of `by`."""
     if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
         raise TypeError(
             "column must be a name, an index or a function of a record, got"
@@ -136,7 +136,7 @@ def inside_groups(records: Database, by: By | None) -> Database:
 
 
 def each_group(function: Callable[..., PyTree], by: By | None) -> Callable[..., PyTree]:
-    """A function of one group's value, made to take the values of all."""
+    """Maps a function of one group's value over the values of all groups."""
     for _ in by or ():
         function = jax.vmap(function)
     return function
@@ -181,7 +181,7 @@ def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
 
 
 def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array | Texts:
-    """What a function gives for every record, by the same program in every slot.
+    """The function's value for every record, computed by the same program in every slot.
 
     A function that rounds runs on one record at a time, as the predicates of `counting_query`.
     """
@@ -356,8 +356,9 @@ def by(
             integer, a boolean or a text; `counting_query` says how it runs.
         keys: of the groups, public: integers of 64 bits or texts, distinct. A record with another
             key, or none, is in no group.
-        of: the name or index of the column that the query sees; None for all columns but that of
-            the groups, and one that is left alone as it is. With a function it sees all of them.
+        of: the name or index of the column that the query sees; None for all other columns. If
+            only one other column is left, the query sees it as an array. If `column` is a function,
+            None means all columns.
 
     Returns:
         A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles a

@@ -1,8 +1,14 @@
-"""Intervals of averages, variances and covariances, from intervals of noisy sums that hold at once.
+"""Intervals of private statistics: from intervals of their noisy sums, or simulated.
 
-A sum is within its noise and rounding of the truth. A quotient or a product of such sums lies
-between its values at the corners. A number that k sums make takes intervals of which all k hold
-with the confidence that is asked for.
+A sum is within its noise and rounding of the truth. A quotient or a product of sums lies between
+its values at the corners of their intervals. If a number depends on k sums, it uses k intervals
+that hold at once with the given confidence.
+
+A parametric bootstrap simulates the others. The released sums take the place of the truth, and
+draws of the noise show how far a statistic of noisy sums is from the statistic of the sums. This is
+right where the statistic is nearly linear over the range of the noise. The statistics here come from
+eigenvectors of a noisy matrix, so the noise must be small against the gaps between eigenvalues.
+Elsewhere a statistic states by itself how far off it may be.
 """
 
 import functools
@@ -22,7 +28,7 @@ from dpjax._core._types import PyTree, Value
 from dpjax.mechanisms._noisy_arrays import as_floats, noise_bounds
 from dpjax.queries._second_moments import Moments, averages
 
-_FLOATS = 2.0**-21  # Relative to the largest record: what float32 rounds, more than once.
+_FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the largest record.
 
 
 @intervals_of("mean")
@@ -107,7 +113,7 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
     n = measured["n"]
     count = (low[..., :1], high[..., :1]) if n is None else (n[..., None],) * 2
-    # Records at the edge of the ball are scaled into it by this part, products of two twice.
+    # Records at the edge of the ball are shrunk by this share, and products by twice as much.
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
@@ -124,7 +130,8 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
     largest, least = np.max(corners, axis=0), np.min(corners, axis=0)
     same = np.eye(corners.shape[-1], dtype=bool)
     crosses = low[..., 0, 1:] * high[..., 0, 1:] <= 0
-    # A square is 0 between two ends of different signs; two different ends are no square.
+    # On the diagonal both factors are one number. Its least square is 0 if the ends have different
+    # signs. The product of two different ends is no square.
     squares = np.minimum(low[..., 0, 1:] ** 2, high[..., 0, 1:] ** 2)
     square = np.where(crosses, 0, squares)[..., None, :]
     least = np.where(same, square, least)
@@ -138,9 +145,9 @@ class Statistic(NamedTuple):
     Attributes:
         of_moments: takes averages and public facts to the value of a release, and to the symmetric
             matrix whose eigenvectors it comes from.
-        least_reach: takes eigenvalues of the released matrix in ascending order, and how far they
-            may be off, to how far each number may be off at least: where a draw does not tell.
-        largest: no number has a larger magnitude.
+        least_reach: takes the eigenvalues of the released matrix in ascending order, and bounds on
+            their errors, to the least half-width of each interval, where draws show too little.
+        largest: bounds on the magnitudes of the numbers.
     """
 
     of_moments: Callable[[Moments, dict[str, Any]], tuple[PyTree, jax.Array]]
@@ -149,8 +156,8 @@ class Statistic(NamedTuple):
 
 
 STATISTICS: dict[str, Statistic] = {}
-# A gap between released eigenvalues of so many times their error: then draws tell how far their
-# eigenvectors are off. Eigenvalues that tie are never so far apart, by Weyl's inequality.
+# Draws show how far eigenvectors are off if the gap of their eigenvalues is so many times the error.
+# By Weyl's inequality, eigenvalues that tie in truth are never so far apart.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -195,20 +202,20 @@ def _of_draws(
 
 
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
-    """Rows as directions have no sign: those of draws take that of the value."""
+    """Flips the signs of drawn rows to agree with the value: a direction has no sign."""
     if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
 
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Statistics and matrices of the sums, and then with one more draw of the noise, many times."""
+    """The statistic and the matrix of the sums, and then those of many sums with fresh noise."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError("no interval is simulated for a batch of releases: take them one by one")
     scale = facts["arrays"][0]["scale"]
-    # The release is public, so its sums may be the seed: an interval is the same whenever it is
-    # asked. One seed for all would make all intervals too short, or too long, by the same part.
+    # The release is public, so its sums may be the seed, and an interval is the same at every call.
+    # With one seed for all releases, their intervals would all be too short, or all too long.
     seed = hashlib.sha256(np.ascontiguousarray(sums).tobytes()).digest()
     generator = np.random.default_rng(list(seed))
     sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]

@@ -19,7 +19,7 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1
 _SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
-_NOT_ASKED = np.iinfo(np.int32).min  # The "count" of a prefix that a level does not ask about.
+_NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is not searched.
 
 
 def changed_records(difference: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The release of a query, which private statistics then turn into what they estimate."""
+"""The release behind private statistics: of one query, whose noisy value they compute from."""
 
 import dataclasses
 import functools

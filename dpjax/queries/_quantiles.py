@@ -110,7 +110,7 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
         return jnp.where(indices < 0, jnp.nan, grid[indices])
 
     def _indices(self, numbers: jax.Array) -> jax.Array:
-        """The indices of released numbers; of several that became one float, the first."""
+        """The indices of released numbers; the first one if several candidates became one float."""
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         found = jnp.searchsorted(grid, numbers).astype(jnp.int32)
         return jnp.where(grid.at[found].get(mode="clip") == numbers, found, -1)
@@ -269,12 +269,12 @@ def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: objec
 def _between_quantiles(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The nearest released quantiles whose probabilities are further away than ranks may be wrong.
+    """The nearest released quantiles on both sides that must enclose the true quantile.
 
-    Let every record be a number of the grid. Then the true p-quantile q is one, and its score for p
-    is 0. Let a number r be released for p' < p, at most e ranks worse than the best: at most
-    p' n + e records are below r. If r were above q, at least p n records would be. So r <= q if
-    e < (p - p') n. The other side is the mirror image.
+    Let every record be a number of the grid. Then the true p-quantile q is on the grid, and its
+    score is 0. Let r be released for p' < p, at most e ranks worse than the best. Then at most
+    p' n + e records are below r. If r were above q, at least p n records would be below r. So
+    r <= q if e < (p - p') n. The other side is the mirror image.
     """
     del value
     if measured["n"] is None:
@@ -286,7 +286,7 @@ def _between_quantiles(
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # Three quantiles share epsilon, and two of them must be right.
+        # With two more quantiles, three share epsilon, and two of them must be right.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
             f"no interval follows from one quantile alone: at {confidence:g}, its own probability"

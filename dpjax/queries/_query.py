@@ -1,4 +1,4 @@
-"""What queries compute inside: integers on a public grid, which add up exactly in any order."""
+"""Queries: targets with a known sensitivity, computed as integers, which add up exactly."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,11 +40,12 @@ class IntegerQuery(KnownSensitivity):
         shape: the shape of the value.
         reach: of the integers.
         unit: the number that the integer 1 stands for, a power of two.
-        moves: how far the numbers would move if nothing were rounded to the grid; None where
-            nothing is. Noise for this is made larger by what rounding adds.
+        moves: how far one record moves the numbers before they are rounded to the grid; None if
+            nothing is rounded. Mechanisms are calibrated to this, and then their noise grows by
+            what rounding adds.
         rounding: a bound on the rounding error of the value, in units.
-        clipping: a bound on what clipping adds to it, where it moves records at the edge too far.
-        largest: a bound on the numbers of all records together, for the rounding of a float.
+        clipping: a bound on a further error, in units: records at the edge of a ball are shrunk.
+        largest: a bound on the magnitude of the value, for the rounding of its floats.
         one_way: whether an added record lowers no number, as with counts.
 
     Formal guarantees:
@@ -93,7 +94,8 @@ class IntegerQuery(KnownSensitivity):
     def _in_norm(self, reach: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         if norm != _RANGE:
             return reach(norm, relation)
-        # Of numbers that all go up by 0 to r the range is r; else one may go up, and another down.
+        # If every number rises by 0 to r, differences change by at most r. Otherwise one number may
+        # rise by r while another falls by r.
         added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
@@ -137,7 +139,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     Formal guarantees:
         `sensitivity` bounds how far a record moves the numbers, whatever it contains. A release by
         `dpjax.privatize` adds integer noise to exact integers, so the guarantee holds for what is
-        computed. What rounding to the grid adds, the noise covers.
+        computed. The noise covers what rounding to the grid adds.
     """
 
     _integers: IntegerQuery
@@ -177,7 +179,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not self._is_rounded or mechanism.sensitivity.records is not None:
-            return Inside(self, mechanism)  # What was sampled or proved is of the floats.
+            return Inside(self, mechanism)  # A sampled or proved bound is about the floats.
         if isinstance(mechanism, CoordinatewiseMechanism):
             on_integers = self._on_integers(mechanism)
             return Inside(self._integers, on_integers, self._in_units, self._whole)
@@ -236,6 +238,6 @@ class Query(KnownSensitivity, KnowsAccuracy):
         if not self._is_rounded:
             return self._integers.error(mechanism, confidence=confidence)
         off = self._integers.error(self._on_integers(mechanism), confidence=confidence)
-        # A release is a float.
+        # The release is rounded to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

@@ -102,7 +102,7 @@ def products_query(
         shape=(count,),
         reach=reach,
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
-        # Coordinates are wrong by at most 1, and products by 2 radius + 1. The total adds 1/2.
+        # A coordinate is off by at most 1, so a product is off by 2 radius + 1. The total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
         clipping=math.ldexp(capacity * edge * (2 * radius + edge), -bits),
     )
@@ -116,13 +116,13 @@ def radius_bits_for(capacity: int) -> int:
 def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax.Array:
     """Vectors as integers in units of 2^-bits, clipped to the ball of radius 1.
 
-    Vectors outside of the ball are scaled, with a margin for rounding. An integer vector that is
-    outside all the same becomes 0, so the result is in the ball whatever floats do. Vectors that
-    are not finite become 0, and empty slots too.
+    Vectors outside the ball are scaled, with a margin for rounding. If an integer vector is still
+    outside, it becomes 0. So the result is in the ball, however floats are rounded. Empty slots and
+    vectors that are not finite become 0, too.
 
-    A vector becomes the same integers in every slot. For squares are added up as integers, and
-    floats are only multiplied, divided and rooted, each operation rounded alone as by IEEE 754. A
-    sum of products in floats could be fused in one slot and not in another.
+    A vector becomes the same integers in every slot, because squares are added up as integers.
+    Floats are only multiplied, divided and rooted, and IEEE 754 rounds each of these operations
+    alone. A sum of products in floats could be fused in one slot and not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
     dims, radius = x.shape[1], 2**bits
@@ -130,12 +130,12 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     x = jnp.where(finite, x, 0)
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=1, keepdims=True))
     exponent = jnp.maximum(exponent, _LEAST_EXPONENT)
-    # The factor 2^-exponent need not be a float, but its two parts are.
+    # 2^-exponent may overflow a float, but its two factors do not.
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
     margin = margin_in_units(dims) / radius
-    # Without the barrier XLA fuses root and division into an approximate inverse root.
+    # Without the barrier, XLA fuses root and division into an approximate inverse root.
     longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
     units = _in_units(direction * jnp.minimum(length, longest[:, None]), radius)
@@ -174,7 +174,7 @@ def edge_of_ball(dims: int, bits: int) -> float:
 
 
 def margin_in_units(dims: int) -> float:
-    """How far inside of the ball a vector at its edge is scaled, so that rounding stays in it."""
+    """How far a vector at the edge is moved inward, so that rounding keeps it in the ball."""
     return math.sqrt(dims) + 2 * dims + 16
 
 

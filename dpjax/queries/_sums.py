@@ -24,15 +24,15 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
 
 LARGEST_TOTAL_BITS = 30
-# The bits of the largest record in units of the coarse grid. So noise of 2^14 sensitivities fits.
+# A record has at most so many bits in units of the coarse grid. So noise of 2^14 sensitivities fits.
 _MOST_BITS = 16
 _LARGEST = 2**31 - 2
-# The number of digits of 10 bits that add up in int32.
+# So many digits of 10 bits add up in int32 without wrapping.
 _ROWS = 2**20
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
-    """The number of bits to round off totals of `capacity` records of at most so many bits."""
+    """How many low bits to round off a total of `capacity` records, each of at most `bits` bits."""
     needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
     return bits - LARGEST_TOTAL_BITS + needed
 
@@ -68,8 +68,8 @@ def multiple(count: jax.Array, weight: int) -> Limbs:
 def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
     """The sums of the rows of each group; entries are in [-2^20, 2^20].
 
-    Rows of a group beyond the last are left out. Each of two digits of 10 bits is added up in
-    int32, in blocks of rows that do not wrap.
+    Rows whose group is not below `groups` are left out. Entries are split into two digits of 10
+    bits. Each digit is added up in int32, in blocks of rows that cannot wrap.
     """
     digit, size = 10, min(_ROWS, len(x))
     missing = -len(x) % size
@@ -88,9 +88,9 @@ def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
-    """How far two `coarse` totals may be apart, if the totals are apart by `moved`, in a norm.
+    """A bound on the distance of two totals after `coarse`, if they were `moved` apart before.
 
-    Rounding adds less than 1 in each coordinate, so at most the norm of the vector of ones.
+    Rounding adds less than 1 in each coordinate, hence at most the norm of the vector of ones.
     """
     ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])

@@ -30,7 +30,8 @@ _LARGEST_ENTRY = 2**15
 _LARGEST_ANSWER = 2**31 - 2
 # The most entries to read when all columns of a matrix are compared: about ten seconds.
 _MOST_COMPARED = 2**31
-# The most terms of marginals that one kernel adds up. Longer sums hide the start of a kernel each.
+# The most terms that one kernel adds up for all marginals. In longer sums, starting a kernel for
+# each marginal takes little of the time.
 _MOST_AT_ONCE = 2**20
 
 
@@ -231,12 +232,12 @@ def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ..
 def _summed_at_once(
     table: jax.Array, sizes: Mapping[str, int], chosen: Sequence[tuple[str, ...]]
 ) -> jax.Array:
-    """The marginals of a flat table, one after the other: those of one size are one sum."""
+    """All marginals of a flat table, concatenated. Marginals of equal size share one sum."""
     upward = np.cumprod([1, *list(sizes.values())[:0:-1]])
     strides = dict(zip(sizes, map(int, upward[::-1]), strict=True))
 
     def places(names: Iterable[str]) -> np.ndarray:
-        """Where the combinations of some attributes are, with all others at 0."""
+        """The flat indices of the combinations of some attributes, with all others at 0."""
         axes = (strides[name] * np.arange(sizes[name], dtype=np.int32) for name in names)
         return functools.reduce(np.add.outer, axes, np.zeros((), np.int32)).ravel()
 

@@ -1,4 +1,4 @@
-"""Public intervals that private numbers are clamped to."""
+"""Public intervals and balls, into which private records are moved."""
 
 from collections.abc import Sequence
 
@@ -35,8 +35,8 @@ def middle_and_half(low: float, high: float) -> tuple[float, float]:
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     """Numbers as floats in [lower, upper]; NaN counts as lower.
 
-    The ends are rounded inward to the dtype. Rounded to nearest, they could span more than
-    upper - lower, and a bound that was computed from these two numbers would be wrong.
+    The ends are rounded inward to the dtype. If they were rounded to nearest, they could span more
+    than upper - lower, and a bound computed from these two numbers would be wrong.
     """
     numbers = comparable(x)
     low, high = _round_inward(lower, upper, numbers.dtype)
@@ -51,7 +51,7 @@ def clip_and_replace_nan(
 
 
 def comparable(numbers: jax.Array) -> jax.Array:
-    """Numbers as normal floats, which compare alike on every thread and device."""
+    """Numbers as floats without subnormals, which compare alike on every thread and device."""
     return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
 
 
@@ -102,7 +102,8 @@ def into_unit_ball(x: jax.Array) -> jax.Array:
 
     Lengths are rounded up, so no result is longer than 1. Results are float32 or wider.
     """
-    # Large enough for any feature, and its square is finite: infinity over infinity would be NaN.
+    # This is large enough for any feature, and its square is finite. Infinite features would give
+    # infinity over infinity.
     x = clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), -1e15, 1e15)
     length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
     margin = 1 + (x.shape[-1] + 8) * float(np.finfo(x.dtype).eps)

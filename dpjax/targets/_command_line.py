@@ -1,6 +1,7 @@
-"""What a program prints, read as it comes: memory holds what was expected, whatever is printed.
+"""Targets that are command-line programs.
 
-How much a program prints may depend on private records. So must not the memory that it takes here.
+How much a program prints may depend on private records. So its output is read in pieces, and memory
+holds no more than the numbers that were expected.
 """
 
 import contextlib
@@ -32,21 +33,21 @@ from dpjax.targets._host import host_target, spec_of
 _LONGEST_WORD = 1024
 _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
-_NAP = 0.05  # For a program that has ended, while another one holds its pipes.
+_NAP = 0.05  # Seconds between two looks whether the program has ended.
 Process = subprocess.Popen[bytes]
 
 
 class NumbersRead:
-    """Numbers that are printed in some order, separated by commas or white space."""
+    """Numbers from the output of a program, separated by commas or white space."""
 
     def __init__(self, kinds: Sequence[type[int] | type[float]]):
-        """Expects as many numbers as there are kinds."""
+        """Expects one number of each kind, in this order."""
         self._kinds = kinds
         self._rest = b""
         self._numbers = list[int | float]()
 
     def take(self, piece: bytes) -> None:
-        """Reads on; raises where something else is printed, or more."""
+        """Reads the next piece; raises if it holds anything but numbers, or too many of them."""
         text = self._rest + piece.replace(b",", b" ")
         *words, self._rest = (
             [b"", *text.split()] if not text[-1:].isspace() else [*text.split(), b""]
@@ -78,17 +79,17 @@ def converse(
     *,
     timeout: float,
 ) -> str:
-    """Tells a program its input, and hands over what it prints until it ends.
+    """Writes the input of a program, and passes on its output until it ends.
 
     Args:
         process: with pipes, unbuffered.
-        told: its input, of which it need not read anything.
-        take: is given what it prints; raises to hear no more.
-        end: ends what the program has started and left behind, which may hold its pipes.
+        told: the input, which the program need not read.
+        take: takes each piece of the output; raises to end the conversation.
+        end: kills all that the program has started, which may hold its pipes open.
         timeout: in seconds.
 
     Returns:
-        The end of its complaints.
+        The end of its standard error.
 
     Raises:
         TimeoutError: if it takes longer.
@@ -284,7 +285,7 @@ def _csv(database: Database) -> str:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """One row for each record, in the shortest digits that are read back as the same number."""
+    """One row for each record. Each number has the fewest digits that read back as itself."""
     numbers = array.astype(int) if array.dtype == bool else array
     if not np.issubdtype(numbers.dtype, np.number):
         numbers = numbers.astype(np.float32)  # NumPy does not print bfloat16 and the like.
@@ -297,6 +298,6 @@ def _kind(spec: jax.ShapeDtypeStruct) -> type[int] | type[float]:
 
 
 def _next_numbers(numbers: Iterator[int | float], spec: jax.ShapeDtypeStruct) -> np.ndarray:
-    """One array of the output, of the numbers that are left."""
+    """The next array of the output."""
     own = list(itertools.islice(numbers, spec.size))
     return np.array(own, bool if spec.dtype == bool else None).reshape(spec.shape)

@@ -293,7 +293,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
-@jax.jit  # Which JAX traces once, and not at every call that traces the target.
+@jax.jit  # JAX keeps its trace, so that targets are traced faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sorted x, and each gap below one times its least y; the first x has no gap, and weighs 0."""
     # On a CPU, XLA sorts integers six times faster than floats with a payload. So the bits of x are

@@ -1,4 +1,4 @@
-"""Mehrotra's interior point method for sums of hinges, with a fixed number of steps."""
+"""The linear support vector machine, by Mehrotra's interior point method."""
 
 import functools
 from fractions import Fraction
@@ -18,8 +18,8 @@ from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
-# How near a step may come to the boundary, as a share of the way. Nearer, the divisors of the next
-# step would lose their digits; farther, more steps would be needed.
+# How far a step may go toward the boundary, as a share of the way. A larger share would cost the
+# divisors of the next step their digits. A smaller one would take more steps.
 _STRIDE = 0.99
 # The complementary products to aim for, divided by the cap. A product is of a slope and a distance,
 # so this bounds the error of a margin. In float32 it is a tenth of eps. In float64 that would be
@@ -29,7 +29,7 @@ _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
 # 1. At a gap of 16 cap^2 eps it adds 1 / (128 eps). So the Cholesky factor has seven bits left for
 # longer records, and for more of them.
 _GAP_PER_CAP_IN_UNITS = 16
-# A relative amount added to the diagonal. It covers the rounding of its sums, so no pivot is
+# This relative amount is added to the diagonal. It covers the rounding of its sums, so no pivot is
 # negative. It changes the path but not the end, because residuals are computed without it.
 _JITTER_IN_UNITS = 8
 

@@ -3,9 +3,9 @@
 An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||w - w*|| is at most
 ||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
 
-Fast solvers get there, but nobody has proven that in floats, and no private gradient may decide
-about a release. So a walk follows, of at most K steps along the gradient, and usually of none. It
-takes any point to the minimizer. docs/proofs/learners.md has the proof.
+Fast solvers usually get there, but nobody has proven it in floats. And a private gradient must not
+decide whether a release happens. So a walk of at most K steps along the gradient follows, usually of
+none. It takes any point to the minimizer. docs/proofs/learners.md has the proof.
 """
 
 import math
@@ -23,11 +23,11 @@ from dpjax._core._values import Scalar
 from dpjax.targets._bounds import unit
 from dpjax.targets._clamping import check_known
 
-# Lambda must be large against the rounding of a Hessian and its factorization. And weights of about
-# 1 / lambda must be far above the least float.
+# Lambda must be large against the rounding errors of a Hessian and its factorization. Weights of
+# about 1 / lambda must be far above the least float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
-# The walk ends at a computed gradient of this length, in bounds on the gradient's rounding. Solvers
-# get below it: rounding w, the step and the gradient leaves three.
+# The walk ends if the computed gradient is at most so many times as long as its rounding error.
+# Solvers get below that: rounding the weights, the step and the gradient leaves three.
 GRADIENTS_IN_ERRORS = 4
 Number = TypeVar("Number", float, Fraction)
 
@@ -49,7 +49,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """The nearest point of the ball around 0, no farther from its points than w; 0 for NaN."""
+    """Projects w onto the ball around 0, which takes it away from no point of the ball; 0 for NaN."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
@@ -76,7 +76,7 @@ def walk_plan(
 
     Args:
         strength: lambda.
-        curvature: of the loss without the ridge, along a unit vector, at most.
+        curvature: the largest curvature of the loss without the ridge, along a unit vector.
         radius: of a ball that holds the minimizer.
         gradient_error: e, a bound on the rounding of a gradient in the ball.
     """
@@ -94,7 +94,7 @@ def walk_error(
         strength: lambda.
         curvature: as for `walk_plan`.
         gradient_error: e, as for `walk_plan`.
-        rounding: u, of a step: its quotient, sum, and the way into the ball.
+        rounding: u, the rounding of a step: of its quotient, its sum and the projection.
     """
     certified = (1 + GRADIENTS_IN_ERRORS) * gradient_error
     walked = 2 * gradient_error + (strength + curvature) * rounding
@@ -133,7 +133,7 @@ def walk_to_minimizer(
     return lax.while_loop(unsolved, walk, state)[0]
 
 
-# Below this size elimination row by row is faster than splitting further.
+# Up to this size, elimination row by row is faster than splitting.
 _ELIMINATED = 16
 
 
@@ -147,7 +147,7 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
     """The inverse W of the lower Cholesky factor: W matrix W' = I, so W'W is the inverse."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
-    # For a TPU, XLA compiles the halves of 65 rows for 84 seconds, and their elimination for one.
+    # For a TPU, XLA compiles 65 rows in 84 seconds if they are split, and in one second otherwise.
     return lax.platform_dependent(matrix, tpu=_eliminate, default=_split)
 
 
