@@ -68,9 +68,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
         records = for_functions(records)
-        # Under `vmap`, XLA computes the last rows by other instructions, so a record may get another
-        # float there. If a record is removed, all later records move to other slots, and the count
-        # could change by 2.
+        # Under `vmap`, XLA computes the last rows by other instructions, which may round otherwise.
+        # If a record is removed, all later records move to other slots. Then the count could change
+        # by 2.
         checked, program = check_lanes("predicate", predicate, records)
         if is_exact(program):
             return _count_true(

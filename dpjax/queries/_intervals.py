@@ -6,7 +6,7 @@ that hold at once with the given confidence.
 
 A parametric bootstrap simulates the others. The released sums take the place of the truth, and
 draws of the noise show how far a statistic of noisy sums is from the statistic of the sums. This is
-right where the statistic is nearly linear over the range of the noise. The statistics here come from
+right where the statistic is nearly linear over the range of the noise. These statistics come from
 eigenvectors of a noisy matrix, so the noise must be small against the gaps between eigenvalues.
 Elsewhere a statistic states by itself how far off it may be.
 """
@@ -156,8 +156,8 @@ class Statistic(NamedTuple):
 
 
 STATISTICS: dict[str, Statistic] = {}
-# Draws show how far eigenvectors are off if the gap of their eigenvalues is so many times the error.
-# By Weyl's inequality, eigenvalues that tie in truth are never so far apart.
+# Draws show how far eigenvectors are off if the gap of their eigenvalues is so many times the
+# error. By Weyl's inequality, eigenvalues that tie in truth are never so far apart.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995

@@ -94,7 +94,7 @@ class IntegerQuery(KnownSensitivity):
     def _in_norm(self, reach: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         if norm != _RANGE:
             return reach(norm, relation)
-        # If every number rises by 0 to r, differences change by at most r. Otherwise one number may
+        # If every number rises by 0 to r, the range of the change is at most r. Otherwise one may
         # rise by r while another falls by r.
         added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         return reach("linf", relation) * (1 if added and self.one_way else 2)

@@ -4,7 +4,7 @@ An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||
 ||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
 
 Fast solvers usually get there, but nobody has proven it in floats. And a private gradient must not
-decide whether a release happens. So a walk of at most K steps along the gradient follows, usually of
+decide whether a release happens. So a walk along the gradient follows: at most K steps, and usually
 none. It takes any point to the minimizer. docs/proofs/learners.md has the proof.
 """
 
@@ -49,7 +49,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto the ball around 0, which takes it away from no point of the ball; 0 for NaN."""
+    """Projects w onto the ball around 0, which takes it farther from no point of it; 0 for NaN."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
