@@ -24,7 +24,7 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
 
 LARGEST_TOTAL_BITS = 30
-# A record has at most so many bits in units of the coarse grid, so noise of 2^14 sensitivities fits.
+# The bits of the largest record on the coarse grid: noise of 2^14 sensitivities fits.
 _MOST_BITS = 16
 _LARGEST = 2**31 - 2
 # So many digits of 10 bits add up in int32 without wrapping.
