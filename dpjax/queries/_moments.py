@@ -416,7 +416,7 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Components of variances that nearly tie may point anywhere; the variances err by the error."""
+    """Components of variances that nearly tie may point anywhere; variances err by the error."""
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)
     nearest = np.minimum(np.append(far, -gaps, axis=-1), np.append(-gaps, far, axis=-1))
