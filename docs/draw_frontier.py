@@ -51,7 +51,7 @@ def regression(ax):
         jax.random.key(0),
         fit,
         {"x": jnp.ones((SIZE, 2)), "y": jnp.ones(SIZE)},
-        bounds={"x": dpjax.auditing.Ball(1.0), "y": (0, 1)},
+        bounds={"x": dpjax.proving.Ball(1.0), "y": (0, 1)},
         norm="l2",
         steps=1000,
     )

@@ -10,7 +10,7 @@ Three functions check a mechanism, and differ in what they see and in what they 
   report, or raises on the first failed check. It is for mechanisms that you write for dpjax.
 """
 
-from dpjax.auditing._adversarial_pair import AdversarialPair, Ball, adversarial_pair
+from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
 from dpjax.auditing._audit import AuditResult, audit, audit_curve
 from dpjax.auditing._conformance import ConformanceReport, check_conformance
 from dpjax.auditing._events import Event
@@ -20,7 +20,6 @@ from dpjax.auditing._verify import verify
 __all__ = [
     "AdversarialPair",
     "AuditResult",
-    "Ball",
     "ConformanceReport",
     "Event",
     "adversarial_pair",

@@ -1,4 +1,4 @@
-"""How far one record moves a target: proved, attacked and sampled, in one table."""
+"""How far one record moves a target: the proved, attacked and sampled distance in one table."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from dpjax._core._proof import Ball, Categories, RecordBounds
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
-from dpjax.auditing._adversarial_pair import Ball as SearchedBall
 from dpjax.proving._prove_sensitivity import (
     NoProofError,
     ProvedNorm,
@@ -24,14 +23,14 @@ from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SensitivityReport:
-    """What a proof, a search and samples say of one sensitivity; it prints as a table.
+    """One sensitivity by a proof, by a search and by samples; it prints as a table.
 
     Attributes:
-        norm: how distances were measured.
-        proved: the sensitivity that is proved; None where there is no proof.
+        norm: of distances.
+        proved: the proved sensitivity; None without a proof.
         adversarial: two neighbors that are far apart.
-        sampled: the estimates by gamma; None without an oracle, or where sampling was refused.
-        refusals: why a line of the table has no number, by its name, with a remedy.
+        sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
+        refusals: by the name of a line without a number, the reason and a remedy.
 
     Formal guarantees:
         Those of `dpjax.sensitivity_report`, which makes it.
@@ -72,8 +71,9 @@ def sensitivity_report(
 ) -> SensitivityReport:
     """Compares the proved sensitivity of a target with attacked and sampled ones.
 
-    All are of the target of clamped records, which is what a release by a proof computes. The share
-    of an estimate says what its gamma buys: noise falls by as much.
+    All three are sensitivities of the target of clamped records, which a release with a proved
+    sensitivity computes. The last column is the share of the proved number. Noise falls to this
+    share of the proved mechanism's noise, for the gamma beside it.
 
     Args:
         key: a typed key.
@@ -87,17 +87,17 @@ def sensitivity_report(
         restarts: of the search.
 
     Returns:
-        A `SensitivityReport`, which prints as a table. Where there is no proof, or sampling is
-        refused, a line below the table says why and names a remedy.
+        A `SensitivityReport`, which prints as a table. If there is no proof, or sampling is
+        refused, a line below the table gives the reason and a remedy.
 
     Raises:
         TypeError: if an argument is of the wrong kind.
         ValueError: if bounds, norm or gammas are invalid, or no record moves the value.
 
     Formal guarantees:
-        The proved number is at least the true sensitivity, and the adversarial one at most. An
-        estimate at gamma is that of `dpjax.sample_sensitivity`, and holds for a gamma that was
-        chosen before the table was looked at. So estimates are plain numbers here. Nothing private
+        The proved number is an upper bound on the true sensitivity, and the adversarial one a lower
+        bound. An estimate at gamma has the guarantee of `dpjax.sample_sensitivity` only if gamma
+        was chosen before looking at the table. So estimates are plain numbers here. Nothing private
         goes in. Estimates include the resolution of the arithmetic, and a search may miss the
         farthest pair, so a sampled number may lie slightly above the adversarial one.
 
@@ -145,12 +145,12 @@ def sensitivity_report(
 
 
 def _searched(public: RecordBounds, specs: Database) -> PyTree:
-    """Bounds that the search knows; the clamp takes its points to the bounds of the proof."""
+    """Bounds in the form of the search: categories become intervals, which the target clamps."""
     leaves, structure = jax.tree.flatten(specs)
     found: list[object] = []
     for bound, leaf in zip(public.leaves, leaves, strict=True):
         if isinstance(bound, Ball):
-            found.append(SearchedBall(bound.radius))
+            found.append(bound)
             continue
         ends = (
             (min(bound.values), max(bound.values))
