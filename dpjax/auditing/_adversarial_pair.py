@@ -340,7 +340,7 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
-    """A pair of random records, of extremes, of two kinds of records, or of one kind and another."""
+    """A pair of random records, extremes, two kinds of records, or one kind and another."""
     choices, uniforms = _uniforms(search, key, choices=2, sets=2)
     place, kind = (choices * jnp.array([search.n, 4.0])).astype(int)
     arrays: list[jax.Array] = []

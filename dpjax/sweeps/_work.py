@@ -4,7 +4,7 @@ import contextlib
 import functools
 import random
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -21,65 +21,164 @@ from dpjax.sweeps._axes import Axis, cell_keys
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store
 
-# Takes the cells of a chunk, and their values.
-Keep = Callable[[np.ndarray, list[np.ndarray]], None]
-# Takes the cells of a chunk, and says whether this process shall compute them.
-Claim = Callable[[np.ndarray], bool]
+_PAUSE = 0.2  # Seconds between looks for the chunks of other processes.
 
 
-def compute(
-    key: Key,
-    part: Part,
-    chunks: Sequence[np.ndarray],
-    *,
-    axes: Sequence[Axis],
-    repeats: int,
-    size: int,
-    devices: tuple[Device | None, ...],
-    claim: Claim,
-    keep: Keep,
-) -> None:
-    """Computes the chunks of a part that it can claim, one on every device at a time.
+class Work:
+    """The cells of all parts, and their values as far as they are known.
 
-    A chunk is padded to full size with its own cells, so all chunks run the same program, and the
-    bits of one do not depend on the others.
+    Attributes:
+        values: for each output the values of all cells.
+        there: for each cell of each part, whether its values are known.
+        computed: the number of cells that this process has computed.
     """
-    if not chunks:
-        return
-    layout = Layout(devices, len(chunks) * size, size)
-    key = placed(key, layout)
-    shape = [len(axis) for axis in axes]
 
-    def claimed() -> Iterator[list[int | None]]:
-        for step in layout.steps():
-            mine = [c if c is not None and claim(chunks[c]) else None for c in step]
-            if any(c is not None for c in mine):
-                yield mine
+    def __init__(
+        self,
+        key: Key,
+        parts: Sequence[Part],
+        axes: Sequence[Axis],
+        repeats: int,
+        devices: tuple[Device | None, ...],
+        store: Store | None,
+    ) -> None:
+        shape = len(parts), len(parts[0])
+        self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
+        self.there = np.zeros(shape, bool)
+        self.computed = 0
+        self._key, self._parts, self._axes, self._repeats = key, parts, axes, repeats
+        self._devices, self._store = devices, store
 
-    def start(step: list[int | None]) -> tuple[list[np.ndarray], list[jax.Array]]:
-        of_chunks = [chunks[0][:0] if c is None else chunks[c] for c in step]
-        padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in of_chunks])
-        places = np.unravel_index(padded // repeats, shape) if shape else ()
-        values = {a.name: a.values_at(place) for a, place in zip(axes, places, strict=True)}
-        mesh = row_of(layout.local.values())
-        with within(mesh):
-            words = part.words[padded]
-            out = _run_chunk(key, words, values, cut=part.cut, mesh=mesh)
-        return of_chunks, out
+    def begin(self, shared: Json, chunk_size: int | None) -> None:
+        """Cuts the missing cells into chunks. `shared` is what the runs of all parts share."""
+        store = self._store
+        self._sizes: list[int] = []
+        self._runs: list[Json] = []
+        with contextlib.nullcontext() if store is None else store.agreement():
+            for part in self._parts:
+                known = None if store is None else store.chunk_size(part.fingerprint)
+                size = chunk_size or known or part.default_chunk_size(self._devices[0])
+                run = {**shared, "function": part.program.fingerprint, "chunk size": size}
+                self._sizes.append(size)
+                self._runs.append(run)
+            if store is not None:
+                self._read(store)
+        # Chunks are consecutive missing cells, so processes that start together cut alike.
+        self._chunks: list[list[np.ndarray]] = []
+        for size, there in zip(self._sizes, self.there, strict=True):
+            missing = np.flatnonzero(~there)
+            self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
+        self._order = list(range(len(self._parts)))
+        if store is not None:
+            # Processes start in different places, so they rarely repeat each other's work.
+            for ordered in (self._order, *self._chunks):
+                random.Random().shuffle(ordered)
 
-    def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
-        of_chunks, out = started
-        for array in out:
-            wait_for(array, (part.program,), devices[0])
-        values = [
-            np.asarray(array).reshape(len(of_chunks), size, *array.shape[1:]) for array in out
-        ]
-        for i, of_chunk in enumerate(of_chunks):
-            if len(of_chunk):
-                keep(of_chunk, [array[i, : len(of_chunk)] for array in values])
+    def _read(self, store: Store) -> None:
+        """Reads the cells on disk, and announces what this process will compute."""
+        runs = {part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)}
+        store.check(runs, {part.fingerprint: part.name for part in self._parts})
+        for i, part in enumerate(self._parts):
+            store.say(part.fingerprint, self._runs[i])
+            values = [array[i] for array in self.values]
+            self.there[i] = store.found(part.fingerprint, part.words, values)
 
-    with host_errors():
-        run_in_flight(claimed(), start, finish, programs=(part.program,), device=devices[0])
+    def finish(self, *, progress: bool) -> None:
+        """Computes the chunks that no other process has, and waits for the others."""
+        done, plan = int(self.there.sum()), self._plan()
+        with (
+            saying_what_is_kept(self._what_is_kept),
+            counting("cells", self.there.size, done=done, shown=progress, plan=plan) as self._count,
+        ):
+            while not self.there.all():
+                for i in self._order:
+                    if chunks := self._missing(i):
+                        self._compute(i, chunks)
+                if self._store is not None and not self.there.all():
+                    self._gather(self._store)
+
+    def _compute(self, i: int, chunks: list[np.ndarray]) -> None:
+        """Computes the chunks of a part that it can claim, one on every device at a time.
+
+        A chunk is padded to full size with its own cells, so all chunks run the same program, and
+        the bits of one do not depend on the others.
+        """
+        part, size, store = self._parts[i], self._sizes[i], self._store
+        layout = Layout(self._devices, len(chunks) * size, size)
+        key = placed(self._key, layout)
+        shape = [len(axis) for axis in self._axes]
+        nothing = chunks[0][:0]
+
+        def claimed() -> Iterator[list[np.ndarray]]:
+            """For each step the chunk of every device; an empty one if another process has it."""
+            for step in layout.steps():
+                mine = [nothing if c is None else chunks[c] for c in step]
+                if store is not None:
+                    mine = [
+                        x if len(x) and store.claim(part.fingerprint, part.words[x]) else nothing
+                        for x in mine
+                    ]
+                if any(map(len, mine)):
+                    yield mine
+
+        def start(step: list[np.ndarray]) -> tuple[list[np.ndarray], list[jax.Array]]:
+            padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in step])
+            places = np.unravel_index(padded // self._repeats, shape) if shape else ()
+            values = {a.name: a.values_at(x) for a, x in zip(self._axes, places, strict=True)}
+            mesh = row_of(layout.local.values())
+            with within(mesh):
+                return step, _run_chunk(key, part.words[padded], values, cut=part.cut, mesh=mesh)
+
+        def finish(started: tuple[list[np.ndarray], list[jax.Array]]) -> None:
+            step, out = started
+            for array in out:
+                wait_for(array, (part.program,), self._devices[0])
+            values = [np.asarray(x).reshape(len(step), size, *x.shape[1:]) for x in out]
+            for place, cells in enumerate(step):
+                if len(cells):
+                    of_chunk = [array[place, : len(cells)] for array in values]
+                    if store is not None:  # On disk before anything else.
+                        store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
+                    self.computed += len(cells)
+                    self._keep(i, cells, of_chunk)
+
+        device = self._devices[0]
+        with host_errors():
+            run_in_flight(claimed(), start, finish, programs=(part.program,), device=device)
+
+    def _gather(self, store: Store) -> None:
+        """Reads chunks that other processes have computed; pauses if there are none."""
+        before = self.there.sum()
+        for i, part in enumerate(self._parts):
+            for cells in self._missing(i):
+                values = store.read(part.fingerprint, self._runs[i], part.words[cells])
+                if values is not None:
+                    self._keep(i, cells, values)
+        if self.there.sum() == before:
+            time.sleep(_PAUSE)
+
+    def _missing(self, i: int) -> list[np.ndarray]:
+        return [cells for cells in self._chunks[i] if not self.there[i, cells].all()]
+
+    def _keep(self, i: int, cells: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        for array, of_chunk in zip(self.values, values, strict=True):
+            array[i, cells] = of_chunk
+        self.there[i, cells] = True
+        self._count(len(cells))
+
+    def _plan(self) -> str:
+        """A line about the cells that will be computed."""
+        cells, known = f"{self.there.size:,} cells", f"{self.there.sum():,}"
+        kept = "" if self._store is None else f" ({known} of them found in {self._store.path})"
+        sizes = " or ".join(f"{size:,}" for size in sorted(set(self._sizes)))
+        choices = f"{len(self._parts):,} choice" + "s" * (len(self._parts) > 1)
+        return f"sweep: {choices} of static parameters, {cells}{kept}, {sizes} at a time"
+
+    def _what_is_kept(self) -> str:
+        if self._store is None:
+            return "no cell is kept: given path=PATH, the same call goes on where it was"
+        kept = f"{self.there.sum()} of {self.there.size} cells are kept in {self._store.path}"
+        return f"{kept}: the same call goes on there"
 
 
 def _run_chunk(
@@ -125,142 +224,3 @@ def _compiled_rest(
         return jax.tree.leaves(jax.vmap(program)(keys, values, *drawn))
 
     return on_every(mesh, chunk, (SPREAD, SPREAD, SPREAD))(keys, values, drawn)
-
-
-_PAUSE = 0.2  # Seconds between looks for the chunks of other processes.
-
-
-class Work:
-    """The cells of all parts, and what is known of them.
-
-    Attributes:
-        values: for each output the values of all cells.
-        there: for each cell of each part, whether its values are known.
-        computed: the number of cells that this process has computed.
-    """
-
-    def __init__(
-        self,
-        key: Key,
-        parts: Sequence[Part],
-        axes: Sequence[Axis],
-        repeats: int,
-        devices: tuple[Device | None, ...],
-        store: Store | None,
-    ) -> None:
-        shape = len(parts), len(parts[0])
-        self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
-        self.there = np.zeros(shape, bool)
-        self.computed = 0
-        self._key, self._parts, self._axes, self._repeats = key, parts, axes, repeats
-        self._devices, self._store = devices, store
-
-    def begin(self, shared: Json, chunk_size: int | None) -> None:
-        """Cuts the missing cells into chunks. `shared` is what the runs of all parts agree on."""
-        store = self._store
-        self._sizes: list[int] = []
-        self._runs: list[Json] = []
-        with contextlib.nullcontext() if store is None else store.agreement():
-            for part in self._parts:
-                known = None if store is None else store.chunk_size(part.fingerprint)
-                size = chunk_size or known or part.default_chunk_size(self._devices[0])
-                run = {**shared, "function": part.program.fingerprint, "chunk size": size}
-                self._sizes.append(size)
-                self._runs.append(run)
-            if store is not None:
-                self._read(store)
-        # Into consecutive cells: all who share the work cut alike, whatever is done by now.
-        self._chunks: list[list[np.ndarray]] = []
-        for size, there in zip(self._sizes, self.there, strict=True):
-            missing = np.flatnonzero(~there)
-            self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
-        self._order = list(range(len(self._parts)))
-        if store is not None:
-            # Each process goes its own way: it seldom compiles and computes what others do.
-            for ordered in (self._order, *self._chunks):
-                random.Random().shuffle(ordered)
-
-    def _read(self, store: Store) -> None:
-        """Reads the cells on disk, and says what this process will compute."""
-        runs = {part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)}
-        store.check(runs, {part.fingerprint: part.name for part in self._parts})
-        for i, part in enumerate(self._parts):
-            store.say(part.fingerprint, self._runs[i])
-            values = [array[i] for array in self.values]
-            self.there[i] = store.found(part.fingerprint, part.words, values)
-
-    def finish(self, *, progress: bool) -> None:
-        """Computes chunks that no other process has, and waits for those of others."""
-        with (
-            saying_what_is_kept(self._what_is_kept),
-            counting(
-                "cells",
-                self.there.size,
-                done=int(self.there.sum()),
-                shown=progress,
-                plan=self._plan(),
-            ) as self._count,
-        ):
-            while not self.there.all():
-                for i in self._order:
-                    self._compute(i)
-                if self._store is not None and not self.there.all():
-                    self._gather(self._store)
-
-    def _compute(self, i: int) -> None:
-        part, run, store = self._parts[i], self._runs[i], self._store
-
-        def claim(cells: np.ndarray) -> bool:
-            return store is None or store.claim(part.fingerprint, part.words[cells])
-
-        def keep(cells: np.ndarray, values: Sequence[np.ndarray]) -> None:
-            if store is not None:  # On disk before anything else.
-                store.add(part.fingerprint, run, part.words[cells], values)
-            self.computed += len(cells)
-            self._keep(i, cells, values)
-
-        compute(
-            self._key,
-            part,
-            self._missing(i),
-            axes=self._axes,
-            repeats=self._repeats,
-            size=self._sizes[i],
-            devices=self._devices,
-            claim=claim,
-            keep=keep,
-        )
-
-    def _gather(self, store: Store) -> None:
-        """Reads chunks that other processes have computed; pauses if there is none."""
-        before = self.there.sum()
-        for i, part in enumerate(self._parts):
-            for cells in self._missing(i):
-                values = store.read(part.fingerprint, self._runs[i], part.words[cells])
-                if values is not None:
-                    self._keep(i, cells, values)
-        if self.there.sum() == before:
-            time.sleep(_PAUSE)
-
-    def _missing(self, i: int) -> list[np.ndarray]:
-        return [cells for cells in self._chunks[i] if not self.there[i, cells].all()]
-
-    def _keep(self, i: int, cells: np.ndarray, values: Sequence[np.ndarray]) -> None:
-        for array, of_chunk in zip(self.values, values, strict=True):
-            array[i, cells] = of_chunk
-        self.there[i, cells] = True
-        self._count(len(cells))
-
-    def _plan(self) -> str:
-        """A line that says what is about to be done."""
-        cells, known = f"{self.there.size:,} cells", f"{self.there.sum():,}"
-        kept = "" if self._store is None else f" ({known} of them found in {self._store.path})"
-        sizes = " or ".join(f"{size:,}" for size in sorted(set(self._sizes)))
-        choices = f"{len(self._parts):,} choice" + "s" * (len(self._parts) > 1)
-        return f"sweep: {choices} of static parameters, {cells}{kept}, {sizes} at a time"
-
-    def _what_is_kept(self) -> str:
-        if self._store is None:
-            return "no cell is kept: given path=PATH, the same call goes on where it was"
-        kept = f"{self.there.sum()} of {self.there.size} cells are kept in {self._store.path}"
-        return f"{kept}: the same call goes on there"
