@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
@@ -22,8 +23,8 @@ from dpjax.random._facade import check_sampling_key
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
     """128 bits for a parameter and its value, equal for values that are equal to the function.
 
-    A number counts as JAX holds it, for any dtype: 1, 1.0 and float32's 1 are one value, and so are
-    0.0 and -0.0. A function or a member of an enumeration counts by its name.
+    Numbers count as JAX holds them, in any dtype: 1, 1.0 and float32's 1 are one value, and so are
+    0.0 and -0.0. Functions and members of enumerations count by their names.
     """
 
     def is_none(node: object) -> bool:
@@ -105,7 +106,7 @@ def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
 
 
 def name_of_path(path: tuple[object, ...]) -> str:
-    """Joins keys and attributes; "value" stands for an array without a name."""
+    """Joins keys and attributes by "_"; an array without a name is "value"."""
     named = (jax.tree_util.DictKey, jax.tree_util.GetAttrKey)
     start = () if path and isinstance(path[0], named) else ("value",)
     parts = (jax.tree_util.keystr((key,), simple=True) for key in path)
@@ -136,12 +137,15 @@ class Axis:
 
     def values_at(self, places: np.ndarray) -> PyTree:
         """The values at some places of a traced axis."""
-        leaves, structure = jax.tree.flatten(self.values)
-        return jax.tree.unflatten(structure, [leaf[places] for leaf in leaves])
+        return jax.tree.map(operator.itemgetter(places), self.values)
 
     def spec_of_value(self) -> PyTree:
         """Shapes and dtypes of one value of a traced axis."""
-        return jax.tree.map(_spec_of_row, self.values)
+
+        def of_row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+
+        return jax.tree.map(of_row, self.values)
 
 
 def axes_of(
@@ -165,10 +169,6 @@ def axes_of(
     return traced_axes, static_axes
 
 
-def _spec_of_row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-
 def _traced(name: str, values: PyTree) -> Axis:
     if _is_list_of_numbers(values):
         values = np.array(values)
@@ -180,25 +180,22 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must be a list of numbers, or arrays whose first axis is that of values, got"
             f" {_checks.shown(values)}; give other choices as static"
         )
-    sizes = {np.shape(leaf)[0] for leaf in leaves}
-    if len(sizes) > 1 or 0 in sizes:
+    size, *others = {np.shape(leaf)[0] for leaf in leaves}
+    if others or size == 0:
         raise ValueError(
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
-    (size,) = sizes
-    held = [_without_sign_of_zero(name, leaf) for leaf in leaves]
+    tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
-        fingerprint_of_value(name, jax.tree.unflatten(structure, [leaf[i] for leaf in held]))
-        for i in range(size)
+        fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
     ]
     _refuse_equals(name, fingerprints, list(range(size)))
-    tree = jax.tree.unflatten(structure, held)
     return Axis(name, tree, _coordinates(name, values, size), fingerprints)
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Numbers as JAX holds them. -0.0 becomes 0.0: a folder that holds one serves the other."""
+    """Numbers as JAX holds them. -0.0 becomes 0.0, so that one stored chunk serves both."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -212,23 +209,16 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
     """The given numbers; for trees an index, and the numbers in each tree."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(values)
-    numbers = [
-        (f"{name}_{name_of_path(path)}" if path else name, _indexable(leaf))
-        for path, leaf in paths
-        if np.ndim(leaf) == 1
-    ]
-    coordinates = dict(numbers)
-    if len(coordinates) < len(numbers):
-        raise ValueError(
-            f"{name} must give its numbers distinct names, got"
-            f" {', '.join(coordinate for coordinate, _ in numbers)}"
-        )
-    return {name: np.arange(size), **coordinates}
+    paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
+    names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{name} must give its numbers distinct names, got {', '.join(names)}")
+    numbers = (_indexable(leaf) for _, leaf in paths)
+    return {name: np.arange(size), **dict(zip(names, numbers, strict=True))}
 
 
 def _indexable(leaf: ArrayLike | list[object]) -> np.ndarray:
-    """An array of a dtype that tables can look up and files can hold."""
+    """An array of a dtype that xarray can index and files can store."""
     array = np.asarray(leaf)
     if array.dtype.kind in "biuf" and array.dtype != np.float16:
         return array
@@ -255,12 +245,10 @@ def _static(name: str, values: PyTree) -> Axis:
 
 
 def _label(name: str, value: PyTree) -> object:
-    """A value itself if it can be a coordinate, or its name."""
-    if value is None or isinstance(value, (str, np.generic)):
-        return value
+    """The value itself if it can be a coordinate; otherwise its name."""
     if (label := name_of(value)) is not None and label != "<lambda>":
         return label
-    if isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, (str, np.generic, bool, int, float)):
         return value
     if isinstance(value, tuple):
         return tuple(_label(name, item) for item in value)
@@ -289,7 +277,6 @@ def _refuse_equals(name: str, identities: Sequence[bytes | str], labels: Sequenc
         first[identity] = label
 
 
-WORDS = 5  # Four for the coordinates of a cell, one for its repeat.
 MOST_REPEATS = 2**32 - 1
 
 
@@ -298,8 +285,8 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
 
     Args:
         key: of the sweep.
-        coordinates: the value of every parameter, traced and static, by name. If a static parameter
-            was given as a dict, use the name of the value.
+        coordinates: the value of every parameter, traced and static, by name. For a static
+            parameter that was given as a dict, use the name of the value.
         repeat: the number of the repeat, from 0.
 
     Returns:
@@ -310,8 +297,8 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
         ValueError: if the repeat is out of range, or a value is NaN.
 
     Formal guarantees:
-        A hash of 128 bits of names and values is folded into the key, and then the repeat. Distinct
-        cells have distinct keys, up to collisions among 128 bits, or among the 64 bits of a
+        A hash of names and values, of 128 bits, is folded into the key, and then the repeat.
+        Distinct cells have distinct keys, up to collisions of 128 bits, or of the 64 bits of a
         threefry2x32 key.
 
     Source:

@@ -20,8 +20,8 @@ from dpjax.random._facade import forwards_key, generates_words
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# Larger draws stay where they are used, and take no memory of their own. Programs of more draws
-# stay whole: hundreds of small programs compile for longer.
+# Larger draws stay where they are used, and need no memory of their own. Programs with more draws
+# stay whole, because hundreds of small programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
@@ -38,7 +38,7 @@ class Cut(NamedTuple):
 
 
 class _Value:
-    """Something that a program computes or is given."""
+    """An input, a constant or a result of a program."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,11 @@ class _Step:
 
 
 def cut_at_draws(program: Program) -> Cut:
-    """Cuts a program of a key and values at its small draws from the key."""
+    """Cuts a program of a key and values at its small draws from the key.
+
+    Without this, each choice of static parameters would compile ChaCha20 and tables of noise again.
+    The program alone decides where it is cut, so its bits do not depend on other choices.
+    """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
 
@@ -70,7 +74,7 @@ class _Walked:
         draws = [step for step in self._from_key() if self._is_small(step)]
         needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
         draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
-        # What an operation writes to, no output shows.
+        # No output shows the arrays that an operation writes to.
         if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
             return Cut((), self.program)
 
@@ -83,7 +87,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # These are operations of a program that was checked.
+        # Its operations are those of a checked program, so it is not checked again.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -115,7 +119,7 @@ class _Walked:
         return found
 
     def _is_small(self, step: _Step) -> bool:
-        """Whether it draws a few numbers, or keys of the kind of the key."""
+        """Whether it draws a few numbers, or keys of the same kind as the key."""
         drawn, kind = [*map(aval, step.equation.outvars)], self.program.inputs.leaves[0].dtype
         kinds = {x.dtype for x in drawn if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
         return kinds <= {kind} and 0 < sum(x.size for x in drawn) <= _MOST_VALUES
@@ -128,7 +132,7 @@ class _Walked:
         return Program.trace("function", draw, key)
 
     def _needed(self, wanted: Sequence[_Value], known: Collection[_Value]) -> set[_Value]:
-        """What must be computed or known for some values."""
+        """The values that must be computed or known to compute the wanted ones."""
         needed, ends = set(wanted), set(known)
         for step in reversed(self._steps):
             if any(value in needed and value not in ends for value in step.outputs):
@@ -155,19 +159,19 @@ def _is_key(variable: Any) -> bool:
 
 
 def _as_words(step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """What is drawn, with the words of keys: a program returns arrays."""
+    """The results of a draw, with keys as words, because a program returns arrays."""
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [jax.random.key_data(x) if _is_key(variable) else x for x, variable in outputs]
 
 
 def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same with keys of the kind of the given one."""
+    """The results of a draw, with words as keys of the same kind as the given key."""
     wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
 
 
-# An interruption should lose at most one of this many chunks. Smaller chunks than this are slow.
+# An interruption should lose at most one of `_CHUNKS` chunks. Chunks of fewer cells are slow.
 _CHUNKS, _LEAST_CELLS = 16, 64
 _LEAST = 2  # XLA compiles a batch of one to a different program, which rounds differently.
 
@@ -212,8 +216,9 @@ class Part:
 
     def default_chunk_size(self, device: Device | None) -> int:
         """Cells in a chunk: a power of two, by memory and by the number of cells."""
-        parts = max(_LEAST_CELLS, _power_of_two(len(self) / _CHUNKS))
-        most = min(parts, max(_LEAST, _power_of_two(len(self))))
+        share = -(-len(self) // _CHUNKS)
+        by_share, by_all = (2 ** (max(x, 1) - 1).bit_length() for x in (share, len(self)))
+        most = min(max(_LEAST_CELLS, by_share), max(_LEAST, by_all))
         return min(most, fitting(self.program.largest_array, device))
 
 
@@ -249,10 +254,9 @@ def _trace(
     choice: tuple[int, ...],
     repeats: int,
 ) -> Part:
-    chosen = {axis.name: axis.values[i] for axis, i in zip(static, choice, strict=True)}
-    labels = {
-        axis.name: axis.coordinates[axis.name][i] for axis, i in zip(static, choice, strict=True)
-    }
+    places = list(zip(static, choice, strict=True))
+    chosen = {axis.name: axis.values[i] for axis, i in places}
+    known = {axis.name: axis.fingerprints[i] for axis, i in places}
 
     def of_a_cell(key: Key, values: dict[str, PyTree]) -> PyTree:
         return function(key, **chosen, **values)
@@ -262,26 +266,18 @@ def _trace(
     program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
-    _ = program.fingerprint  # Now: tracing the next part may write to what this one closes over.
-    known = {axis.name: axis.fingerprints[i] for axis, i in zip(static, choice, strict=True)}
+    _ = (
+        program.fingerprint
+    )  # Now: tracing the next part may write to an array in this one's closure.
+    names = sorted([*(axis.name for axis in traced), *known])
+    cells = list[bytes]()
+    for point in itertools.product(*(axis.fingerprints for axis in traced)):
+        of_cell = known | dict(zip((axis.name for axis in traced), point, strict=True))
+        cells.append(fingerprint_of_cell(of_cell[name] for name in names))
     return Part(
-        ", ".join(f"{name}={label}" for name, label in labels.items()),
+        ", ".join(f"{axis.name}={axis.coordinates[axis.name][i]}" for axis, i in places),
         fingerprint_of_cell(known[name] for name in sorted(known)).hex(),
         program,
         outputs_of(program.outputs),
-        _words(traced, known, repeats),
+        words_of_cells(cells, np.arange(repeats)),
     )
-
-
-def _words(traced: Sequence[Axis], known: dict[str, bytes], repeats: int) -> np.ndarray:
-    names = [*(axis.name for axis in traced), *known]
-    by_name = sorted(range(len(names)), key=lambda i: names[i])
-    grid = itertools.product(*(axis.fingerprints for axis in traced))
-    static = tuple(known.values())
-    cells = [fingerprint_of_cell((point + static)[i] for i in by_name) for point in grid]
-    return words_of_cells(cells, np.arange(repeats))
-
-
-def _power_of_two(number: float) -> int:
-    """The least power of two that is not below a number."""
-    return 2 ** max(0, (int(np.ceil(number)) - 1).bit_length())

@@ -41,8 +41,8 @@ def rehearse(
 ) -> "Dataset":
     """Shows what releases would look like, on databases that the oracle draws.
 
-    Compares the noise with the sampling spread: how far the answer varies from one drawn database
-    to the next. That variation is the error of asking n people instead of everybody, so you have it
+    Compares the noise with the sampling spread: the variation of the answer between drawn
+    databases. The spread is the error of asking n people instead of everybody, which a release has
     anyway. The result says which mechanism to take, or to publish nothing, by public data alone.
 
     Args:
@@ -52,10 +52,10 @@ def rehearse(
         n: number of records of a database.
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
             A dict names them. In a list, each has the name of its noise. Or selections: then the
-            answers are the best scores, and the releases are the scores of the selected options.
-            So noise is the score that a selection loses. Beside selections, additive noise stands
-            for the options whose noisy scores are the largest.
-        draws: number of databases. 200 tell the ratio to about 10%, for light tails.
+            answers are the best scores, the releases are the scores of the selected options, and
+            noise is the difference. Beside selections, a mechanism with additive noise selects the
+            options with the largest noisy scores.
+        draws: number of databases. For light tails, 200 give the ratio to about 10%.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over `mechanism`, `draw`, and the dimensions
@@ -74,15 +74,15 @@ def rehearse(
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
-        TypeError: if the key, the target or the oracle is none, or a mechanism neither adds noise
-            to the value nor selects by it.
+        TypeError: if the key, the target or the oracle is of another type, or a mechanism neither
+            adds noise to the value nor selects by it.
         ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
             two have one name; if draws or n are out of range.
 
     Formal guarantees:
         None are needed: no private data enter, so you may look at all results before you choose.
-        Open ledgers are not told and pay nothing. Every database and every draw of noise has its
-        own key.
+        Open ledgers are not told, and nothing is charged to them. Every database and every draw of
+        noise has its own key.
 
     Source:
         None.
@@ -167,7 +167,7 @@ def _named(mechanisms: Any) -> dict[str, Any]:
 
 
 def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeSpec) -> None:
-    """Refuses what the release would refuse."""
+    """Raises if a release would raise."""
     privatize(target, mechanism)
     of = mechanism.sensitivity.n
     if of is not None and of != n:
@@ -243,7 +243,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
 def _numbers(
     variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
 ) -> np.ndarray:
-    """All numbers of arrays in one row behind the first axes, as float64: differences must fit."""
+    """All numbers of arrays in one row behind the first axes, in float64 for their differences."""
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)

@@ -31,13 +31,13 @@ def sensitivity_grid(
     An operating point does not depend on the distances, so one pass finds all estimates. Their
     guarantees depend on how you use them:
 
-    - `choices=1`: each point has the guarantee of `dpjax.operating_point`, if it was fixed before
-      looking at the distances, or at anything that depends on them. You may compare all points in a
-      figure. You may not release at the point that looked best.
+    - `choices=1`: each point has the guarantee of `dpjax.operating_point` if it was fixed before
+      anyone looked at the distances, or at anything that depends on them. You may compare all
+      points in a figure. You may not release at the point that looks best.
     - `choices=J`: any J points that were fixed in advance hold together, so you may pick one of
       them after looking. Each is taken at confidence 1 - (1 - C)/J, by a union bound. To pick from
-      the whole grid, J is the number of its points. Reruns under other keys, and other targets,
-      count too if you pick among them.
+      the whole grid, let J be the number of its points. If you also pick among reruns under other
+      keys, or among targets, count these too.
 
     Args:
         distances: of `dpjax.sample_distances`, shape (m,). NaN and negative numbers count as
@@ -57,15 +57,16 @@ def sensitivity_grid(
         - `k`: the order statistic; 0 if m is too small, or the method does not make the statement;
         - `confidence_taken`: the confidence at which k was found, 1 - (1 - C)/J; NaN if marginal.
 
-        They are for study, without the checks of `dpjax.sample_sensitivity`. For a release, call it
-        with the same key, m, gamma and `confidence=confidence_taken`. Its guarantee states that
-        confidence, which holds for one single point. After a choice among J points, C holds.
+        The estimates are for study, and lack the checks of `dpjax.sample_sensitivity`. For a
+        release, call that function with the same key, m, gamma and `confidence=confidence_taken`.
+        Its guarantee states this confidence, which holds for a single point fixed in advance. After
+        a choice among J points, C holds.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
         TypeError: if distances are not floats, or a parameter is not a number.
         ValueError: if a parameter is out of range, given twice, or missing; or if choices exceed 1
-            for a marginal statement, which does not survive a choice after looking.
+            for a marginal statement, which would not hold after such a choice.
 
     Formal guarantees:
         Let the m distances be independent draws, as from `dpjax.sample_distances`, with
@@ -138,10 +139,8 @@ def _checked(distances: ArrayLike) -> np.ndarray:
 
 def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int:
     """The order statistic of a point; 0 if the point has none."""
-    if method == "dkw" and confidence is not None:
-        return 0
-    if method == "anytime" and confidence is None:
-        return 0
+    if (method == "dkw") == (confidence is not None) and method != "exact":
+        return 0  # "dkw" makes marginal statements only, and "anytime" makes none.
     settings: Any = {"method": method}
     if method != "dkw":
         settings["confidence"] = confidence

@@ -17,10 +17,8 @@ from dpjax._files._chunk_files import (
     write_chunks,
 )
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
-from dpjax.sweeps._axes import WORDS
 
 _KIND, _RUN = "chunk", "run"
-_ROW = 4 * WORDS
 # Parts may differ in these names of their runs.
 _OF_A_PART = ("function", "traced", "chunk size")
 
@@ -29,9 +27,9 @@ class Store:
     """The chunks of one sweep, in a folder that several processes may share.
 
     A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
-    ask for stay in the folder. A process locks a chunk's claim while it computes it. The system
-    frees locks of a process that dies, so another one takes over. Locks save work, and results do
-    not depend on them: two processes compute the same bits, and a file is replaced as a whole.
+    ask for stay in the folder. A process locks a chunk's claim while it computes the chunk. The
+    system frees the locks of a process that dies, and another process takes over. Results do not
+    depend on locks: two processes compute the same bits, and a file is replaced as a whole.
 
     Attributes:
         path: of the folder.
@@ -64,7 +62,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads what is there, and holds up other processes until this one has said its runs."""
+        """Reads the folder. Other processes wait until this one has announced its runs."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
@@ -77,13 +75,13 @@ class Store:
             yield
 
     def _forget_runs(self) -> None:
-        """Where nobody else works: runs that have left no chunk are over."""
+        """If nobody else works here, deletes announced runs: those without a chunk are over."""
         if try_lock(self._users):
             for file in self.path.glob("*.run"):
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Says the run of a part before its first chunk: other processes must agree with it."""
+        """Announces the run of a part before its first chunk. Others must agree with it."""
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
 
@@ -95,11 +93,11 @@ class Store:
         """Refuses chunks of another sweep.
 
         Args:
-            runs: everything that decides the bits, for every part.
-            named: names of the parts for messages.
+            runs: by part, everything that determines its bits.
+            named: by part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # A part that this call does not ask for: only the rest of its run is known.
+            # For a part that this call does not ask for, only the common part of its run is known.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""
@@ -107,23 +105,21 @@ class Store:
                 check_run(chunk, run, f"sweep {self.path}", place="folder", at=at, free=free)
 
     def found(self, part: str, words: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Fills in the values of the cells on disk, and says which cells they are."""
-        rows = {row: i for i, row in enumerate(_rows(words))}
+        """Fills in the values of the cells on disk, and returns which cells those are."""
+        rows = {row: i for i, row in enumerate(map(tuple, words.tolist()))}
         there = np.zeros(len(words), bool)
         for chunk in self._found.get(part, ()):
-            if not chunk.arrays:
-                continue
-            stored_words, *stored_values = chunk.arrays
-            pairs = [(rows[row], j) for j, row in enumerate(_rows(stored_words)) if row in rows]
-            if pairs:
-                cells, places = map(list, zip(*pairs, strict=True))
-                there[cells] = True
+            if chunk.arrays:
+                stored_words, *stored_values = chunk.arrays
+                cells = np.array([rows.get(row, -1) for row in map(tuple, stored_words.tolist())])
+                known = cells >= 0
+                there[cells[known]] = True
                 for array, stored in zip(values, stored_values, strict=True):
-                    array[cells] = stored[places]
+                    array[cells[known]] = stored[known]
         return there
 
     def claim(self, part: str, words: np.ndarray) -> bool:
-        """Whether to compute a chunk: no other process is at it, or has done it."""
+        """Whether to compute a chunk: no other process computes it, or has computed it."""
         path = self._file(part, words)
         claim = open(path.with_suffix(".claim"), "ab")  # noqa: SIM115
         if try_lock(claim) and not path.exists():
@@ -151,8 +147,3 @@ class Store:
     def _file(self, part: str, words: np.ndarray) -> pathlib.Path:
         name = hashlib.sha256(part.encode() + words.tobytes()).hexdigest()[:32]
         return self.path / f"{name}.chunk"
-
-
-def _rows(words: np.ndarray) -> list[bytes]:
-    data = words.astype("<u4").tobytes()
-    return [data[start : start + _ROW] for start in range(0, len(data), _ROW)]

@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
-from dpjax._running._devices import Device, compilation, devices_of, outside_any_mesh
+from dpjax._running._devices import compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
 from dpjax.random._facade import CHACHA20, SEEDED_CHACHA20, check_sampling_key, is_seeded
 from dpjax.sweeps._axes import MOST_REPEATS, REPEAT, Axis, Output, axes_of
-from dpjax.sweeps._parts import Part, parts_of
+from dpjax.sweeps._parts import parts_of
 from dpjax.sweeps._store import Store
 from dpjax.sweeps._work import Work
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RELATION = "relation"
 
 
-def check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
+def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
     """Refuses names that collide in a dataset, and units of unknown names."""
     coordinates = {REPEAT, *(name for axis in axes for name in axis.coordinates)}
     named = {output.name for output in outputs}
@@ -36,7 +36,7 @@ def check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[
     own = {name for output in outputs for name in output.dimensions}
     if both := sorted(own & (coordinates | named)):
         raise ValueError(
-            f"parameters and outputs must not have the name of an output's dimension:"
+            f"parameters and outputs must not have the names of outputs' dimensions:"
             f" {', '.join(both)}"
         )
     if unknown := sorted(set(units) - coordinates - named):
@@ -46,7 +46,7 @@ def check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[
         )
 
 
-def dataset(
+def _dataset(
     axes: Sequence[Axis],
     repeats: int,
     outputs: Sequence[Output],
@@ -58,7 +58,8 @@ def dataset(
 ) -> "Dataset":
     """Labels the values of all cells, which are in the order of the axes.
 
-    `relations` are the dimensions and the values of a coordinate, where guarantees have relations.
+    `relations` holds the dimensions and values of a coordinate: the neighboring relation of the
+    guarantees that the function returns, or None.
     """
     xarray = _checks.extra("xarray", "sweep")
     dimensions = (*(axis.name for axis in axes), REPEAT)
@@ -98,22 +99,22 @@ def sweep(
 ) -> "Dataset":
     """Evaluates a function on a grid of parameters, with repeats.
 
-    A cell of the grid is a value of each parameter, and the number of a repeat. Every cell has its
+    A cell of the grid has a value of each parameter, and the number of a repeat. Every cell has its
     own key (`dpjax.cell_key`): a function of the given key and of the names and values of its
     coordinates. It depends neither on their order nor on the rest of the grid. So earlier results
     stay valid when you add values or repeats, or compute a part of the grid.
 
-    `jax.vmap` maps over traced parameters and repeats, a padded chunk of cells at a time. For each
-    choice of the static parameters the function is traced and compiled once.
+    `jax.vmap` maps over traced parameters and repeats, a padded chunk of cells at a time. The
+    function is traced and compiled once for each choice of the static parameters.
 
     Args:
         key: a typed key: of `dpjax.random.seeded_key` if the function makes releases, or
             threefry2x32.
         function: `function(key, **parameters)`, in JAX, returns a tree of arrays.
-        traced: by name the values of parameters that are arrays to the function: a list of numbers,
-            or a tree of arrays with a leading axis, such as databases, or the batch of
-            sensitivities that `jax.vmap` returns.
-        static: by name the values of parameters that are Python objects to the function: a list of
+        traced: by name the values of parameters that the function sees as arrays: a list of
+            numbers, or a tree of arrays with a leading axis, such as databases, or a batch of
+            sensitivities from `jax.vmap`.
+        static: by name the values of parameters that the function sees as Python objects: a list of
             numbers, strings, named functions or tuples, or a dict from names to any objects.
         repeats: the number of repeats, at least 1.
         path: a folder that keeps finished chunks. After an interruption, the same call continues
@@ -150,10 +151,10 @@ def sweep(
         Results are as private as the function makes them. A sweep is an experiment on public or
         drawn records: its folder and attributes hold unkeyed hashes of its parameters. The folder
         holds a hash of the key, never its words. For one chunk size, device and version, a chunk
-        has the same bits in every run, on any number of devices and of processes. A resumed sweep
-        has the bits of an uninterrupted one. Added cells lie in other chunks than in one call.
-        Their keys are the same, and so are draws in integers, such as releases. The last bits of
-        floats are the same if they do not depend on the place in a chunk.
+        has the same bits in every run, on any number of devices and processes. A resumed sweep has
+        the bits of an uninterrupted one. Cells that a later call adds lie in other chunks than in a
+        single call. Their keys are the same, and so are draws in integers, such as releases. Floats
+        may differ in their last bits if these depend on the place in a chunk.
 
     Source:
         None.
@@ -190,10 +191,15 @@ def sweep(
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
     outputs = parts[0].outputs
-    check_names(axes, outputs, units)
-    devices = _devices(mesh, parts)
+    _check_names(axes, outputs, units)
+    devices = devices_of(mesh, calls_host=any(part.program.calls_host for part in parts))
+    if any(x is not None and x.process_index != jax.process_index() for x in devices):
+        raise ValueError(
+            "mesh must have devices of this process only: give each process its own part"
+        )
     compiled = compilation(devices)
-    shared = {"key": digest(key), "traced": _described(traced_axes), **compiled}
+    one = {axis.name: axis.spec_of_value() for axis in sorted(traced_axes, key=lambda x: x.name)}
+    shared = {"key": digest(key), "traced": _checks.described(one), **compiled}
     with contextlib.nullcontext() if path is None else Store(path).in_use() as store:
         work = Work(key, parts, traced_axes, repeats, devices, store)
         work.begin(shared, chunk_size)
@@ -207,15 +213,8 @@ def sweep(
     }
     choices = np.array([part.relation for part in parts], object)
     relations = [axis.name for axis in static_axes], choices.reshape([*map(len, static_axes)])
-    return dataset(
-        axes,
-        repeats,
-        outputs,
-        work.values,
-        relations=relations,
-        units=units,
-        attributes=attributes,
-    )
+    labels = {"relations": relations, "units": units, "attributes": attributes}
+    return _dataset(axes, repeats, outputs, work.values, **labels)
 
 
 def _kind(key: Key) -> str:
@@ -223,18 +222,3 @@ def _kind(key: Key) -> str:
     if implementation in (CHACHA20, SEEDED_CHACHA20):
         return "seeded key" if is_seeded(key) else "secure key"
     return f"{implementation} key"
-
-
-def _described(axes: Sequence[Axis]) -> str:
-    """Names and types of the traced parameters."""
-    one = {axis.name: axis.spec_of_value() for axis in axes}
-    return _checks.described(dict(sorted(one.items())))
-
-
-def _devices(mesh: Mesh | None, parts: Sequence[Part]) -> tuple[Device | None, ...]:
-    devices = devices_of(mesh, calls_host=any(part.program.calls_host for part in parts))
-    if any(x is not None and x.process_index != jax.process_index() for x in devices):
-        raise ValueError(
-            "mesh must have devices of this process only: give each process its own part"
-        )
-    return devices

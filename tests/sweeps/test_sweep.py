@@ -287,7 +287,7 @@ REFUSED = {
     "a dimension": (
         {"traced": {"value_dim_0": [1]}, "function": lambda key, **_: jnp.ones(3)},
         ValueError,
-        "name of an output's dimension: value_dim_0",
+        "names of outputs' dimensions: value_dim_0",
     ),
     "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which count as one"),
     "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not hold NaN"),
