@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import TreeSpec
 from dpjax._core._proof import Ball
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Norm, Target
 from dpjax._exact._numerics import compute_dtype
