@@ -7,8 +7,8 @@ LIMITS = {
     "warm mean, 1,000 records": (80, 12),
     "warm histogram, 1,000 records": (120, 20),
     "trace of a step of DP-SGD": (2967, 20),
-    "warm sampling in one chunk": (480, 34),
-    "10 further chunks of a sampling": (400, 13),
+    "warm sampling in one chunk": (390, 26),
+    "10 further chunks of a sampling": (176, 8),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which device computes which chunks, and the meshes that programs run under."""
+"""Devices: which one computes which chunks, what fits into memory, and how programs compile."""
 
 import contextlib
 import dataclasses
@@ -25,9 +25,25 @@ T = TypeVar("T")
 AXIS = "pairs"
 Device = Any  # jax.Device, which type checkers do not know.
 
+# On a CPU the fastest chunk fits the cache; on an accelerator memory is the limit.
+_CHUNK_BYTES, _ACCELERATOR_CHUNK_BYTES = {"cpu": 2 * 2**20}, 256 * 2**20
+_SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
+_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
+LEAST = 2  # XLA compiles a batch of one to a different program, with other roundings.
+
+# Neither the number of devices that a CPU plays nor dumps change a program.
+_NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
+_OPTIONS = (
+    *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
+    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
+)
+# A name such as "Xeon" stands for many processors. A virtual one may lack features of its model.
+_MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
+_VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
+
 
 def actual(device: Device | None) -> Device:
-    """The device, where None stands for the default one."""
+    """The device; None stands for the default one."""
     if device is not None:
         return device
     # None, a device, or the name of a platform.
@@ -38,8 +54,11 @@ def actual(device: Device | None) -> Device:
 
 
 def platform_of(device: Device | None) -> str:
-    """The platform that computes: a host may have others, one of which is JAX's default."""
+    """The platform of a device. A host may have several platforms, and JAX has a default one."""
     return actual(device).platform
+
+
+# Layout of chunks.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +66,8 @@ class Layout:
     """The chunks of every device.
 
     Attributes:
-        devices: all of them, on all hosts; device d has the d-th block of consecutive chunks. None
-            stands for the default device, which commits its arrays to nothing.
+        devices: the devices of all hosts; device d computes the d-th block of consecutive chunks.
+            None stands for the default device, and then arrays are not committed to a device.
         m: number of pairs.
         size: pairs in a chunk.
     """
@@ -57,14 +76,14 @@ class Layout:
     m: int
     size: int
 
-    @property
+    @functools.cached_property
     def chunks(self) -> int:
         """Number of chunks; the last one is padded."""
         return -(-self.m // self.size)
 
-    @property
+    @functools.cached_property
     def block(self) -> int:
-        """Chunks of a device, the last devices may have fewer."""
+        """Chunks of a device; the last devices may have fewer."""
         return -(-self.chunks // len(self.devices))
 
     @functools.cached_property
@@ -74,15 +93,20 @@ class Layout:
         # Keyed by place, not listed: a host's devices need not be neighbors in the mesh.
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
+    @functools.cached_property
+    def local_mesh(self) -> Mesh | None:
+        """The mesh of this host's devices, if there are several."""
+        return row_of(self.local.values())
+
     def chunks_of(self, d: int) -> range:
         """The chunks of device d."""
-        # Blocks of consecutive chunks, so that all rows in order are the pairs in order.
+        # Blocks of consecutive chunks, so the rows of all devices in order are the pairs in order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
     def steps(
         self, found: Container[int] = (), among: range = range(sys.maxsize)
     ) -> list[list[int | None]]:
-        """For each step the chunk of every device of this host, None where it has none left."""
+        """Lists each step's chunk for every device of this host; None for a device without one."""
         missing = [
             [c for c in self.chunks_of(d) if c in among and c not in found] for d in self.local
         ]
@@ -98,15 +122,15 @@ class Layout:
 
 
 def row_of(devices: Collection[Device | None]) -> Mesh | None:
-    """The mesh of devices in a row, where there are several."""
+    """A mesh of devices in a row; None for a single device."""
     return Mesh(np.array(tuple(devices)), (AXIS,)) if len(devices) > 1 else None
 
 
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
-    """The devices of a mesh, for any names and types of its axes.
+    """The devices of a mesh with any names and types of axes.
 
-    One for each process, where a CPU that plays several devices would call the host: the call waits
-    in the pool of threads that they share, so no more than one for each core runs at a time.
+    A CPU may play several devices. If programs call the host, only one of them is used in each
+    process: the calls wait in one pool of threads, and no more than one for each core can run.
     """
     if mesh is None:
         return (None,)
@@ -122,10 +146,10 @@ def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, .
 
 
 def placed(key: jax.Array, layout: Layout) -> jax.Array:
-    """The key where this host's devices can use it, wherever it was."""
+    """Copies the key to where this host's devices can use it."""
     if layout.devices == (None,) and len(key.devices()) == 1:
         return key
-    # By way of the host: a key that is committed to a device, or to a mesh, fits no other.
+    # By way of the host: a key that is committed to a device or a mesh cannot move to another.
     data: Any = np.asarray(jax.random.key_data(key))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     devices = list(layout.local.values())
@@ -133,9 +157,9 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
 
 
 def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
-    """Runs a function on the host as if no `jax.set_mesh` were around it.
+    """Runs a function on the host as if no `jax.set_mesh` surrounded it.
 
-    Explicit axes of such a mesh would become part of the types of all arrays, a target's too.
+    Otherwise explicit axes of that mesh would become part of the types of all arrays.
     """
 
     @functools.wraps(function)
@@ -145,7 +169,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
         mesh, device = kwargs.get("mesh"), actual(None)
         if isinstance(mesh, Mesh) and mesh.devices.size == 1:
             device = mesh.devices.item()
-        # A mesh without axes hides the one around it; there is no way to say "none".
+        # A mesh without axes hides the surrounding one; JAX has no way to say "none".
         with jax.set_mesh(Mesh(np.array(device), ())):
             return function(*args, **kwargs)
 
@@ -153,66 +177,47 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
-    """The mesh in whose context a program is called that spreads over it."""
+    """The context in which a program that spreads over a mesh is called."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
-# How much of a batch fits into memory.
-
-
-# On a CPU the fastest chunk fits the cache; on an accelerator memory decides.
-_CHUNK_BYTES = {"cpu": 2 * 2**20}
-_ACCELERATOR_CHUNK_BYTES = 256 * 2**20
-_SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
-_CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
-LEAST = 2  # XLA compiles a batch of one to a program of its own, with other roundings.
+# Memory.
 
 
 def fitting(each: int, device: Device | None) -> int:
-    """How many fit on a device, where each adds so many bytes: a power of two."""
+    """How many items of so many bytes fit on a device: a power of two."""
     budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
     most = max(LEAST, budget // max(1, each))
-    # A power of two, so that a byte more or less of an estimate seldom makes another program.
+    # A power of two, so a small change of an estimate seldom makes another program.
     return 2 ** (most.bit_length() - 1)
 
 
 def share_of_memory(devices: Collection[Device | None]) -> int:
-    """The bytes that one chunk may take on each of some devices: a quarter of their memory."""
-    # What XLA may allocate there. It sets CPUs no limit, and they share what the machine has.
+    """The bytes that one chunk may take on each device: a quarter of its memory."""
+    # XLA states how much it may allocate. CPUs have no such limit, and share the host's memory.
     stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
     return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
 
 
 def _memory_of_the_host() -> float:
-    """What the machine has, or a container allows."""
+    """The bytes of the machine, or of its container if that has fewer."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(machine, _stated_in(_CONTAINER))
 
 
-@functools.cache  # To open a file takes a share of a millisecond, at every sampling.
+@functools.cache  # Opening a file takes a share of a millisecond, at every sampling.
 def _stated_in(file: pathlib.Path) -> float:
-    """The limit of a container; infinite where none is stated, or it is "max"."""
+    """The limit of a container; infinite if none is stated, or if it is "max"."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return math.inf
 
 
-# How a program is compiled, which decides the bits of its outputs, beside the program.
-
-
-# Neither the number of devices that a CPU plays nor dumps change a program.
-_NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
-_OPTIONS = (
-    *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
-    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
-)
-# A name such as "Xeon" stands for many processors. A virtual one may lack features of its model.
-_MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
-_VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
+# Compilation.
 
 
 def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
-    """How programs are compiled for devices, None for the default one; equal ones, equal bits."""
+    """Everything but the program that decides the bits of its outputs on these devices."""
     used = [actual(device) for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})
@@ -229,7 +234,7 @@ def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
 
 @functools.cache
 def _processor() -> str:
-    """The model and its vector instructions, where Linux tells them."""
+    """The processor's model and its vector instructions, as Linux reports them."""
     try:
         first = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

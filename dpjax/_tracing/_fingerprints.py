@@ -56,16 +56,13 @@ class _Sink:
         self.update = self.pieces.append
 
 
-def _is_encoded(piece: _Piece) -> bool:
-    return type(piece) is bytes  # A scalar of NumPy may be bytes, too.
-
-
 def digest(*parts: object) -> str:
     """A hash of nested values that is the same in every process: 128 bits, in hex."""
     sink, hashed = _Sink(), hashlib.sha256()
     _encode(sink, parts)
     for piece in sink.pieces:
-        for data in (piece,) if _is_encoded(piece) else _of_array(piece):
+        # A scalar of NumPy may be bytes, too, and counts as an array.
+        for data in (piece,) if type(piece) is bytes else _of_array(piece):
             hashed.update(data)
     return hashed.hexdigest()[:32]
 
@@ -184,9 +181,9 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
         _encode_operations(inner, jaxpr)
         sink.fixed &= inner.fixed
         kept = list[_Piece]()
-        for are_bytes, run in itertools.groupby(inner.pieces, _is_encoded):
+        for kind, run in itertools.groupby(inner.pieces, type):
             pieces = list(run)
-            kept += [b"".join(pieces)] if are_bytes else pieces
+            kept += [b"".join(pieces)] if kind is bytes else pieces
         if inner.fixed:
             _KEPT[jaxpr] = kept
     sink.pieces.extend(kept)

@@ -1,9 +1,9 @@
 """Traced programs with a fingerprint: the program that runs is the fingerprinted one."""
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Generator, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -151,13 +151,20 @@ class KeptJit(Generic[T]):
             return jax.jit(run, donate_argnums=donate)
 
         self._compiled = compiled
+        self._last: tuple[tuple[object, ...], Any] = (), None
 
     def _of(self, named: dict[str, Any]) -> Any:
-        return self._compiled(tuple(named.pop(name) for name in self._static))
+        return self._compiled(tuple(map(named.pop, self._static)))
 
     def __call__(self, *arguments: Any, **named: Any) -> T:
-        """What the function returns."""
-        return self._of(named)(*arguments, **named)
+        """The value of the function."""
+        values = tuple(map(named.pop, self._static))
+        known, run = self._last
+        # The same objects as in the last call need not be hashed again.
+        if run is None or not all(map(operator.is_, known, values)):
+            run = self._compiled(values)
+            self._last = values, run
+        return run(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
         """The function traced for arguments of these shapes."""
@@ -188,9 +195,6 @@ _OTHER_WAYS = {
     "target": ", or hand over code of NumPy by dpjax.targets.host",
     "oracle": ", and draw with jax.random instead of numpy.random",
 }
-
-
-_MOST_KEPT = 64  # Programs of a function, one for each shape of its arguments.
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -242,7 +246,7 @@ class Program:
                 tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
 
         precision = jax.default_matmul_precision("highest")
-        with _calling(function), precision, needs_no_values(name):
+        with precision, needs_no_values(name):
             traced = _traced(fresh) if kept is None else kept.traced
             jaxpr, outputs = traced(*arguments)
             kind = jaxpr.jaxpr, _configuration()
@@ -380,7 +384,7 @@ class Unchanging:
         """The name is for messages, and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        self._checked = _checked(name, function)
+        self._checked = _checked(name, self)
         self._compiled = jax.jit(self._checked)  # `make_jaxpr` would make it at every call.
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
@@ -393,21 +397,13 @@ class Unchanging:
         return found.jaxpr, found.out_info
 
     def __call__(self, *arguments: PyTree) -> PyTree:
-        """What the function returns."""
+        """The value of the function."""
         return self.function(*arguments)
 
 
-# The function that is being traced. One of the same contents that was kept may have other code now.
-_CALLED = contextvars.ContextVar[Callable[..., PyTree]]("called")
-
-
-@contextlib.contextmanager
-def _calling(function: Callable[..., PyTree]) -> Generator[None, None, None]:
-    token = _CALLED.set(function)
-    try:
-        yield
-    finally:
-        _CALLED.reset(token)
+# The kept programs of functions, by name, contents and JAX's settings.
+_UNCHANGING: dict[Hashable, Unchanging] = {}
+_MOST_UNCHANGING = 256
 
 
 def _uncached(function: Any) -> Callable[..., PyTree]:
@@ -425,27 +421,25 @@ def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJa
 def _unchanging(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
 ) -> Unchanging | None:
-    """What keeps the programs of a function of these contents; None if they are not known."""
+    """The kept programs of a function with these contents; None if its contents are unknown."""
     if isinstance(function, Unchanging):
         return function
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None
+    # JAX's own caches leave out some settings, such as how keys are made.
+    key = name, contents, tuple(jax.config.values.values())
     try:
-        # JAX's own caches leave out some settings, such as how keys are made.
-        kept = _kept_function(name, contents, tuple(jax.config.values.values()))
+        kept = _UNCHANGING.get(key)
     except TypeError:  # A setting that has no hash.
         return None
-    if not kept:
-        kept.append(Unchanging(name, lambda *args: _CALLED.get()(*args)))
-    return kept[0]
-
-
-@functools.lru_cache(256)
-def _kept_function(name: str, contents: Hashable, settings: tuple[object, ...]) -> list[Unchanging]:
-    """Room for a function of these contents."""
-    del name, contents, settings
-    return []
+    if kept is None:
+        if len(_UNCHANGING) >= _MOST_UNCHANGING:
+            _UNCHANGING.clear()
+        kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
+    # The function that was kept may have got other code since its contents were read.
+    kept.function = function
+    return kept
 
 
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -22,7 +22,7 @@ from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._norms import NORMS, difference, distance
 from dpjax.sensitivity._pairs import RandomPair, position_key
 from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits
-from dpjax.sensitivity._probes import Probes, probed_pairs
+from dpjax.sensitivity._probes import Probes, probed_pairs, refuse_other_places
 from dpjax.sensitivity._sums import Summable
 
 # The scale that is drawn is known in float32.
@@ -182,11 +182,12 @@ def sampled_distances(
         layout = layout_that_fits(key, drawn, layout, probed_pairs(drawn, point))
         plan = Plan.of(key, pair, layout, team, point, point.confidence)
         probes = Probes(plan)
-        block = sample_block(dataclasses.replace(plan, pair=drawn), probes=probes)
-        rounding = probes.rounding(team)
+        block, found = sample_block(dataclasses.replace(plan, pair=drawn), probes=probes)
+        found = found.of_all(team)
+        rounding = probes.rounding(found)
         sampled = np.asarray(all_distances(block, layout=layout))
         ordered = np.sort(sampled.reshape(point.m, -1)[:, 0])
-        probes.refuse_last(lambda k: float(ordered[k - 1]), point)
+        refuse_other_places(found, lambda k: float(ordered[k - 1]), point)
     return sampled, max(rounding, float(np.max(np.asarray(block.resolution)))), plan
 
 

@@ -1,7 +1,8 @@
-"""The work of devices: each computes the chunks of its own block.
+"""The work of devices: each computes the chunks of its own block of pairs.
 
-Devices work on their own until the end, when an order statistic adds up counts over all of them;
-the distances stay where they were computed.
+Distances stay on the device that computed them. Only counts travel between devices, when the order
+statistic is selected. The first pairs of a sampling are also probed: a chunk then evaluates the
+target on rotated records, and returns some databases and values.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._core._types import Database, PyTree, Value
 from dpjax._running._devices import AXIS, Device, Layout, row_of, within
 from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._lanes import touching
@@ -24,44 +25,45 @@ from dpjax._tracing._programs import kept_jit
 from dpjax.sensitivity._checkpoint import Finished
 from dpjax.sensitivity._norms import distance
 from dpjax.sensitivity._order_statistics import select
-from dpjax.sensitivity._pairs import RandomPair, rotated, rotated_pair
+from dpjax.sensitivity._pairs import RandomPair, rotated_pair
 
-# Chunks whose first pairs are probed: their databases were drawn, and one more is evaluated.
+P = ParamSpec("P")
+T = TypeVar("T")
 
-
-# If lanes do not touch, `vmap` changes roundings alone, and they differ on nearly all databases.
+SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
+# The host selects among at most this many distances: that saves compiling a program.
+_FEW = 2**16
+# If lanes do not touch, `vmap` changes only roundings, and they differ on nearly all databases. So
+# this many databases are enough to measure them.
 LEAST_ALONE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """What a chunk computes beside its distances.
+    """The work of a chunk besides its distances.
 
     Attributes:
-        rotated: of so many first pairs, the target is evaluated on D with its records rotated, too.
-        kept: of so many first pairs, D and the target's value on it are handed to the host.
+        rotated: number of first pairs on which the target is also evaluated with rotated records.
+        kept: number of first pairs whose database and value are returned to the host.
     """
 
     rotated: int = 0
     kept: int = 0
 
-    def __bool__(self) -> bool:
-        return self.kept > 0
-
     @property
     def rows(self) -> int:
-        """Rotations of a chunk, at least one: arrays over devices have a first axis."""
+        """Rotations of a chunk, at least one: arrays over devices need a first axis."""
         return max(self.rotated, 1)
 
 
 class Probed(NamedTuple):
-    """What was found on the first pairs of a chunk.
+    """The findings on the first pairs of a chunk.
 
     Attributes:
         permuted: how far rotating the records moves the value.
-        elsewhere: how far replacing the record at a random position does.
-        databases: of the first pairs.
-        values: of these databases, in the batch of the chunk.
+        elsewhere: how far replacing the record at a random position moves the value.
+        databases: the databases D of the first pairs.
+        values: the target's values on them, computed in the batch of the chunk.
     """
 
     permuted: jax.Array
@@ -73,93 +75,27 @@ class Probed(NamedTuple):
 NOTHING = Probing()
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The distances that the devices of this host have computed.
+
+    Attributes:
+        distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
+            block, and a spare row for devices that have nothing to do. Places without a pair are
+            infinite, so selection can ignore them. A third axis if a pair has several numbers.
+        resolution: shape (devices,), the coarsest so far.
+    """
+
+    distances: jax.Array
+    resolution: jax.Array
+
+
 def probing_of(pair: RandomPair, size: int, count: int) -> Probing:
-    """What the chunks of so many pairs compute, where `count` pairs are probed."""
+    """The probing in chunks of this size, if the first `count` pairs are probed."""
     most = min(size, count)
     kept = most if touching(pair.target.jaxpr) else min(most, LEAST_ALONE)
     return Probing(most if pair.positions == "last" else 0, kept)
-
-
-def probed_chunks(pair: RandomPair, layout: Layout, count: int) -> range:
-    """The chunks that are drawn by a program that probes; only the first `count` pairs count."""
-    needed = -(-count // layout.size)
-    # Two programs would be compiled. It takes less time to probe a few chunks too many.
-    few = not pair.calls_host and layout.chunks <= 2 * needed
-    return range(layout.chunks if few else needed)
-
-
-def probed_distances(
-    key: Key,
-    indices: jax.Array,
-    position: jax.Array,
-    rotations: jax.Array,
-    *,
-    pair: RandomPair,
-    probing: Probing,
-) -> tuple[jax.Array, jax.Array, Probed]:
-    """Distances and resolutions of pairs, and what was found on the first ones."""
-
-    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
-        database, neighbor = pair.databases(key, index, position)
-        value, other = pair.values(index, database, neighbor)
-        found = pair.between(key, index, value, other)
-        spare = jax.tree.map(lambda leaf: leaf[-1:], neighbor)
-        return found, pair.resolution(value), (database, value, spare)
-
-    distances, resolutions, drawn = jax.vmap(one)(indices)
-    moved = elsewhere = jnp.zeros(probing.rows, pair.distance_dtype)
-    if probing.rotated:
-        moved, elsewhere = jax.vmap(partial(_at_two_positions, pair))(
-            rotations, *_first(probing.rotated, (indices, *drawn))
-        )
-    databases, values, _ = drawn
-    kept = _first(probing.kept, (databases, values))
-    return distances, resolutions, Probed(moved, elsewhere, *kept)
-
-
-def _at_two_positions(
-    pair: RandomPair,
-    steps: jax.Array,
-    index: jax.Array,
-    database: Database,
-    value: Value,
-    spare: Database,
-) -> tuple[jax.Array, jax.Array]:
-    """As `permuted`; and how far replacing the record that a rotation puts last moves the value."""
-    records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
-    target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
-    # One copy of the target, for two would take twice as long to compile.
-    values = jax.vmap(target)(rotated_pair(records, steps))
-    other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
-    elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
-    return _moved(pair, value, other), elsewhere
-
-
-def permuted(
-    pair: RandomPair, steps: jax.Array, index: jax.Array, database: Database, value: Value
-) -> jax.Array:
-    """How far a rotation of its records moves the value of a database."""
-    other = rotated(database, steps)
-    return _moved(pair, value, pair.target(other, origin=sampled(Role.PERMUTED, index)))
-
-
-def _moved(pair: RandomPair, value: Value, other: Value) -> jax.Array:
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
-    moved = distance(pair.norm, value, other)
-    # Values that are not finite make infinite distances, so the sampler sees them.
-    return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
-
-
-def _first(count: int, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x[:count], tree)
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# Up to so many distances of one host, it selects: no program has to be compiled.
-_FEW = 2**16
 
 
 def chunk_distances(
@@ -172,30 +108,53 @@ def chunk_distances(
     size: int,
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
-    """Distances and resolutions of the pairs start, ..., start + size - 1; what was probed."""
-    # Numbers of pairs, not places in the chunk: pair i must not depend on the chunks. In the last
-    # one they run past m, and the caller masks those distances.
+    """Distances and resolutions of the pairs start, ..., start + size - 1, and what was probed."""
+    # Indices are numbers of pairs, not places in the chunk: pair i must not depend on the chunks.
+    # In the last chunk they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
-    if rotations is not None:
-        return probed_distances(key, indices, position, rotations, pair=pair, probing=probing)
-    return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
+    if rotations is None:
+        return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
+
+    def one(index: jax.Array) -> tuple[jax.Array, jax.Array, PyTree]:
+        database, neighbor = pair.databases(key, index, position)
+        value, other = pair.values(index, database, neighbor)
+        found = pair.between(key, index, value, other)
+        spare = jax.tree.map(lambda leaf: leaf[-1:], neighbor)
+        return found, pair.resolution(value), (database, value, spare)
+
+    distances, resolutions, drawn = jax.vmap(one)(indices)
+    moved = elsewhere = jnp.zeros(probing.rows, pair.distance_dtype)
+    if probing.rotated:
+        first = jax.tree.map(lambda x: x[: probing.rotated], (indices, *drawn))
+        moved, elsewhere = jax.vmap(partial(_at_two_positions, pair))(rotations, *first)
+    kept = jax.tree.map(lambda x: x[: probing.kept], drawn[:2])
+    return distances, resolutions, Probed(moved, elsewhere, *kept)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """The distances that the devices of this host have computed.
+def _at_two_positions(
+    pair: RandomPair,
+    steps: jax.Array,
+    index: jax.Array,
+    database: Database,
+    value: Value,
+    spare: Database,
+) -> tuple[jax.Array, jax.Array]:
+    """How far a rotation moves the value, and how far replacing the then last record moves it."""
+    records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
+    target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
+    # Both values come from one copy of the target: two copies would take twice as long to compile.
+    values = jax.vmap(target)(rotated_pair(records, steps))
+    other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
+    elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
+    return moved_if_finite(pair, value, other), elsewhere
 
-    Attributes:
-        distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
-            block, and one to spare, for devices that have nothing to do. Infinite where there is
-            no pair, so that selection takes them as they are. A third axis where a pair has several
-            numbers.
-        resolution: shape (devices,), the coarsest so far.
-    """
 
-    distances: jax.Array
-    resolution: jax.Array
+def moved_if_finite(pair: RandomPair, value: Value, other: Value) -> jax.Array:
+    """The distance between two values; 0 where the first is not finite."""
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
+    moved = distance(pair.norm, value, other)
+    # The sampler sees values that are not finite: their distances are infinite.
+    return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
 
 
 def empty_block(
@@ -205,11 +164,11 @@ def empty_block(
     numbers: tuple[int, ...] = (),
 ) -> Block:
     """A block that holds the known distances and resolutions, given by chunk."""
+    shape = layout.block + 1, layout.size, *numbers
     if layout.devices == (None,) and not found:
-        return _empty((layout.block + 1, layout.size, *numbers), dtype)
+        return _empty(shape, dtype)
     distances, resolutions = [], []
     for d, device in layout.local.items():
-        shape = layout.block + 1, layout.size, *numbers
         rows = jnp.full(shape, jnp.inf, dtype, device=device)
         known = [chunk for chunk in layout.chunks_of(d) if chunk in found]
         if known:
@@ -218,13 +177,13 @@ def empty_block(
         coarsest = np.array([max((found[chunk].resolution for chunk in known), default=0.0)], dtype)
         distances.append(rows)
         resolutions.append(jax.device_put(coarsest, device))
-    mesh = row_of(layout.local.values())
+    mesh = layout.local_mesh
     return Block(_joined(distances, mesh), _joined(resolutions, mesh))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
-    """In one program: outside of it, every array takes a tenth of a millisecond."""
+    # In one program: outside of it, every array takes a tenth of a millisecond.
     return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
 
 
@@ -242,19 +201,18 @@ def compute_chunks(
     """One chunk on every device of this host; None for a device that has nothing left.
 
     Returns:
-        The block, the chunks' distances, shape (devices, size), and their resolutions. The block
-        that was passed is used up. At last what was probed; a device adds to the first axis.
+        The block; the chunks' distances, shape (devices, size); their resolutions; and what was
+        probed, where each device adds to the first axis. The block that was passed is used up.
     """
-    # A device without a chunk computes all the same, chunk 0 into the row to spare: one program for
-    # all devices and steps, in which none waits for another.
+    # A device without a chunk computes chunk 0 into its spare row. So all devices run one program
+    # in every step, and none waits for another.
     work = [
         (0, 0, layout.block)
         if chunk is None
         else (chunk * layout.size, layout.pairs_in(chunk), chunk - d * layout.block)
         for d, chunk in zip(layout.local, chunks, strict=True)
     ]
-    mesh = row_of(layout.local.values())
-    with within(mesh):
+    with within(layout.local_mesh):
         return _compiled_step(
             block,
             key,
@@ -263,7 +221,7 @@ def compute_chunks(
             rotations,
             pair=pair,
             size=layout.size,
-            mesh=mesh,
+            mesh=layout.local_mesh,
             probing=probing,
         )
 
@@ -272,28 +230,27 @@ def compute_chunks(
 def bytes_of_a_chunk(
     key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
 ) -> int:
-    """The memory that a chunk takes on a device, beside the distances of all chunks.
+    """The memory that a chunk takes on a device, besides the distances of all chunks.
 
-    XLA compiles the program that `compute_chunks` runs: the same arguments, and so compiled once.
+    XLA compiles the program that `compute_chunks` runs. The arguments are the same, so nothing is
+    compiled twice.
     """
-    mesh, count = row_of(layout.local.values()), len(layout.local)
+    mesh, count = layout.local_mesh, len(layout.local)
     device = next(iter(layout.local.values()))
     if mesh is not None:
         sharding = NamedSharding(mesh, SPREAD)
     else:
         sharding = None if device is None else SingleDeviceSharding(device)
-    spec = functools.partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
+    spec = partial(jax.ShapeDtypeStruct, dtype=pair.distance_dtype, sharding=sharding)
     rows: Any = spec((count * (layout.block + 1), layout.size, *pair.numbers))
     resolutions: Any = spec((count,))
-    block = Block(rows, resolutions)
-    work = np.zeros((count, 3), np.uint32)
-    rotations = np.zeros(count * probing.rows, np.int32) if probing else None
+    rotations = np.zeros(count * probing.rows, np.int32) if probing.kept else None
     with within(mesh):
         lowered = _compiled_step.lower(
-            block,
+            Block(rows, resolutions),
             key,
             np.uint32(0),
-            work,
+            np.zeros((count, 3), np.uint32),
             rotations,
             pair=pair,
             size=layout.size,
@@ -318,7 +275,7 @@ def _compiled_step(
     mesh: Mesh | None,
     probing: Probing = NOTHING,
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """`work` has a row for each device: its first pair, how many pairs, and the row for them."""
+    """`work` has a row for each device: its first pair, its number of pairs, and their row."""
 
     def step(
         block: Block,
@@ -331,8 +288,8 @@ def _compiled_step(
         distances, resolutions, probed = chunk_distances(
             key, start, position, rotations, pair=pair, size=size, probing=probing
         )
-        # Every chunk runs whole, the last one too: another size is another program, with other
-        # roundings.
+        # Every chunk is computed whole, even the last one: another size would be another program,
+        # with other roundings.
         places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
         new = jnp.where(places < count, distances, jnp.inf)[None]
         coarsest = jnp.max(resolutions)[None]
@@ -344,13 +301,13 @@ def _compiled_step(
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
-    """The k-th smallest of all distances, over all hosts, and the coarsest resolution."""
-    mesh = row_of(layout.devices)
+    """The k-th smallest distance over all hosts, and the coarsest resolution."""
     if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
         # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)
         return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
+    mesh = row_of(layout.devices)
     everywhere = jax.tree.map(
         lambda x: _joined([shard.data for shard in x.addressable_shards], mesh), block
     )
@@ -374,7 +331,7 @@ def _compiled_selection(
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
-    """The distances in the order of the pairs, shape (m,), or with a second axis."""
+    """The distances in the order of the pairs: shape (m,), or with a second axis."""
     mesh = row_of(layout.devices)
     everywhere = _joined([shard.data for shard in block.distances.addressable_shards], mesh)
     with within(mesh):
@@ -391,7 +348,7 @@ def spread_chunks(
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
-    mapped = on_every(row_of(devices), functools.partial(lax.map, chunk), SPREAD)
+    mapped = on_every(row_of(devices), partial(lax.map, chunk), SPREAD)
     return jax.tree.map(lambda x: x[:count], mapped(padded))
 
 
@@ -411,7 +368,7 @@ def on_every(
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
-    """An array whose parts are on the devices of a mesh; this host has these."""
+    """Makes one array of the parts that this host has, on the devices of a mesh."""
     if mesh is None:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])

@@ -1,6 +1,7 @@
 """The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -15,14 +16,12 @@ from dpjax.sensitivity._checkpoint import Checkpoint, Finished, Seen
 from dpjax.sensitivity._chunks import NOTHING, Block, Probed, Probing, compute_chunks, empty_block
 from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
-from dpjax.sensitivity._probes import Probes
-
-# Sampling that ends when more pairs would hardly change the estimate.
-
+from dpjax.sensitivity._probes import Findings, Probes
 
 # Between two looks, the number of pairs grows by this share.
 _GROWTH = 0.1
-_Steps = list[list[int | None]]
+# A chunk for each device of this host, or None; and what is probed there.
+_Task: TypeAlias = tuple[list[int | None], Probing]
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,7 +31,7 @@ class Watch:
     Attributes:
         point: of method "anytime", at the most pairs that may be drawn.
         until: the ratio of the upper to the lower order statistic at which it ends; 1 for never.
-        drawn: pairs so far.
+        drawn: number of pairs so far.
 
     Formal guarantees:
         None of its own: the operating point holds at every number of pairs.
@@ -42,13 +41,12 @@ class Watch:
     until: float
     drawn: int = 0
 
-    def parts(self, steps: _Steps, drawn: int, layout: Layout) -> Iterator[_Steps]:
-        """The steps from one look to the next."""
-        part: _Steps = []
-        new = 0
-        for step in steps:
-            part.append(step)
-            new += sum(map(layout.pairs_in, step))
+    def parts(self, tasks: list[_Task], drawn: int, layout: Layout) -> Iterator[list[_Task]]:
+        """The tasks from one look to the next."""
+        part, new = list[_Task](), 0
+        for task in tasks:
+            part.append(task)
+            new += sum(map(layout.pairs_in, task[0]))
             if new >= _GROWTH * drawn:
                 yield part
                 drawn, part, new = drawn + new, [], 0
@@ -58,7 +56,7 @@ class Watch:
     def has_seen_enough(
         self, distances: jax.Array, drawn: int, count: Callable[..., object]
     ) -> bool:
-        """Whether to end, now that so many distances are finite or infinite ones of real pairs."""
+        """Whether to end, now that this many distances are drawn."""
         self.drawn = drawn
         confidence = self.point.confidence
         assert confidence is not None
@@ -75,10 +73,6 @@ class Watch:
         low, high = of_rank(lower), of_rank(upper)
         count(0, f"sensitivity from {low:.4g} to {high:.4g}")
         return high <= self.until * low and 0 < high < np.inf and self.until > 1
-
-
-# A chunk for each device of this host, or None, and what is probed there.
-_Task: TypeAlias = tuple[list[int | None], Probing]
 
 
 class _Step(NamedTuple):
@@ -109,30 +103,39 @@ def sample_block(
     progress: bool = False,
     watch: Watch | None = None,
     probes: Probes | None = None,
-) -> Block:
-    """The distances of the pairs that this host's devices have, chunk by chunk.
+) -> tuple[Block, Findings]:
+    """Draws the distances of the pairs that this host's devices have, chunk by chunk.
 
-    With a watch, it ends when that says so; distances of pairs that were not drawn are infinite.
-    Chunks that are probed come first, and then the target may be refused.
+    Chunks that are probed come first, and then the target may be refused. A watch may end the
+    drawing early; distances of pairs that were not drawn are infinite.
+
+    Returns:
+        The distances, and what the probes have found on this host.
     """
     pair, layout, team = sampling.pair, sampling.layout, sampling.team
-    found = {} if checkpoint is None else checkpoint.found(position)
-    first, probing = range(0), NOTHING
+    programs, device = pair.programs, layout.devices[0]
+    known = {} if checkpoint is None else checkpoint.found(position)
+    findings, first, probing = Findings(), range(0), NOTHING
     if probes is not None:
-        found, first, probing = probes.known(found), probes.chunks, probes.probing
-    looked_at = layout.steps(found, first)
-    steps = layout.steps(found, range(len(first), layout.chunks))
+        known, first, probing = probes.sufficient(known), probes.chunks, probes.probing
+        findings = probes.findings(known)
+    probed = [(chunks, probing) for chunks in layout.steps(known, first)]
+    rest = [(chunks, NOTHING) for chunks in layout.steps(known, range(len(first), layout.chunks))]
     total = sum(layout.pairs_in(chunk) for d in layout.local for chunk in layout.chunks_of(d))
-    planned = sum(layout.pairs_in(chunk) for chunks in looked_at + steps for chunk in chunks)
-    missing = planned
-    block = empty_block(layout, found, pair.distance_dtype, pair.numbers)
+    missing = sum(layout.pairs_in(chunk) for chunks, _ in probed + rest for chunk in chunks)
+    block = empty_block(layout, known, pair.distance_dtype, pair.numbers)
+
+    def judge() -> tuple[()]:
+        """Refuses the target if the probes show that it must be; gives no tasks."""
+        nonlocal findings
+        if probes is not None:
+            findings = probes.judged(findings)
+        return ()
 
     def start(task: _Task) -> _Step:
         nonlocal block
         chunks, probing = task
         team.look()
-        if probes is not None and missing < planned:
-            probes.refuse()  # Not in `finish`, which runs for steps in flight after an error, too.
         block, distances, resolutions, probed = compute_chunks(
             block,
             sampling.key,
@@ -141,60 +144,53 @@ def sample_block(
             layout=layout,
             pair=pair,
             probing=probing,
-            rotations=probes.rotations(chunks) if probes and probing else None,
+            rotations=None if probes is None or probing is NOTHING else probes.rotations(chunks),
         )
         return _Step(chunks, distances, resolutions, probed)
 
     with counting("pairs", total, done=total - missing, shown=progress) as count:
 
         def finish(step: _Step) -> None:
-            nonlocal missing
-            wait_for(step.resolutions, pair.programs, layout.devices[0], team.look)
+            nonlocal missing, findings
+            wait_for(step.resolutions, programs, device, team.look)
             if checkpoint is not None or step.probed is not None:
                 finished = step.finished(probes)
                 if checkpoint is not None:
                     checkpoint.add(position, finished)
                 if probes is not None:
-                    probes.known(finished)
+                    findings |= probes.findings(finished)
             drawn = sum(map(layout.pairs_in, step.chunks))
             missing -= drawn
             count(drawn)
 
-        def looked_at_last(tasks: list[_Task]) -> Iterator[_Task]:
-            yield from tasks
-            if probes is not None:  # While devices draw the last pairs.
-                probes.refuse()
-
-        def run(tasks: list[_Task]) -> None:
-            run_in_flight(
-                looked_at_last(tasks),
-                start,
-                finish,
-                programs=pair.programs,
-                device=layout.devices[0],
-            )
-            if probes is not None:
-                probes.refuse()
+        def run(tasks: list[_Task], judged_after: int) -> None:
+            # Devices go on while the host judges. `finish` never judges: it also runs for the
+            # steps in flight after an error.
+            parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
+            steps = itertools.chain.from_iterable(part() for part in parts)
+            run_in_flight(steps, start, finish, programs=programs, device=device)
+            judge()
 
         def enough() -> bool:
             drawn = total - missing
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            if probes is not None and pair.sums is None:  # All may be known from a checkpoint.
-                probes.refuse()
-            tasks = [(chunks, probing) for chunks in looked_at]
+            if pair.sums is None:  # A file may hold all that is needed.
+                judge()
             if pair.calls_host or watch is not None:
                 # A database alone calls the host while nothing else does.
-                for part in [[task] for task in tasks] if pair.calls_host else [tasks]:
-                    run(part)
-                tasks = []
-            for part in [steps] if watch is None else watch.parts(steps, total - missing, layout):
+                for part in [[task] for task in probed] if pair.calls_host else [probed]:
+                    run(part, len(part))
+                probed = []
+            for part in [rest] if watch is None else watch.parts(rest, total - missing, layout):
                 if enough():
                     break
-                run(tasks + [(chunks, NOTHING) for chunks in part])
+                # Two more chunks are on their way when the last probed one is finished. The probes
+                # of a sum are judged after the first finished chunk.
+                run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:
             if checkpoint is not None:
                 checkpoint.save()
-    return block
+    return block, findings

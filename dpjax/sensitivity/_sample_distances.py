@@ -100,7 +100,7 @@ def _on_the_host(sampling: Sampling) -> jax.Array:
     """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
 
     def at(position: int) -> jax.Array:
-        block = sample_block(sampling, position=position)
+        block, _ = sample_block(sampling, position=position)
         sampling.team.meet()
         return all_distances(block, layout=sampling.layout)
 

@@ -7,21 +7,19 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax._core import _checks
-from dpjax._core._values import Method, Norm, OperatingPoint, Oracle, Positions, Sensitivity, Target
+from dpjax._core._values import Method, Norm, Oracle, Positions, Sensitivity, Target
 from dpjax._exact._numerics import sum_up
 from dpjax._running._devices import outside_any_mesh
-from dpjax._running._processes import together
+from dpjax._running._processes import Team, together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._host_calls import host_errors
 from dpjax.proving._provable import provable
 from dpjax.random._facade import sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
@@ -31,12 +29,18 @@ from dpjax.sensitivity._norms import NORMS, is_float
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits, point_of_each
-from dpjax.sensitivity._probes import Probes, probed_pairs
+from dpjax.sensitivity._probes import (
+    Findings,
+    Probes,
+    probed_pairs,
+    refuse_other_places,
+    refuse_rounding,
+)
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# With `until`: the most pairs, and chunks at least, after which one may end. There is room for the
-# distances of the most pairs from the start: 256 MiB.
+# With `until`: the most pairs, and the least number of chunks, so that sampling can end between
+# chunks. The distances of the most pairs have room from the start: 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -174,81 +178,176 @@ def sample_sensitivity(
         >>> sensitivity.m, sensitivity.k, bool(sensitivity.value < 0.01)
         (900, 871, True)
     """
-    if isinstance(oracle, (list, tuple)) and not callable(oracle):
-        settings = {"m": m, "gamma": gamma, "method": method}
-        more = {"until": until, "positions": positions, "chunk_size": chunk_size, "mesh": mesh}
-        more |= {"progress": progress, "allow_zero": allow_zero}
-        return worst_of_oracles(
-            functools.partial(
-                sample_sensitivity,
-                key,
-                target,
-                n=n,
-                norm=norm,
-                allow_cancellation=allow_cancellation,
-                **settings,
-                **more,
-            ),
-            oracle,
-            stated_confidence(**settings, confidence=confidence, until=until),
-            checkpoint,
-        )
+    several = isinstance(oracle, (list, tuple)) and not callable(oracle)
+    oracles: list[Any] = [*oracle] if isinstance(oracle, (list, tuple)) and several else [oracle]
+    if not oracles:
+        raise ValueError("oracle must be a function, or hold at least one, got none")
     if until is not None:
         _check_until(until, gamma, method, positions)
-    with together(mesh) as team:
-        key = sampling_key(key)
-        _checks.host_only(
-            "sample_sensitivity", key, "dpjax.sample_distances and dpjax.order_statistic"
-        )
-        pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-        if not pair.is_concrete:
-            raise TypeError(
-                "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
-                " the host: use dpjax.sample_distances inside jit and vmap"
+        method = "anytime"
+    each, stated = confidence, None
+    if several:
+        # A marginal statement needs no share: a larger estimate covers no fewer pairs.
+        point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
+        stated = point.confidence
+        each = confidence_of_each(stated, len(oracles))
+    found = list[Sensitivity]()
+    for j, one in enumerate(oracles):
+        path = checkpoint
+        if several and checkpoint is not None:
+            path = f"{os.fspath(checkpoint)}.oracle-{j}"
+        with together(mesh) as team:
+            plan = _planned(
+                team,
+                sampling_key(key),
+                target,
+                one,
+                n=n,
+                norm=norm,
+                m=m,
+                gamma=gamma,
+                method=method,
+                confidence=each,
+                until=until,
+                positions=positions,
+                chunk_size=chunk_size,
+                mesh=mesh,
             )
-        point, stated = point_of_each(
-            pair.positions_sampled,
-            m=m,
-            gamma=gamma,
-            method=method if until is None else "anytime",
-            confidence=confidence,
-            **({} if until is None else _IF_WATCHED),
+            sample = _sampled(plan, path, until, progress=progress)
+        _refuse_unusable(sample, allow_zero=allow_zero, allow_cancellation=allow_cancellation)
+        found.append(_sensitivity(sample, target, norm))
+    return _worst(found, stated) if several else found[0]
+
+
+class _Sample(NamedTuple):
+    """An estimate, and how it was found.
+
+    Attributes:
+        plan: the sampling, with its operating point at the end.
+        identity: of the sampling.
+        estimate: the largest k-th distance of a position.
+        resolution: the coarsest resolution of the target's value.
+        rounding: what probes say that rounding may add.
+        findings: of the probes.
+    """
+
+    plan: Plan
+    identity: str
+    estimate: float
+    resolution: float
+    rounding: float
+    findings: Findings
+
+
+def _planned(
+    team: Team,
+    key: jax.Array,
+    target: Target,
+    oracle: Oracle,
+    *,
+    n: int,
+    norm: Norm,
+    m: int | None,
+    gamma: float | None,
+    method: Method,
+    confidence: float | Literal["default"] | None,
+    until: float | None,
+    positions: Positions,
+    chunk_size: int | None,
+    mesh: Mesh | None,
+) -> Plan:
+    """Traces the programs, and chooses the operating point and the size of chunks."""
+    _checks.host_only("sample_sensitivity", key, "dpjax.sample_distances and dpjax.order_statistic")
+    pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
+    if not pair.is_concrete:
+        raise TypeError(
+            "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
+            " the host: use dpjax.sample_distances inside jit and vmap"
         )
-        layout = layout_of(pair, point.m, chunk_size, mesh)
-        if until is not None and chunk_size is None:
-            layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
-        if chunk_size is None:
-            layout = layout_that_fits(key, pair, layout, probed_pairs(pair, point))
-        plan = Plan.of(key, pair, layout, team, point, stated)
-        store = None if checkpoint is None else Checkpoint(checkpoint, plan.run)
-        with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)), host_errors():
-            probes = Probes(plan, progress=progress)
-            identity = plan.identity  # While devices draw what is probed.
-            watch = Watch(point, until or 1.0) if until or (progress and _looks(point)) else None
-            estimate, resolution, rounding, plan = _worst_of_all_positions(
-                plan, store, progress, watch, probes
+    point, stated = point_of_each(
+        pair.positions_sampled,
+        m=m,
+        gamma=gamma,
+        method=method,
+        confidence=confidence,
+        **({} if until is None else _IF_WATCHED),
+    )
+    layout = layout_of(pair, point.m, chunk_size, mesh)
+    if until is not None and chunk_size is None:
+        layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
+    if chunk_size is None:
+        layout = layout_that_fits(key, pair, layout, probed_pairs(pair, point))
+    return Plan.of(key, pair, layout, team, point, stated)
+
+
+def _sampled(
+    plan: Plan, path: str | os.PathLike[str] | None, until: float | None, *, progress: bool
+) -> _Sample:
+    """Draws the pairs of all positions, and selects the estimate of the worst one."""
+    store = None if path is None else Checkpoint(path, plan.run)
+    may_look = plan.point.method == "anytime" and jax.process_count() == 1
+    watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
+    with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
+        probes = Probes(plan, progress=progress)
+        identity = plan.identity  # Hashed while devices draw the probes of a sum.
+        findings, estimate, resolution, block = Findings(), 0.0, 0.0, None
+        for position in range(plan.pair.positions_sampled):
+            block, found = sample_block(
+                plan,
+                position=position,
+                checkpoint=store,
+                progress=progress,
+                watch=watch,
+                probes=None if position else probes,
             )
-    if estimate == 0:
-        probes.refuse_rounding()
-    point = plan.point
-    narrow = any(is_float(x) and x.dtype.itemsize < 4 for x in pair.released.outputs.leaves)
-    _refuse_unusable(estimate, resolution, allow_zero, allow_cancellation, narrow=narrow)
-    hidden = max(resolution, rounding), rounding_of_a_distance(plan, norm, estimate)
+            findings |= probes.at_another_position(block) if position else found
+            plan.team.meet()
+            if watch is not None:
+                point, _ = point_of_each(
+                    1,
+                    m=watch.drawn,
+                    gamma=plan.point.gamma,
+                    method="anytime",
+                    confidence=plan.point.confidence,
+                )
+                plan = dataclasses.replace(plan, point=point)
+            selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
+            estimate, resolution = max(estimate, selected), max(resolution, coarsest)
+        findings = findings.of_all(plan.team)
+        rounding = probes.rounding(findings)
+        assert block is not None
+        refuse_other_places(
+            findings,
+            lambda k: kth_distance(block, k, layout=plan.layout)[0],
+            plan.point,
+            looks=1 if watch is None else plan.layout.chunks,
+        )
+    if until is not None:
+        # Timing decides which pairs are drawn by then, and the estimate shows which.
+        identity = digest(plan.identity, estimate)
+    return _Sample(plan, identity, estimate, resolution, rounding, findings)
+
+
+def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
+    """The estimate with everything added that rounding may hide, and what it was sampled from."""
+    plan, estimate = sample.plan, sample.estimate
+    pair, point = plan.pair, plan.point
+    hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,
         gamma=point.gamma,
-        confidence=stated,
+        confidence=plan.confidence,
         norm=norm,
         n=pair.n,
         m=point.m,
         k=point.k,
         method=point.method,
-        positions=positions,
-        chunk_size=layout.size,
+        positions=pair.positions,
+        chunk_size=plan.layout.size,
         zero_allowed=estimate == 0,
         deciding_records=None if pair.two_records is None else 2,
-        identity=identity if until is None else _identity_if_ended(plan, estimate),
+        identity=sample.identity,
         target=pair.released.fingerprint,
         records=pair.records,
         outputs=pair.released.outputs,
@@ -257,9 +356,19 @@ def sample_sensitivity(
     )
 
 
-def _identity_if_ended(plan: Plan, estimate: float) -> str:
-    """Devices and interruptions decide which pairs are drawn first; the estimate shows them."""
-    return digest(plan.identity, estimate)
+def _worst(found: list[Sensitivity], confidence: float | None) -> Sensitivity:
+    """The largest sensitivity of several oracles."""
+    if len({(x.target, x.distance, str(x.records), str(x.outputs)) for x in found}) > 1:
+        raise ValueError("oracles must draw records of the same structure, shapes and dtypes")
+    worst = max(found, key=lambda x: float(x.value))
+    deciding = {x.deciding_records for x in found}
+    return dataclasses.replace(
+        worst,
+        gamma=max(float(x.gamma) for x in found),
+        confidence=confidence,
+        deciding_records=worst.deciding_records if len(deciding) == 1 else None,
+        identity=digest("oracles", *sorted(str(x.identity) for x in found)),
+    )
 
 
 def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
@@ -268,47 +377,6 @@ def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
     done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
     total = plan.pair.positions_sampled * plan.point.m
     return f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
-
-
-def _worst_of_all_positions(
-    plan: Plan, store: Checkpoint | None, progress: bool, watch: Watch | None, probes: Probes
-) -> tuple[float, float, float, Plan]:
-    """The largest k-th distance of a position, two bounds on rounding, and what was sampled."""
-    estimate, resolution, block = 0.0, 0.0, None
-    for position in range(plan.pair.positions_sampled):
-        block = sample_block(
-            plan,
-            position=position,
-            checkpoint=store,
-            progress=progress,
-            watch=watch,
-            probes=None if position else probes,
-        )
-        if position:
-            probes.compare(block)
-        plan.team.meet()
-        if watch is not None:
-            point, _ = point_of_each(
-                1,
-                m=watch.drawn,
-                gamma=plan.point.gamma,
-                method="anytime",
-                confidence=plan.point.confidence,
-            )
-            plan = dataclasses.replace(plan, point=point)
-        selected, coarsest = kth_distance(block, plan.point.k, layout=plan.layout)
-        estimate, resolution = max(estimate, selected), max(resolution, coarsest)
-    rounding = probes.rounding(plan.team)
-    assert block is not None
-    kth = functools.partial(kth_distance, block, layout=plan.layout)
-    looks = 1 if watch is None else plan.layout.chunks
-    probes.refuse_last(lambda k: kth(k)[0], plan.point, looks=looks)
-    return estimate, resolution, rounding, plan
-
-
-def _looks(point: OperatingPoint) -> bool:
-    """Whether one may look at the distances while they are drawn, and all are here."""
-    return point.method == "anytime" and jax.process_count() == 1
 
 
 def _check_until(until: float, gamma: float | None, method: Method, positions: Positions) -> None:
@@ -339,14 +407,10 @@ def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
     return estimate * epsilon * (coordinates + 4)
 
 
-def _refuse_unusable(
-    estimate: float,
-    resolution: float,
-    allow_zero: bool,
-    allow_cancellation: bool,
-    *,
-    narrow: bool,
-) -> None:
+def _refuse_unusable(sample: _Sample, *, allow_zero: bool, allow_cancellation: bool) -> None:
+    estimate, resolution = sample.estimate, sample.resolution
+    if estimate == 0:
+        refuse_rounding(sample.findings)
     if math.isinf(estimate):
         raise ValueError(
             "the estimated sensitivity is infinite: on too many random databases the target's value"
@@ -358,6 +422,8 @@ def _refuse_unusable(
             " a release without noise is meant, pass allow_zero=True"
         )
     if 0 < estimate < _LEAST_RESOLVED * resolution and not allow_cancellation:
+        outputs = sample.plan.pair.released.outputs.leaves
+        narrow = any(is_float(x) and x.dtype.itemsize < 4 for x in outputs)
         wider = "let the target compute and return float32" if narrow else "enable float64"
         raise ValueError(
             f"the estimated sensitivity {estimate:.3g} is below {_LEAST_RESOLVED} times the"
@@ -365,50 +431,3 @@ def _refuse_unusable(
             f" {wider}, or let the target compute the difference directly; to accept it, pass"
             " allow_cancellation=True"
         )
-
-
-# One sensitivity for several oracles: the worst of them, each at its share of the confidence.
-
-
-def stated_confidence(
-    *,
-    m: int | None,
-    gamma: float | None,
-    method: Method,
-    confidence: float | Literal["default"] | None,
-    until: float | None,
-) -> float | None:
-    """The confidence in all oracles together; None for the marginal statement."""
-    method = method if until is None else "anytime"
-    return operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-
-
-def worst_of_oracles(
-    sample: Callable[..., Sensitivity],
-    oracles: Sequence[Oracle],
-    confidence: float | None,
-    checkpoint: str | os.PathLike[str] | None,
-) -> Sensitivity:
-    """The largest sensitivity of some oracles.
-
-    A marginal statement needs no share of anything: a larger estimate covers no fewer pairs.
-    Oracle number j has the checkpoint PATH.oracle-j.
-    """
-    if not oracles:
-        raise ValueError("oracle must be a function, or hold at least one, got none")
-    each = confidence_of_each(confidence, len(oracles))
-    found = []
-    for j, oracle in enumerate(oracles):
-        path = None if checkpoint is None else f"{os.fspath(checkpoint)}.oracle-{j}"
-        found.append(sample(oracle, confidence=each, checkpoint=path))
-    if len({(x.target, x.distance, str(x.records), str(x.outputs)) for x in found}) > 1:
-        raise ValueError("oracles must draw records of the same structure, shapes and dtypes")
-    worst = max(found, key=lambda x: float(x.value))
-    deciding = {x.deciding_records for x in found}
-    return dataclasses.replace(
-        worst,
-        gamma=max(float(x.gamma) for x in found),
-        confidence=confidence,
-        deciding_records=worst.deciding_records if len(deciding) == 1 else None,
-        identity=digest("oracles", *sorted(str(x.identity) for x in found)),
-    )

@@ -91,7 +91,7 @@ def test_what_is_not_finite_alone_and_in_a_batch_agrees(key, uniform, bad, monke
     target = lambda d: jnp.where(jnp.max(d) > 0.98, bad, jnp.sum(d))  # noqa: E731
     settings = SETTINGS | {"gamma": 0.6}
     assert dpjax.sample_sensitivity(key, target, uniform, **settings).value < 2
-    ((batched, alone, found),) = seen
+    *_, (batched, alone, found) = seen
     assert np.all(found[~np.isfinite(alone)])
     assert 0 < np.sum(~np.isfinite(alone)) < alone.size
     np.testing.assert_array_equal(np.isfinite(batched), np.isfinite(alone))
@@ -386,5 +386,6 @@ def test_probes_look_at_five_over_gamma_databases(uniform):
 
 def test_a_refused_order_names_the_other_causes():
     # A solver that stops early, most often one on the host, looks as if the order mattered.
+    found = _probes.Findings(permuted=0.5, replaced=1.0)
     with pytest.raises(ValueError, match=r"or is not converged.*solver's tolerance.*tol="):
-        _probes._refuse_an_order(_probes._Found(permuted=0.5, replaced=1.0))
+        _probes.rounding_of_releases(found, is_sum=False)

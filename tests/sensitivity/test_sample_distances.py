@@ -88,7 +88,7 @@ def test_the_sampler_selects_among_the_same_bits(samples, key, k):
     distances = samples(jnp.mean, normal, n=20, m=500, chunk_size=64)
     sampler = RandomPair.trace(key, jnp.mean, normal, n=20, norm="l1", positions="last")
     layout = Layout((None,), 500, 64)
-    block = sample_block(Sampling(key, sampler, layout, Team((0,))))
+    block, _ = sample_block(Sampling(key, sampler, layout, Team((0,))))
     selected, _ = kth_distance(block, k, layout=layout)
     assert selected == np.sort(distances)[k - 1]
 

@@ -291,7 +291,7 @@ def test_shortcuts_of_a_program_are_traced_once(key, uniform):
 @pytest.mark.parametrize("place", ["among the probes", "among the pairs"])
 def test_an_interruption_starts_no_more_probes(key, monkeypatch, place):
     started = []
-    chunk, waiting = _probes._OfASum._started, _loop.wait_for
+    chunk, waiting = _probes._ProbesOfSum._started, _loop.wait_for
 
     def probed(self, start):
         started.append(start)
@@ -305,7 +305,7 @@ def test_an_interruption_starts_no_more_probes(key, monkeypatch, place):
             raise KeyboardInterrupt
         return waiting(*arguments)
 
-    monkeypatch.setattr(_probes._OfASum, "_started", probed)
+    monkeypatch.setattr(_probes._ProbesOfSum, "_started", probed)
     monkeypatch.setattr(_loop, "wait_for", waited)
     with pytest.raises(KeyboardInterrupt):
         dpjax.sample_sensitivity(
