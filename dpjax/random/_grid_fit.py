@@ -124,15 +124,11 @@ class Calibration:
         limits = float_limits(compute)
         usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
         grid = power_of_two(exponent, compute)
-        needed = known._needed(lattice, grid)
-        if not floating:
-            # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The grid
-            # of other leaves still counts in `needed`: their rounding shares the sensitivity.
-            exponent, grid = jnp.zeros_like(exponent), jnp.ones_like(grid)
-        short, shift = divisor(lattice, grid / needed, jnp)
-        usable &= (short >= 1) & known._has_small_loss(lattice)
+        step, short, shift, is_small = known._divided_step(lattice, grid, jnp, floating=floating)
+        usable &= (short >= 1) & is_small
+        exponent = exponent if floating else jnp.zeros_like(exponent)
         short = jnp.where(usable, short, 1)
-        drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * grid
+        drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * step
         drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
         return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
@@ -140,12 +136,21 @@ class Calibration:
         """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
         if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
-        known = self._in(np.float64, np)
+        known, floating = self._in(np.float64, np), bool(jnp.issubdtype(dtype, jnp.floating))
         grid = np.ldexp(1.0, known._exponent(lattice, np))
-        step = grid if jnp.issubdtype(dtype, jnp.floating) else 1.0
-        short, shift = divisor(lattice, step / known._needed(lattice, grid), np)
+        _, short, shift, is_small = known._divided_step(lattice, grid, np, floating=floating)
         # `fit` needs one point, and in float32 it may find one less, so we require two.
-        return bool(short * 2.0**shift >= 2 and known._has_small_loss(lattice))
+        return bool(short * 2.0**shift >= 2 and is_small)
+
+    def _divided_step(
+        self, lattice: Lattice, grid: _Number, numpy: ModuleType, *, floating: bool
+    ) -> tuple[_Number, jax.Array, jax.Array, _Number]:
+        """The step of a grid, its divisor and shift, and whether the loss is small."""
+        # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The grid of
+        # other leaves still counts in `_needed`: their rounding shares the sensitivity.
+        step = grid if floating else numpy.ones_like(grid)
+        short, shift = divisor(lattice, step / self._needed(lattice, grid), numpy)
+        return step, short, shift, self._has_small_loss(lattice)
 
     def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
         """This calibration with numbers of a dtype, in JAX or in NumPy."""
