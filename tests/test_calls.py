@@ -4,8 +4,8 @@ import calls
 
 # Calls, and files that they lead to. Those of a sampling depend a little on how fast it runs.
 LIMITS = {
-    "warm mean, 1,000 records": (80, 12),
-    "warm histogram, 1,000 records": (120, 20),
+    "warm mean, 1,000 records": (80, 8),
+    "warm histogram, 1,000 records": (120, 10),
     "trace of a step of DP-SGD": (2967, 20),
     "warm sampling in one chunk": (390, 26),
     "10 further chunks of a sampling": (176, 8),

@@ -1,10 +1,9 @@
 """Frozen dataclasses that JAX can take apart, and descriptions of trees of arrays."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
@@ -40,10 +39,30 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     JAX runs `__post_init__` again at every unflatten, so checks belong in a factory. Only classes
     with fields that are `up()` or `down()` may check there: their unflatten does not run it.
     """
-    made: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    if any("toward" in field.metadata for field in dataclasses.fields(made)):
-        return _register_rounded(made)
-    return jax.tree_util.register_dataclass(made)
+    frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
+        return _register_rounded(frozen)
+    return jax.tree_util.register_dataclass(frozen)
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
+)
+def made_by_factory(cls: type[T]) -> type[T]:
+    """A `frozen_pytree` whose fields belong together: only a factory makes one, by `made`.
+
+    It needs a field that is `up()` or `down()`, see there.
+    """
+
+    def refuse(self: object) -> None:
+        # `dataclasses.replace(mechanism, epsilon=0.1)` would change the promise, not the noise.
+        raise TypeError(
+            f"a {type(self).__name__} is made by its factory alone, and no part of it is replaced:"
+            " its noise belongs to its epsilon, delta and sensitivity; make another one"
+        )
+
+    cls.__post_init__ = refuse  # type: ignore[attr-defined]
+    return frozen_pytree(cls)
 
 
 def _register_rounded(cls: type[T]) -> type[T]:
@@ -66,41 +85,28 @@ def _register_rounded(cls: type[T]) -> type[T]:
 
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
         # Without __init__: its checks would refuse the axes of vmap and the results of tree.map.
-        value = object.__new__(cls)
-        vars(value).update(zip((*toward, *constants), (*leaves, *metadata), strict=True))
-        return value
+        return made(cls, **dict(zip((*toward, *constants), (*leaves, *metadata), strict=True)))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
 
 
-class MadeByFactory:
-    """A dataclass whose fields belong together: only a factory makes one, by `made`.
+def made(cls: type[T], *parts: Any, **named: Any) -> T:
+    """A value of these fields, in their order or by name; others have their defaults.
 
-    `dataclasses.replace(mechanism, epsilon=0.1)` would change what is promised and not the noise.
+    It runs no checks, which belong to users: for code that knows that the fields fit.
     """
-
-    def __post_init__(self) -> None:
-        raise TypeError(
-            f"a {type(self).__name__} is made by its factory alone, and no part of it is replaced:"
-            " its noise belongs to its epsilon, delta and sensitivity; make another one"
-        )
-
-    @classmethod
-    def made(cls, *parts: Any) -> Self:
-        """One of these parts, in the order of its fields; the last ones may have their defaults."""
-        fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
-        instance = object.__new__(cls)
-        values = itertools.chain(parts, (field.default for field in fields[len(parts) :]))
-        vars(instance).update(zip((field.name for field in fields), values, strict=True))
-        return instance
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    value = object.__new__(cls)
+    names = [field.name for field in fields]
+    known = dict(zip(names, parts, strict=False)) | named
+    vars(value).update({f.name: known.get(f.name, f.default) for f in fields})
+    return value
 
 
-def changed(instance: T, **fields: Any) -> T:
-    """A copy with other fields, for code that knows that they fit."""
-    copy = object.__new__(type(instance))
-    vars(copy).update(vars(instance) | fields)
-    return copy
+def changed(value: T, **fields: Any) -> T:
+    """A copy with other fields, likewise."""
+    return made(type(value), **(vars(value) | fields))
 
 
 @dataclasses.dataclass(frozen=True)

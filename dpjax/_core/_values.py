@@ -265,13 +265,14 @@ class Inside:
     Attributes:
         target: what is computed of the database.
         mechanism: what draws the release of its value.
-        published: takes what was drawn to the value of the release, by public facts.
+        published: takes what was drawn to the value of the release, by public facts; None where
+            that is what was drawn.
         read: takes the value of a release to what was drawn, for `mechanism.log_prob`.
     """
 
     target: Any
     mechanism: Any
-    published: Callable[[Value], Value] = lambda drawn: drawn
+    published: Callable[[Value], Value] | None = None
     read: Callable[[Value], Value] = lambda value: value
 
 

@@ -11,7 +11,7 @@ import scipy
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._pytree import MadeByFactory, TreeSpec, frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, made, made_by_factory, static, up
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
@@ -51,8 +51,8 @@ class PerturbationPlan(NamedTuple):
     solver: WalkPlan
 
 
-@frozen_pytree
-class ObjectivePerturbation(MadeByFactory):
+@made_by_factory
+class ObjectivePerturbation:
     """Trains a private logistic regression: `training(key, database) -> Release`.
 
     Made by `learning.objective_perturbation`. Jit-able, and vmap-able over keys.
@@ -232,7 +232,7 @@ def objective_perturbation(
     plan = perturbation_plan(
         regularization, n=n, d=dims, epsilon=epsilon, delta=delta, dtype=running
     )
-    return ObjectivePerturbation.made(epsilon, delta, regularization, plan, n, dims, running)
+    return made(ObjectivePerturbation, epsilon, delta, regularization, plan, n, dims, running)
 
 
 # A bound on the distance between the gradients of two records in the unit ball: each is shorter

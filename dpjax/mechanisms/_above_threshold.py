@@ -22,7 +22,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
-from dpjax.mechanisms._noisy_arrays import LatticeMechanism, as_number
+from dpjax.mechanisms._noisy_arrays import OnGrid, as_number
 from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._facade import (
     LAPLACE,
@@ -36,6 +36,7 @@ from dpjax.random._facade import (
     noisy_units,
 )
 from dpjax.release._draw import refuse_batch
+from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
@@ -66,7 +67,7 @@ class SparseVectorState:
 
 
 @frozen_pytree
-class AboveThreshold(LatticeMechanism):
+class AboveThreshold(OnGrid, SensitivityMechanism):
     """Says which queries are above a threshold; made by `above_threshold`.
 
     Attributes:

@@ -3,14 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
+from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
@@ -23,13 +23,12 @@ from dpjax.mechanisms._multipliers import (
 )
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._start import begin, check_noise
-from dpjax.random._facade import GAUSSIAN, LAPLACE, Calibration, Lattice, Noise
-from dpjax.sensitivity._norms import grid_dtype, rounding_norm
+from dpjax.random._facade import GAUSSIAN, LAPLACE, Calibration, Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
-@frozen_pytree
-class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
+@made_by_factory
+class AdditiveMechanism(CoordinatewiseMechanism):
     """Adds noise to every coordinate of a pytree; made by `additive`, `laplace` or `gaussian`.
 
     Attributes:
@@ -54,11 +53,6 @@ class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
     dims: int | None = static(default=None)
     _scales = ("scale",)
 
-    @property
-    def _norm_of_noise(self) -> Norm:
-        """In which the arrays that get noise are compared."""
-        return self.norm
-
     def _delta(self) -> Scalar:
         return self.delta
 
@@ -66,31 +60,7 @@ class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
         size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
         if self.dims is not None and size != self.dims:
             raise ValueError(f"value must have {self.dims} coordinates, as dims says, got {size}")
-        calibration = Calibration(
-            self.scale,
-            self.sensitivity.value,
-            self.epsilon,
-            rounding_norm(self._norm_of_noise, arrays),
-            size,
-            self.sensitivity.zero_allowed,
-            grid_dtype(arrays),
-        )
-        lattice = self.noise.lattice
-        if lattice is None or not (
-            _checks.is_traced(self.epsilon) or _checks.is_traced(self.delta)
-        ):
-            return calibration
-        # Concrete parameters raise in `_check_fit`. Traced ones that ask more of the noise's tables
-        # than they keep make the scale NaN.
-        covered = calibration.covers(lattice, self.delta, jnp)
-        return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
-
-    def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
-        lattice = self.noise.lattice
-        assert lattice is not None
-        if not _checks.is_traced(self.delta) and not calibration.covers(lattice, self.delta, np):
-            raise ValueError(_too_much_missed(calibration, lattice, float(self.delta)))
-        super()._check_fit(arrays, calibration)
+        return super()._calibration(arrays)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -109,19 +79,6 @@ class AdditiveMechanism(MadeByFactory, CoordinatewiseMechanism):
         if replaced is None:
             return promised
         return dataclasses.replace(promised, replacing=(replaced, delta, epsilon, delta))
-
-    @property
-    def dp_event(self) -> Any:
-        accounting = _checks.extra("dp_accounting", "accounting")
-        if self.sensitivity.zero_allowed or not self._is_exact:
-            return accounting.NonPrivateDpEvent()
-        if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
-            # In another norm the same noise multiplier means another mechanism.
-            pure = np.array_equal(self.delta, 0)
-            return super().dp_event if pure else accounting.UnsupportedDpEvent()
-        # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
-        # of Gaussian noise 2^-118 (1 + e^epsilon).
-        return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
     @property
     def zcdp(self) -> tuple[float, float]:
@@ -221,22 +178,7 @@ def additive(
     scale = sensitivity.value * unit
     if not _checks.is_traced(scale) and not math.isfinite(scale):
         raise ValueError(f"epsilon={epsilon} is too small: the scale of the noise overflows")
-    return AdditiveMechanism.made(sensitivity, epsilon, delta, scale, norm, noise, dims)
-
-
-def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """Says whether to change epsilon or delta, where delta does not cover the tables' error."""
-    missed = (
-        f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
-        f" {calibration.coordinates} coordinates"
-    )
-    epsilon, largest = float(calibration.epsilon), calibration.largest_epsilon(lattice, delta)
-    if 0 < largest < epsilon:
-        return (
-            f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows {largest:.3g} at"
-            f" most: {missed}, and e^epsilon times that must be small against delta"
-        )
-    return f"delta={delta!r} is too close to 0 or 1 at epsilon={epsilon:g}: {missed}"
+    return made(AdditiveMechanism, sensitivity, epsilon, delta, scale, norm, noise, dims)
 
 
 def laplace(

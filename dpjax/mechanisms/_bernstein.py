@@ -308,6 +308,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     dims: int = static()
     order: int = static()
     noise: Noise = static(default=LAPLACE)
+    _is_mapped = True
 
     @property
     def norm(self) -> Norm:

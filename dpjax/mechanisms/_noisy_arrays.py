@@ -1,10 +1,11 @@
 """Mechanisms with integer noise: their grid, the scale they really draw, noise on coordinates."""
 
 import abc
+import dataclasses
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from jax.typing import ArrayLike, DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy, Ends, intervals_of
 from dpjax._core._pair_loss import LossFamily, PairLoss
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Scalar, Value
+from dpjax._core._values import Norm
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
@@ -25,6 +28,7 @@ from dpjax.random._facade import (
     Calibration,
     Lattice,
     Noise,
+    PaddedNoise,
     add_noise,
     check_scale,
     clamped,
@@ -34,27 +38,26 @@ from dpjax.random._facade import (
     usable_scale,
 )
 from dpjax.release._mechanism import SensitivityMechanism
-from dpjax.sensitivity._norms import NORMS, is_float
+from dpjax.sensitivity._norms import NORMS, grid_dtype, is_float, rounding_norm
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
-class LatticeMechanism(SensitivityMechanism):
-    """A mechanism that rounds arrays to a grid and draws integer noise for them.
+class OnGrid(abc.ABC):
+    """The part of a mechanism that rounds arrays to a grid, and fits integer noise to them.
 
-    A subclass gives its `_lattice`, its `_calibration` and its draw. The arrays are those of the
+    The mechanism gives its `_lattice`, its `_calibration` and its draw. The arrays are those of the
     value, unless `_before_noise` makes others of them.
 
     Attributes:
-        sensitivity: that the noise is calibrated to.
         epsilon: of the guarantee.
-        norm: in which the sensitivity is measured.
 
     Formal guarantees:
         None of its own. The scale that a `Calibration` fits covers rounding to the grid and the
-        tables of the noise. The subclass must calibrate with the numbers that its `_draw` uses.
+        tables of the noise. The mechanism must calibrate with the numbers that its `_draw` uses.
     """
 
+    epsilon: Scalar
     _scale_name = "scale of the noise"  # For messages.
 
     @property
@@ -276,29 +279,77 @@ def rounding_to(dtype: np.dtype) -> float:
 _NARROW = 2.0**-12
 
 
-class CoordinatewiseMechanism(LatticeMechanism):
+class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     """Adds noise to arrays made of the value. The release is made of the noisy arrays.
 
-    A subclass gives its `_calibration`. A linear map before the noise is `_before_noise`, its
-    inverse `_after_noise`, and `_noisy` maps an output again. Sensitivity, norm, grid, scale, range
-    and density are then those of the mapped arrays. An audit takes `grids` for that of the outputs
-    and `clamped` for a value: a subclass whose map moves values overrides both.
+    A subclass may have a `_calibration` of its own. If it `_is_mapped`, a linear map is applied
+    before the noise: `_before_noise`. `_after_noise` is its inverse, and `_noisy` maps an output
+    again. Sensitivity, norm, grid, scale, range and density are then those of the mapped arrays. An
+    audit takes `grids` for that of the outputs and `clamped` for a value: a subclass whose map
+    moves values overrides both.
 
     Attributes:
         sensitivity: of the arrays that get noise.
         epsilon: of the guarantee.
         norm: in which the sensitivity is measured.
         noise: the distribution at scale 1.
+        scale: of the noise.
 
     Formal guarantees:
         None of its own.
     """
 
+    norm: Any
     noise: Noise
+    scale: Any
+    _is_mapped: ClassVar[bool] = False
 
     @property
     def _lattice(self) -> Lattice | None:
         return self.noise.lattice
+
+    @property
+    def _norm_of_noise(self) -> Norm:
+        """In which the arrays that get noise are compared."""
+        return self.norm
+
+    def _calibration(self, arrays: PyTree) -> Calibration:
+        calibration = Calibration(
+            self.scale,
+            self.sensitivity.value,
+            self.epsilon,
+            rounding_norm(self._norm_of_noise, arrays),
+            sum(leaf.size for leaf in jax.tree.leaves(arrays)),
+            self.sensitivity.zero_allowed,
+            grid_dtype(arrays),
+        )
+        lattice, delta = self._lattice, self._delta()
+        if lattice is None or not (_checks.is_traced(self.epsilon) or _checks.is_traced(delta)):
+            return calibration
+        # Concrete parameters raise in `_check_fit`. Traced ones that ask more of the noise's tables
+        # than they keep make the scale NaN.
+        covered = calibration.covers(lattice, delta, jnp)
+        return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
+
+    def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
+        lattice, delta = self._lattice, self._delta()
+        assert lattice is not None
+        if not _checks.is_traced(delta) and not calibration.covers(lattice, delta, np):
+            raise ValueError(_too_much_missed(calibration, lattice, float(delta)))
+        super()._check_fit(arrays, calibration)
+
+    @property
+    def dp_event(self) -> Any:
+        accounting = _checks.extra("dp_accounting", "accounting")
+        if self.sensitivity.zero_allowed or not self._is_exact:
+            return accounting.NonPrivateDpEvent()
+        if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
+            # In another norm the same noise multiplier means another mechanism.
+            pure = np.array_equal(self._delta(), 0)
+            return super().dp_event if pure else accounting.UnsupportedDpEvent()
+        # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
+        # of Gaussian noise 2^-118 (1 + e^epsilon).
+        return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
     def _after_noise(self, noisy: PyTree) -> Value:
         """What is released of noisy arrays."""
@@ -308,8 +359,14 @@ class CoordinatewiseMechanism(LatticeMechanism):
         """The noisy arrays that an output was made of."""
         return output
 
-    def _compiles_in_pieces(self, value: Value) -> bool:
-        return self._is_exact and shares_programs(value)
+    def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
+        lattice, kind = self._lattice, value.tree()
+        if lattice is None or not shares_programs(kind):
+            return None
+        of_arrays = jax.tree.map(jnp.asarray, self)
+        if self._is_mapped:
+            return of_arrays._draw
+        return PaddedNoise(of_arrays._calibration(kind), lattice)
 
     def _draw(self, key: Key, value: Value) -> Value:
         arrays = self._before_noise(value)
@@ -436,7 +493,6 @@ class CoordinatewiseMechanism(LatticeMechanism):
         ]
         order = 1 if family == "laplace" else 2
         certificate, coordinates = self._lattice.certificate, sum(leaf.size for leaf in arrays)
-        moves = type(self)._before_noise is not LatticeMechanism._before_noise
 
         def shifts(difference: PyTree) -> list[jax.Array]:
             return [x / b for x, b in zip(jax.tree.leaves(difference), scales, strict=True)]
@@ -448,12 +504,12 @@ class CoordinatewiseMechanism(LatticeMechanism):
             float(np.linalg.norm(np.concatenate(moved), order)),
             coordinates * certificate.loss,
             coordinates * certificate.delta,
-            self._before_noise if moves else None,
+            self._before_noise if self._is_mapped else None,
             shifts if family == "laplace" else None,
         )
 
     def _accuracy(self, value: Value) -> Accuracy:
-        if type(self)._after_noise is not CoordinatewiseMechanism._after_noise:
+        if self._is_mapped:
             return UNKNOWN
         leaves = jax.tree.leaves(value)
         scales, steps = self.effective_scale(like=value), self.grid_for(like=value)
@@ -505,3 +561,18 @@ def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) 
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
     return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)
+
+
+def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
+    """Says whether to change epsilon or delta, where delta does not cover the tables' error."""
+    missed = (
+        f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
+        f" {calibration.coordinates} coordinates"
+    )
+    epsilon, largest = float(calibration.epsilon), calibration.largest_epsilon(lattice, delta)
+    if 0 < largest < epsilon:
+        return (
+            f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows {largest:.3g} at"
+            f" most: {missed}, and e^epsilon times that must be small against delta"
+        )
+    return f"delta={delta!r} is too close to 0 or 1 at epsilon={epsilon:g}: {missed}"

@@ -91,6 +91,7 @@ class OracleCheck(SensitivityMechanism):
     epsilon: Scalar = up()
     score: Score = static()
     expected: _Expected = static()
+    _calls_user = True
 
     @property
     def norm(self) -> Norm:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
-from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
+from dpjax._core._pytree import frozen_pytree, made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Scalar, Sensitivity
 from dpjax._exact import _limbs
@@ -59,8 +59,8 @@ class Reply:
         return f"Reply(answered={self.answered}, value={self.value})"
 
 
-@frozen_pytree
-class ProposeTestRelease(MadeByFactory, QuantileMechanism):
+@made_by_factory
+class ProposeTestRelease(QuantileMechanism):
     """Answers if the proposed bound holds far around a database; made by `propose_test_release`.
 
     Attributes:
@@ -268,8 +268,16 @@ def propose_test_release(
         raise ValueError(
             f"epsilon={epsilon:g} is too small for delta={delta:g}: no database would get an answer"
         )
-    return ProposeTestRelease.made(
-        sensitivity, epsilon, delta, scales, proposed, low, high, _probabilities(probability)
+    return made(
+        ProposeTestRelease,
+        sensitivity,
+        epsilon,
+        delta,
+        scales,
+        proposed,
+        low,
+        high,
+        _probabilities(probability),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
-from dpjax._core._pytree import MadeByFactory, frozen_pytree, static, up
+from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._start import begin, count, sum_over_leaves
@@ -100,8 +100,8 @@ _MOST_CATEGORIES = 2**15
 _MOST_EPSILON = 22.0
 
 
-@frozen_pytree
-class RandomizedResponse(MadeByFactory, LocalMechanism):
+@made_by_factory
+class RandomizedResponse(LocalMechanism):
     """Keeps each answer or lies about it; made by `randomized_response` or `two_coins`.
 
     Attributes:
@@ -196,7 +196,7 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
     epsilon = within_a_word(epsilon)
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
-    return RandomizedResponse.made(sensitivity, epsilon, lie_weight_of(epsilon, size), size)
+    return made(RandomizedResponse, sensitivity, epsilon, lie_weight_of(epsilon, size), size)
 
 
 def two_coins(categories: int = 2) -> RandomizedResponse:
@@ -230,7 +230,7 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
     """
     size = _checks.integer("categories", categories, least=2, most=_MOST_CATEGORIES)
     sensitivity, epsilon = begin("hamming", 1.0, math.nextafter(math.log(size + 1), math.inf))
-    return RandomizedResponse.made(sensitivity, epsilon, np.uint32(-(-(2**31) // size)), size)
+    return made(RandomizedResponse, sensitivity, epsilon, np.uint32(-(-(2**31) // size)), size)
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
@@ -269,8 +269,8 @@ BitFlips = Literal["optimized", "symmetric"]
 _MOST_BITS = 2**20
 
 
-@frozen_pytree
-class UnaryEncoding(MadeByFactory, LocalMechanism):
+@made_by_factory
+class UnaryEncoding(LocalMechanism):
     """Reports a bit for each category, and may flip each; made by `unary_encoding`.
 
     Attributes:
@@ -378,4 +378,4 @@ def unary_encoding(
     symmetric = flips == "symmetric"
     lie = lie_weight_of(epsilon / 2 if symmetric else epsilon, 2)
     truth = ~lie + np.uint32(1) if symmetric else np.uint32(2**31)
-    return UnaryEncoding.made(sensitivity, epsilon, truth, lie, size)
+    return made(UnaryEncoding, sensitivity, epsilon, truth, lie, size)

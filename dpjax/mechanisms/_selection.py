@@ -4,10 +4,10 @@ docs/proofs/posterior-sampler.md has the proofs of the posterior sampler.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,15 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._pair_loss import LogPmf, PairLoss
-from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._noisy_arrays import (
     ArrayOrShape,
-    LatticeMechanism,
+    OnGrid,
     as_number,
     whole,
 )
@@ -40,9 +41,11 @@ from dpjax.random._facade import (
     permute_and_flip_index,
     remaining_scores,
     score_gaps,
+    shares_programs,
     usable_scale,
     without_weight,
 )
+from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
 
@@ -69,8 +72,37 @@ class SelectionRule:
     bounded_range: bool = False
 
 
+def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
+    """The largest magnitude in each group along the leading axis, added up: a norm of scores.
+
+    Args:
+        difference: of two values, floats with a leading axis of groups.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        TypeError: if the difference is not an array.
+
+    Formal guarantees:
+        Selections in disjoint groups cost what it measures, and not the number of groups: a group
+        whose scores do not move costs nothing.
+
+    Source:
+        The argument above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import queries
+        >>> float(queries.sum_of_group_maxima(jnp.array([[0.0, -2.0], [0.0, 0.0], [1.0, 1.0]])))
+        3.0
+    """
+    largest = jnp.max(jnp.abs(difference), axis=range(1, difference.ndim), initial=0)
+    return jnp.sum(largest)
+
+
 @frozen_pytree
-class SelectionMechanism(LatticeMechanism):
+class SelectionMechanism(OnGrid, SensitivityMechanism):
     """Selects a response by its score; made by `exponential` or `permute_and_flip`.
 
     Attributes:
@@ -79,6 +111,7 @@ class SelectionMechanism(LatticeMechanism):
         rule: how to select.
         exact: whether the noise is exact; noise in floats promises nothing.
         log_base: log weights of the responses; None for equal ones.
+        count: the number of selections, each at epsilon / count; by group, in each of them.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -89,11 +122,17 @@ class SelectionMechanism(LatticeMechanism):
     rule: SelectionRule = static()
     exact: bool = static(default=True)
     log_base: tuple[float, ...] | None = static(default=None)
+    count: int = static(default=1)
+    _is_single: ClassVar[bool] = True
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf" or "range"."""
+        """The norm of the sensitivity: "linf" or "range", for several `sum_of_group_maxima` too."""
         return self.sensitivity.norm
+
+    @property
+    def _by_group(self) -> bool:
+        return self.norm is sum_of_group_maxima
 
     _scale_name = "2 sensitivity / epsilon"
 
@@ -108,8 +147,10 @@ class SelectionMechanism(LatticeMechanism):
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
+        # Each of several has a range of epsilon / count. By group too: ranges of two groups add up
+        # to that, so their squares to less.
         rho, delta = super().zcdp
-        return (rho / 4 if self.rule.bounded_range else rho), delta
+        return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 
     @property
     def _lattice(self) -> Lattice | None:
@@ -124,19 +165,34 @@ class SelectionMechanism(LatticeMechanism):
             )
 
     def _calibration(self, arrays: PyTree) -> Calibration:
-        # A proof compares the noise of one option, on both neighbors.
         return Calibration(
-            self._most_range / self.epsilon,
+            self._most_range / self.epsilon * self.count,
             self.sensitivity.value,
-            self.epsilon,
+            self.epsilon / self.count,
             self._rounding(arrays),
-            2,
+            # A proof compares the noise of one option, on both neighbors. By group, a replaced
+            # record changes two groups, and the tables are charged in both.
+            4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
 
     def _rounding(self, arrays: PyTree) -> Scalar:
+        if self._by_group:  # The norm of ones: in each group the largest is 1.
+            return float(len(arrays) * is_float(arrays))
         return rounding_norm(self.norm, arrays)
+
+    def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
+        if self._is_single or not shares_programs(value.tree()):
+            return None
+        return jax.tree.map(jnp.asarray, self)._draw
+
+    def _accuracy(self, value: Value) -> Accuracy:
+        if self._is_single:
+            return UNKNOWN
+        scale, step = self.effective_scale(like=value), self.grid_for(like=value)
+        facts = {"scale": float(scale), "step": float(step), "whole": not is_float(value)}
+        return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[-1]})
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         draw = self.rule.draw if self.exact else self.rule.draw_in_floats
@@ -168,8 +224,8 @@ class SelectionMechanism(LatticeMechanism):
 
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
-        if lattice is None or self.sensitivity.zero_allowed:
-            return super().pair_loss(value)
+        if lattice is None or self.sensitivity.zero_allowed or not self._is_single:
+            return super().pair_loss(value)  # What several cost is not known.
         scores, calibration = self._asked(None, value)
         scale = float(self._scale_drawn(scores, calibration))
         step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
@@ -368,7 +424,7 @@ def exponential(
 _NODES = 12  # In each interval between two powers of two.
 
 
-@functools.lru_cache
+@lru_cache
 def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Nodes t in (0, 1), 1 - t, and weights: for the products that `_log_pmf` integrates.
 

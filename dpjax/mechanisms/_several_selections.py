@@ -1,90 +1,39 @@
 """Several selections that share an epsilon: one in each row of scores, or the k best options."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._accuracy import Accuracy
-from dpjax._core._pair_loss import PairLoss
-from dpjax._core._pytree import frozen_pytree, static
-from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._pytree import frozen_pytree
+from dpjax._core._types import Key, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
-from dpjax.mechanisms._noisy_arrays import LatticeMechanism
-from dpjax.mechanisms._selection import EXPONENTIAL_RULE, SelectionMechanism, log_prob_of_index
+from dpjax.mechanisms._selection import (
+    EXPONENTIAL_RULE,
+    SelectionMechanism,
+    log_prob_of_index,
+    sum_of_group_maxima,
+)
 from dpjax.mechanisms._start import begin
 from dpjax.random._facade import (
-    Calibration,
     indices_of_rows,
     peeled_indices,
     remaining_scores,
-    shares_programs,
 )
-from dpjax.sensitivity._norms import is_float
-
-
-def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
-    """The largest magnitude in each group along the leading axis, added up: a norm of scores.
-
-    Args:
-        difference: of two values, floats with a leading axis of groups.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        TypeError: if the difference is not an array.
-
-    Formal guarantees:
-        Selections in disjoint groups cost what it measures, and not the number of groups: a group
-        whose scores do not move costs nothing.
-
-    Source:
-        The argument above.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax import queries
-        >>> float(queries.sum_of_group_maxima(jnp.array([[0.0, -2.0], [0.0, 0.0], [1.0, 1.0]])))
-        3.0
-    """
-    largest = jnp.max(jnp.abs(difference), axis=range(1, difference.ndim), initial=0)
-    return jnp.sum(largest)
 
 
 @frozen_pytree
 class SeveralSelections(SelectionMechanism):
     """Selects an option of each row by its score; made by `select_each`.
 
-    Attributes:
-        count: number of selections, each at epsilon / count; by group, in each of them. Others are
-            as in `SelectionMechanism`, where the norm may also be `sum_of_group_maxima`.
+    The attributes are those of `SelectionMechanism`; the norm may also be `sum_of_group_maxima`.
 
     Formal guarantees:
         Those of the factory that made it.
     """
 
-    count: int = static(default=1)
-
+    _is_single = False
     _scale_name = "2 count sensitivity / epsilon"
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf", "range", or `sum_of_group_maxima`."""
-        return self.sensitivity.norm
-
-    @property
-    def _by_group(self) -> bool:
-        return self.norm is sum_of_group_maxima
-
-    @property
-    def zcdp(self) -> tuple[float, float]:
-        """epsilon^2 / (8 count) and 0: each selection has a bounded range of epsilon / count."""
-        # By group too: ranges of two groups add up to epsilon / count, so their squares to less.
-        rho, delta = super().zcdp
-        return rho / self.count, delta
 
     def _check_structure(self, value: Value) -> None:
         groups = 1 if self._by_group else 0
@@ -96,35 +45,9 @@ class SeveralSelections(SelectionMechanism):
                 f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
             )
 
-    def _calibration(self, arrays: PyTree) -> Calibration:
-        together = super()._calibration(arrays)
-        return dataclasses.replace(
-            together,
-            scale=together.scale * self.count,
-            epsilon=together.epsilon / self.count,
-            # A replaced record changes two groups, and the tables are charged in both.
-            coordinates=together.coordinates * (2 if self._by_group else 1),
-        )
-
-    def _rounding(self, arrays: PyTree) -> Scalar:
-        if self._by_group:  # The norm of ones: in each group the largest is 1.
-            return float(len(arrays) * is_float(arrays))
-        return super()._rounding(arrays)
-
-    def _compiles_in_pieces(self, value: Value) -> bool:
-        return shares_programs(value)
-
     def _draw(self, key: Key, value: Value) -> jax.Array:
         rows = value.reshape(-1, value.shape[-1])
         return indices_of_rows(key, rows, self._calibration(value)).reshape(value.shape[:-1])
-
-    def _accuracy(self, value: Value) -> Accuracy:
-        scale, step = self.effective_scale(like=value), self.grid_for(like=value)
-        facts = {"scale": float(scale), "step": float(step), "whole": not is_float(value)}
-        return Accuracy.of("selections", {**facts, "rows": self.count, "options": value.shape[-1]})
-
-    def pair_loss(self, value: Value) -> PairLoss:
-        return LatticeMechanism.pair_loss(self, value)  # What several cost is not known.
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
@@ -191,18 +114,22 @@ def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
 
 
 @frozen_pytree
-class TopK(SeveralSelections):
+class TopK(SelectionMechanism):
     """Selects k options by their scores, without replacement; made by `top_k`.
 
-    The attributes are those of `SeveralSelections`, with k as its count.
+    The attributes are those of `SelectionMechanism`, with k as its count. The norm may also be
+    `sum_of_group_maxima`.
 
     Formal guarantees:
         Those of the factory that made it.
     """
 
+    _is_single = False
+    _scale_name = "2 count sensitivity / epsilon"
+
     def _check_structure(self, value: Value) -> None:
         if not self._by_group:
-            SelectionMechanism._check_structure(self, value)
+            super()._check_structure(value)
         elif not jax.tree_util.all_leaves([value]) or value.ndim != 2:
             raise ValueError(
                 "value must be one array of scores, shape (groups, K), got"

@@ -9,28 +9,45 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._pytree import frozen_pytree
+from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
-from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
-from dpjax.mechanisms._noisy_arrays import around_noise, noise_quantile
+from dpjax.mechanisms._additive import gaussian
+from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism, around_noise, noise_quantile
+from dpjax.random._facade import Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
-@frozen_pytree
-class ShapedGaussianMechanism(AdditiveMechanism):
+@made_by_factory
+class ShapedGaussianMechanism(CoordinatewiseMechanism):
     """Adds Gaussian noise to A^-1 f and releases A times that; made by `shaped_gaussian`.
 
     `scale`, `effective_scale` and `grid_for` describe the one array A^-1 f that gets noise.
     `range`, `clamped`, `error` and `log_prob` describe the value and its release. Arguments `shape`
     and `dtype` are ignored, since the shape of the noise knows the value. Releases lie on no grid.
 
-    The attributes are those of `AdditiveMechanism`: `norm` is the `NoiseShape`, which holds A, and
-    `scale` is that of the noise in A^-1 f.
+    Attributes:
+        sensitivity: that the noise is calibrated to.
+        epsilon: of the guarantee.
+        delta: of the guarantee.
+        scale: of the noise in A^-1 f.
+        norm: the `NoiseShape`, which holds A.
+        noise: the distribution at scale 1.
 
     Formal guarantees:
         Those of the factory that made it.
     """
+
+    sensitivity: Sensitivity
+    epsilon: Scalar = up()
+    delta: Scalar = up()
+    scale: Scalar
+    norm: Norm = static()
+    noise: Noise = static()
+    _is_mapped = True
+
+    def _delta(self) -> Scalar:
+        return self.delta
 
     @property
     def _shape(self) -> NoiseShape:
@@ -190,4 +207,4 @@ def shaped_gaussian(
     isotropic = gaussian(dataclasses.replace(sensitivity, norm="l2"), epsilon, delta, noise=noise)
     shaped = dataclasses.replace(isotropic.sensitivity, norm=sensitivity.norm)
     calibrated = isotropic.epsilon, isotropic.delta, isotropic.scale
-    return ShapedGaussianMechanism.made(shaped, *calibrated, sensitivity.norm, isotropic.noise)
+    return made(ShapedGaussianMechanism, shaped, *calibrated, sensitivity.norm, isotropic.noise)

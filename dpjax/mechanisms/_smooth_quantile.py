@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._pytree import MadeByFactory, down, frozen_pytree, static, up
+from dpjax._core._pytree import down, made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
@@ -205,8 +205,8 @@ _MARGIN = 2.0**-16
 _MOST_BITS = 23
 
 
-@frozen_pytree
-class SmoothQuantile(MadeByFactory, QuantileMechanism):
+@made_by_factory
+class SmoothQuantile(QuantileMechanism):
     """Adds noise of a private scale to a quantile; made by `smooth_quantile`.
 
     Attributes:
@@ -374,7 +374,7 @@ def smooth_quantile(
         usable = decay >= _LEAST_DECAY
         epsilon = jnp.where(usable, outward(epsilon, math.inf), jnp.nan)
         shift = jnp.where(usable, shift, jnp.nan)
-    return SmoothQuantile.made(sensitivity, epsilon, delta, shift, decay, low, high, p)
+    return made(SmoothQuantile, sensitivity, epsilon, delta, shift, decay, low, high, p)
 
 
 @jax.jit

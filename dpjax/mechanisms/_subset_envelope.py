@@ -222,6 +222,7 @@ class SubsetEnvelope(SensitivityMechanism):
     lower: float = static()
     upper: float = static()
     candidates: int = static()
+    _calls_user = True
 
     @property
     def norm(self) -> Norm:

@@ -1,12 +1,7 @@
 """Queries with a known sensitivity (counts, sums, quantiles), and statistics made of them."""
 
-from dpjax.mechanisms._several_selections import (
-    SeveralSelections,
-    TopK,
-    select_each,
-    sum_of_group_maxima,
-    top_k,
-)
+from dpjax.mechanisms._selection import sum_of_group_maxima
+from dpjax.mechanisms._several_selections import SeveralSelections, TopK, select_each, top_k
 from dpjax.queries._counts import contingency_query, counting_query, histogram_query
 from dpjax.queries._frequencies import Frequencies, frequencies
 from dpjax.queries._group_keys import group_keys

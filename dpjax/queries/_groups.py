@@ -19,7 +19,8 @@ from dpjax._core._columns import Numbers, Texts, columns, fingerprints, for_func
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._tracing._lanes import check_lanes, is_exact
-from dpjax.mechanisms._several_selections import SeveralSelections, sum_of_group_maxima
+from dpjax.mechanisms._selection import sum_of_group_maxima
+from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import IntegerQuery, Query, Reach

@@ -18,6 +18,7 @@ from dpjax.random._noise import Lattice as Lattice
 from dpjax.random._noise import Noise as Noise
 from dpjax.random._release import SCALE_BITS as SCALE_BITS
 from dpjax.random._release import ComparisonNoise as ComparisonNoise
+from dpjax.random._release import PaddedNoise as PaddedNoise
 from dpjax.random._release import add_drawn as add_drawn
 from dpjax.random._release import add_noise as add_noise
 from dpjax.random._release import check_scale as check_scale

@@ -14,7 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Value
+from dpjax._core._types import TreeDef, Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, round_widely
@@ -53,14 +53,34 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
     elif any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
         released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:
-        # Values of many shapes share a program. The noise at a place does not depend on the number
-        # of places, so padding changes no release.
-        padded: list[jax.Array] = [_padded(x) for x in leaves]
-        released = _add_to_padded(key, padded, starts, calibration, lattice=noise.lattice)
-        pairs = zip(released, leaves, strict=True)
-        released = [resized(y, size=x.size, shape=x.shape) for y, x in pairs]
+        return PaddedNoise(calibration, noise.lattice)(key, value)
     noisy = [_unless_zero(y, x, calibration) for y, x in zip(released, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(value), noisy)
+
+
+class PaddedNoise:
+    """Adds noise to padded arrays, so that values of many shapes share a program.
+
+    The noise at a place does not depend on the number of places, so padding changes no release.
+    """
+
+    def __init__(self, calibration: Calibration, lattice: Lattice):
+        """Nothing in the calibration may be traced. It is taken apart once."""
+        self._calibration, self._lattice = calibration, lattice
+        self._numbers, self._structure = jax.tree.flatten(calibration)
+
+    def __call__(self, key: jax.Array, value: Value) -> Value:
+        """The noisy value, for a key and a value that are not traced."""
+        leaves, structure = jax.tree.flatten(value)
+        starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
+        kept = {"structure": self._structure, "lattice": self._lattice}
+        released = _add_to_padded(key, [_padded(x) for x in leaves], starts, self._numbers, **kept)
+        pairs = zip(released, leaves, strict=True)
+        noisy = [resized(y, size=x.size, shape=x.shape) for y, x in pairs]
+        if self._calibration.zero_allowed:
+            pairs = zip(noisy, leaves, strict=True)
+            noisy = [_unless_zero(y, x, self._calibration) for y, x in pairs]
+        return jax.tree.unflatten(structure, noisy)
 
 
 def noise_ahead(keys: jax.Array, noise: Noise) -> Limbs:
@@ -107,16 +127,18 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     return jnp.pad(x.reshape(-1)[:size], (0, max(0, size - x.size))).reshape(shape)
 
 
-@partial(jax.jit, static_argnames="lattice")
+@partial(jax.jit, static_argnames=("structure", "lattice"))
 def _add_to_padded(
     key: jax.Array,
     leaves: list[jax.Array],
     starts: jax.Array,
-    calibration: Calibration,
+    numbers: list[Scalar],
     *,
+    structure: TreeDef,
     lattice: Lattice,
 ) -> list[jax.Array]:
     """`starts` is traced: shapes that are padded alike share this program."""
+    calibration = jax.tree.unflatten(structure, numbers)
     return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
 
 

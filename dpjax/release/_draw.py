@@ -78,26 +78,23 @@ class Draw:
         )
         self.numbers, self._structure = jax.tree.flatten(changed(mechanism, sensitivity=bare))
         self._compiled, self._kind = _compiled(self._structure), kind
-        self._in_pieces = not self.is_traced and mechanism._compiles_in_pieces(arrays)
+        self._pieces = None
+        if not self.is_traced:
+            with jax.ensure_compile_time_eval():  # Nothing traced is kept.
+                self._pieces = mechanism._in_pieces(kind)
         self._guarantees = dict[Any, Guarantee]()
         self._accuracy: Accuracy | None = None
 
     def __call__(self, key: Key, value: Value) -> Value:
         """The noisy value. No ledger is told."""
         leaves = jax.tree.leaves(value)
-        if self._in_pieces and _can_be_cut(key, leaves):
-            return self._of_arrays._draw(key, value)
+        if self._pieces is not None and _can_be_cut(key, leaves):
+            return self._pieces(key, value)
         if _checks.is_staging():
             # In one program with the target, a value could be computed again for each of its uses,
             # and rounded in other ways. Noise hides one value, not the difference of two.
             value = jax.tree.map(written, value)
         return self._compiled.draw(self.numbers, key, value)
-
-    @functools.cached_property
-    def _of_arrays(self) -> "SensitivityMechanism":
-        """The mechanism. Arithmetic on arrays rounds as programs do; Python floats would not."""
-        with jax.ensure_compile_time_eval():
-            return jax.tree.unflatten(self._structure, map(jnp.asarray, self.numbers))
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
         """The guarantee of a release under a key. The mechanism is the one that it is a draw of."""
@@ -121,7 +118,7 @@ class Draw:
         if kind in self._compiled.ahead:
             return
         left = None
-        if self._in_pieces:
+        if self._pieces is not None:
             # What this draws, nobody sees.
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
             self(key, jax.tree.unflatten(self._kind.structure, zeros))
@@ -164,7 +161,8 @@ _DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
 
 def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
     """The draw of values of a kind, which was made before if the mechanism drew such a value."""
-    mechanism = mechanism._frozen(kind)
+    if mechanism._calls_user:
+        mechanism = mechanism._frozen(kind)
     known = _DRAWS.get(mechanism, {})
     which = bool(jax.config.jax_enable_x64), kind  # pyright: ignore
     if which in known:

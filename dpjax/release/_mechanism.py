@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
@@ -49,6 +50,7 @@ class SensitivityMechanism(abc.ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
+    _calls_user: ClassVar[bool] = False  # Whether it holds a function of the user.
     _scales: ClassVar[tuple[str, ...]] = ()  # Fields that grow with the sensitivity.
 
     @abc.abstractmethod
@@ -126,10 +128,14 @@ class SensitivityMechanism(abc.ABC):
             " above 0"
         )
 
-    def _compiles_in_pieces(self, value: Value) -> bool:
-        """Whether outside of `jit` the parts of `_draw` are compiled, which other shapes share."""
+    def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
+        """The draw in programs that other shapes share, for use outside of `jit`; None for none.
+
+        Arithmetic on arrays rounds as programs do, and Python floats would not. So it is that of
+        the mechanism with arrays for its numbers.
+        """
         del value
-        return False
+        return None
 
     def _accuracy(self, value: Value) -> Accuracy:
         """How far a release of a value of these shapes and dtypes may be off."""

@@ -40,6 +40,7 @@ class _Kind(NamedTuple):
     """What is known of the databases of one structure, of the same shapes and dtypes."""
 
     records: TreeSpec
+    shapes: Database
     inside: Inside
 
 
@@ -129,7 +130,9 @@ class PrivateFunction:
         if isinstance(self._knows, KnowsAccuracy):
             relation = mechanism.sensitivity.relation
             accuracy = self._knows._accuracy_of(accuracy, relation, release.value, database)
-        return Release(kind.inside.published(release.value), release.guarantee, accuracy)
+        published = kind.inside.published
+        value = release.value if published is None else published(release.value)
+        return Release(value, release.guarantee, accuracy)
 
     def _read(self, database: Database) -> tuple[Database, _Kind]:
         """The records as the target gets them; arrays of a kind that was taken as it is, at once.
@@ -147,7 +150,7 @@ class PrivateFunction:
         described = TreeSpec.of(records)
         kind = self._kinds.get(described)
         if kind is None:
-            kind = _Kind(described, self._inside(described))
+            kind = _Kind(described, described.tree(), self._inside(described))
             self._keep(self._kinds, described, kind)
         arrays, read_as = jax.tree.flatten(records)
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
@@ -173,7 +176,7 @@ class PrivateFunction:
         target = kind.inside.target
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.inside.target)
-        program = Program.trace("target", target, kind.records.tree())
+        program = Program.trace("target", target, kind.shapes)
         # What was traced just now is unchanged, but for code on the host.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")

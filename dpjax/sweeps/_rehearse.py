@@ -125,7 +125,7 @@ def rehearse(
             exact = one.target(database)
             drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
             if name not in selecting:
-                drawn[name] = one.published(drawn[name])
+                drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
                 like = drawn[next(iter(selecting))]

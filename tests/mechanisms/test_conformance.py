@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpjax
-from dpjax._core._pytree import changed, frozen_pytree
+from dpjax._core._pytree import changed, frozen_pytree, made
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax.auditing import check_conformance
@@ -95,7 +95,7 @@ def _forgets_gamma(s, e):
 def _accepts_anything(s, e):
     if not isinstance(s, dpjax.Sensitivity):
         s = dpjax.Sensitivity(s, 0.0, 1.0, "l1", None)
-    return AdditiveMechanism.made(s, e, 0.0, s.value, "l1", LAPLACE)
+    return made(AdditiveMechanism, s, e, 0.0, s.value, "l1", LAPLACE)
 
 
 @frozen_pytree
@@ -123,7 +123,7 @@ def _made_as(kind):
 
     def make(s, e):
         usual = dpjax.laplace(s, e)
-        return kind.made(*(getattr(usual, field.name) for field in dataclasses.fields(usual)))
+        return made(kind, *(getattr(usual, field.name) for field in dataclasses.fields(usual)))
 
     return make
 
