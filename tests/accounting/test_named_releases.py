@@ -98,7 +98,7 @@ KINDS = {
 
 
 # They share what they do with others.
-SLOW = ("covariance", "variance", "regression", "components", "k-means")
+SLOW = ("covariance", "variance", "regression", "components")
 kinds = [pytest.param(KINDS[x], id=x, marks=[pytest.mark.slow] * (x in SLOW)) for x in KINDS]
 
 

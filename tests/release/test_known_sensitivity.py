@@ -59,7 +59,7 @@ BY_L1 = {
         targets.linear_svm(regularization=1.0, dims=1),
         {"x": CUBE, "y": np.where(AGES > 50, 1.0, -1.0).astype("float32")},
     ),
-    "compiled": (jax.jit(HISTOGRAM), CODES),
+    "compiled": (jax.jit(HISTOGRAM), CODES.astype("int32")),
     "a bound method": (HISTOGRAM.__call__, CODES),
 }
 
