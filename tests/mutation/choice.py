@@ -3,12 +3,12 @@
 `CHANGED=main` chooses the mutants of what differs from this commit: of the file that they break, or
 of a file of tests that must fail on them. Where nothing differs, as on main itself, it is compared
 with its parent, and where git cannot tell, all files count as changed. `MUTANTS=40` runs so many,
-drawn with the commit as the seed.
+drawn with the date of the commit as the seed: a mutant that is drawn is drawn all day.
 """
 
 import collections
+import hashlib
 import os
-import random
 import shutil
 import subprocess
 import tomllib
@@ -52,9 +52,10 @@ def chosen(changed, most):
             files = set(_git("diff", "--name-only", since, "--"))
             names = [name for name in names if files & _files_of(name)]
             said = f"of what differs from {since}"
-    (seed,) = _git("rev-parse", "HEAD") or ["0"]
+    (seed,) = _git("log", "-1", "--format=%cs") or ["0"]
     count = min(int(most or limit), len(names))
-    drawn = set(random.Random(seed).sample(names, count))
+    shuffled = sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    drawn = set(shuffled[:count])
     left = collections.Counter(
         str(broken_text(MUTANTS[x])[0].parent) for x in names if x not in drawn
     )
