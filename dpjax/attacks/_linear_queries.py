@@ -19,8 +19,8 @@ class Differences(NamedTuple):
     """Estimates of every record by combinations of answers.
 
     Attributes:
-        values: the estimates, by the combination that comes nearest to the record.
-        exposed: whether that combination equals the record, without other knowledge.
+        values: the estimates, by the combination that is nearest to counting this record alone.
+        exposed: whether that combination counts this record alone.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 
     Formal guarantees:
@@ -36,8 +36,8 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
     """Combines sums over subsets so that single records remain.
 
     Two answers suffice if one subset has one person more than another. In general, a record is
-    exposed if some combination of the queries counts it once and nobody else. Of all combinations
-    this one has the least noise.
+    exposed if some combination of the queries counts it once and nobody else. The attack uses the
+    combination with the least noise.
 
     Args:
         queries: shape (m, n), one row for each query: how often it counts each record, such as
@@ -57,8 +57,8 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
         composed guarantee bounds every combination, since it is post-processing.
 
     Source:
-        The lecture "Introduction to differential privacy" (Cho, 2017), "Differencing attack"; that
-        the projection on the rows has a one on its diagonal says that a record is exposed.
+        The lecture "Introduction to differential privacy" (Cho, 2017), "Differencing attack". A
+        record is exposed if the projection onto the rows has a 1 at its place on the diagonal.
 
     Example:
         >>> import dpjax
@@ -96,9 +96,10 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
     """Guesses bits from noisy answers to linear queries, such as counts over random subsets.
 
     Solves queries @ x = answers by least squares, and rounds. Of several solutions it takes the one
-    of least norm. Let m = r n counts over random subsets have noise of standard deviation s, with
-    r above 1. Every record then has noise of about 2 s / sqrt((r - 1) n), and a guess is wrong if
-    it exceeds 1/2. As for `walsh_hadamard`, noise must be well below sqrt(n). Works inside `jit`.
+    with the least norm. Suppose that m = r n counts over random subsets, with r above 1, have noise
+    of standard deviation s. Then every record has noise of about 2 s / sqrt((r - 1) n), and a guess
+    is wrong if it exceeds 1/2. As for `walsh_hadamard`, the attack works for noise well below
+    sqrt(n). Works inside `jit`.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -113,7 +114,7 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
 
     Formal guarantees:
         If no answer is off by more than E, at most 4 m E^2 / s_n^2 guesses are wrong, up to
-        rounding in floats. Here s_n is the least of n singular values of the queries.
+        rounding in floats. Here s_n is the least of the n singular values of the queries.
 
     Source:
         Dinur and Nissim (2003); Kasiviswanathan, Rudelson, Smith and Ullman (2010), for least
@@ -149,9 +150,9 @@ def reconstruct_by_linear_program(
 ) -> np.ndarray:
     """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given ones, in norm l1.
 
-    Runs on the host, by the HiGHS solvers of SciPy. As for least squares, noise must be well below
-    sqrt(n). But if some answers are arbitrarily wrong and the others exact, all bits can still be
-    right. For many Gaussian queries that holds while the wrong part of the answers is below .239.
+    Runs on the host, with the HiGHS solvers of SciPy. As for least squares, noise must be well
+    below sqrt(n). But if some answers are arbitrarily wrong and the others exact, all guesses can
+    still be right. For many Gaussian queries they are, if fewer than 23.9% of answers are wrong.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -167,7 +168,7 @@ def reconstruct_by_linear_program(
         RuntimeError: if no solution is found in time.
 
     Formal guarantees:
-        The distance in l1 of x's answers from the given ones is at most that of the truth.
+        In the norm l1, the answers of x are at least as near to the given ones as the true answers.
 
     Source:
         Dinur and Nissim (2003); Dwork, McSherry and Talwar (2007), for the norm l1.

@@ -93,7 +93,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
         ValueError: if a column is missing, or columns have no common length.
 
     Formal guarantees:
-        None: k-anonymity does not limit what other columns or other tables give away.
+        None: k-anonymity does not limit what other columns, or other tables, reveal.
 
     Source:
         Sweeney, "k-anonymity: a model for protecting privacy" (2002).
@@ -108,8 +108,8 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    names = list(map(type, on))  # A string is a sequence of strings too.
-    if isinstance(on, str) or not all(issubclass(name, str) for name in names):
+    # A string is a sequence of strings, too.
+    if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
     missing = [column for column in on if column not in present]
@@ -145,8 +145,8 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
 
     ZIP codes are equally likely, ages come from the census of 2010 in bands of five years,
     birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
-    independent of the rest. So statistics about others say nothing about a person's diagnosis: an
-    attacker who guesses better than 1 / diagnoses has learned from that person's record.
+    independent of the rest. So other people reveal nothing about a person's diagnosis: an attacker
+    who guesses better than 1 / diagnoses has learned from that person's record.
 
     Args:
         key: a typed key.

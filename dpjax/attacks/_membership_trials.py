@@ -1,6 +1,7 @@
 """Membership trials: one of two random neighbors is released, and an attacker guesses which."""
 
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -30,8 +31,8 @@ def many_runs(
 ) -> PyTree:
     """`run(index, *arguments)` for index = 0, ..., count - 1, stacked.
 
-    All chunks run the same program, even the last. A function that traces to a known program is not
-    compiled again. Works under `jit` and `vmap`.
+    All chunks run the same program, even the last one. It is compiled once for all functions that
+    trace to it. Works under `jit` and `vmap`.
     """
     _checks.integer(name, count, least=1, most=_MOST_RUNS)
     specs = TreeSpec.of(arguments).tree()
@@ -42,11 +43,7 @@ def many_runs(
     chunks = -(-count // size)
     mapped = _compiled_runs if program.is_concrete else _mapped_runs
     found = mapped(arguments, program=program, chunks=chunks, size=min(size, count))
-
-    def without_padding(leaf: jax.Array) -> jax.Array:
-        return leaf[:count]
-
-    return jax.tree.map(without_padding, found)
+    return jax.tree.map(operator.itemgetter(slice(count)), found)
 
 
 def _mapped_runs(
@@ -59,18 +56,14 @@ def _mapped_runs(
         return jax.vmap(one)(start + jnp.arange(size, dtype=jnp.uint32))
 
     starts = jnp.arange(chunks, dtype=jnp.uint32) * jnp.uint32(size)
-    return jax.tree.map(_joined, lax.map(chunk, starts))
-
-
-def _joined(leaf: jax.Array) -> jax.Array:
-    return leaf.reshape(-1, *leaf.shape[2:])
+    return jax.tree.map(jnp.concatenate, lax.map(chunk, starts))
 
 
 _compiled_runs = kept_jit("program", "chunks", "size")(_mapped_runs)
 
 
 def released_value(released: Release | Value) -> Value:
-    """The part of a function's result that an attacker sees: the value of a `Release`."""
+    """What an attacker sees of a result: the value of a `Release`, or the result itself."""
     return released.value if isinstance(released, Release) else released
 
 
@@ -89,11 +82,11 @@ def membership_trials(
     trials: int,
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attacks a fresh release of a fresh random pair in every trial: independent scores.
+    """Attacks a fresh release about a fresh random pair in every trial, so scores are independent.
 
-    A trial draws n + 1 records, and makes two databases of them that differ in one record, at a
+    A trial draws n + 1 records, and makes two databases of them that differ in one record at a
     random position. A coin decides which database is released, and the release gets a score.
-    Thousands of trials, each with its own training, are one program.
+    Thousands of trials, each with its own training, run as one program.
 
     Args:
         key: a typed key, of the chacha20 implementation if `release` requires it.
@@ -101,8 +94,8 @@ def membership_trials(
             `dpjax.privatize(target, mechanism)`. It returns any pytree of arrays, or a `Release`,
             whose value is attacked.
         oracle: draws the records, as for `dpjax.sample_sensitivity`.
-        score: `score(value, database, neighbor)`, a number: the higher, the more likely the value
-            was released from `database`. The attacker knows both databases, but not the coin. See
+        score: `score(value, database, neighbor)`, a number. It should be higher if the value was
+            released from `database`. The attacker knows both databases, but not the coin. See
             `likelihood_ratio`.
         n: records of a database, at least 1.
         trials: the number of trials, at least 1.
@@ -119,10 +112,10 @@ def membership_trials(
 
     Formal guarantees:
         Trials are independent, and coins are fair. Let `release` be (epsilon, delta)-DP on all
-        pairs outside of probability gamma. Then every threshold of every score has a true positive
-        rate of at most e^epsilon FPR + delta + gamma, and the same bound holds for its negatives.
-        A marginal gamma is over samples and pairs together. A gamma with confidence C over the
-        samples adds 1 - C. To observe that, let `release` sample its own sensitivity.
+        pairs but a share gamma. Then every threshold of every score has a true positive rate of at
+        most e^epsilon FPR + delta + gamma, and the same bound holds for its negatives. A marginal
+        gamma is over samples and pairs together. A gamma with confidence C over the samples adds
+        1 - C to the bound, if `release` samples its own sensitivity in every trial.
 
     Source:
         Yeom, Giacomelli, Fredrikson and Jha (2018) for the game; Kairouz, Oh and Viswanath (2015),
@@ -177,7 +170,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
 
     Formal guarantees:
         If releases are drawn as `log_prob` states, no attack has a higher true positive rate at any
-        false positive rate, on one pair of databases or over random pairs.
+        false positive rate, on one pair of databases or on random pairs.
 
     Source:
         Neyman and Pearson (1933).

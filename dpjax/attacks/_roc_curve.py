@@ -45,7 +45,7 @@ class RocCurve:
 
     Formal guarantees:
         Limits are exact for any distributions, also with ties. Those of `limits` and `corners` hold
-        together with probability at least `confidence`: Clopper-Pearson limits of both rates share
+        together with probability at least `confidence`. Clopper-Pearson limits of both rates share
         the error, at false positive ranks that are fixed in advance.
     """
 
@@ -73,9 +73,10 @@ class RocCurve:
     def true_positive_rate(self, false_positive_rate: float) -> TruePositiveRate:
         """The true positive rate at one false positive rate, fixed in advance.
 
-        The limits of one rate are exact, and hold with `confidence`. Two false positive ranks, one
-        surely below the rate and one surely above it, choose two thresholds. Clopper-Pearson limits
-        bound the true positives there. ValueError if fewer than 10 false positives are expected.
+        The limits are exact, and hold with `confidence`. Two false positive ranks choose two
+        thresholds: one has surely a lower rate, and one surely a higher rate. Clopper-Pearson
+        limits bound the true positives there. ValueError if fewer than 10 false positives are
+        expected.
         """
         rate = _checks.fraction("false_positive_rate", false_positive_rate)
         n = len(self.non_members)
@@ -90,7 +91,7 @@ class RocCurve:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
         # The k-th highest score of non-members has a false positive rate above `rate` only if fewer
-        # than k of them lie above the true quantile, a binomial event.
+        # than k of them lie above the true quantile. That number is binomial.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -136,14 +137,14 @@ class RocCurve:
         return rates, clopper_pearson_upper(found, len(self.members), error)
 
     def _ranks(self) -> np.ndarray:
-        """Some ranks from 1 to n, whose steps grow like the uncertainty of a rank."""
+        """Some ranks from 1 to n, with steps of about the standard deviation of a rank."""
         n = len(self.non_members)
         squares = np.arange(2, 2 * math.isqrt(n) + 2) ** 2 // 4
         near = squares[squares <= (n + 1) // 2]
         return np.union1d(near, n + 1 - near)
 
     def _error(self) -> float:
-        """The probability that one limit may fail."""
+        """The error probability of each limit."""
         if self.confidence is None:
             raise ValueError(
                 "limits need independent scores, one for each training; a curve of"
@@ -152,7 +153,7 @@ class RocCurve:
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
     def _flagged_above(self, rank: int) -> int:
-        """The number of members above the non-member of a rank from the top; else all."""
+        """The number of members above the `rank`-th highest non-member; all if there is none."""
         n = len(self.non_members)
         if rank > n:
             return len(self.members)
@@ -183,11 +184,11 @@ def roc_curve(
     Raises:
         TypeError: if confidence is not a number.
         ValueError: if the shapes differ, members are all True or all False, confidence is out of
-            range, or it is given for scores in rows, which are those of one model.
+            range, or it is given for an array of scores with several axes.
 
     Formal guarantees:
-        Those of `RocCurve`, if scores are independent given the memberships. Rates that are pooled
-        over records and models are estimates without limits.
+        Those of `RocCurve`, if scores are independent given the memberships. Rates pooled over
+        records and models are estimates without limits.
 
     Source:
         Clopper and Pearson (1934); Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), who
@@ -222,7 +223,7 @@ def roc_curve(
 
 
 def _at_least(ascending: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """The numbers of scores that are not below thresholds."""
+    """For each threshold, the number of scores at or above it."""
     return np.asarray(len(ascending) - np.searchsorted(ascending, thresholds, "left"))
 
 
@@ -231,13 +232,13 @@ _ROUNDING_OF_BOUND = 1e-14
 
 
 def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
-    """Bounds the probability that anyone guesses one record right from a release.
+    """Bounds the probability that an attacker guesses one record right from a release.
 
     The record takes one of K values, with equal probabilities. The attacker may know everything
     else. Then a guess is right with probability at most
-    (e^epsilon + (K - 1) delta) / (e^epsilon + K - 1). For a fair bit (K = 2) that is (1 + a) / 2,
-    where a is the largest difference of true and false positive rates,
-    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+    (e^epsilon + (K - 1) delta) / (e^epsilon + K - 1). For a fair bit (K = 2) this is (1 + a) / 2.
+    Here a = (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) is the largest difference of true and false
+    positive rates.
 
     Args:
         guarantee: of one release, or of several by `dpjax.accounting.compose`.
@@ -251,10 +252,10 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
         ValueError: if K is out of range, or the guarantee is a batch or NaN.
 
     Formal guarantees:
-        Holds for every attack, on databases that differ in this record and that the guarantee
-        covers. If gamma is 0 it covers all of them. Else it covers all outside of probability gamma
-        under the oracle, at the confidence of the guarantee. If the n records of a database are
-        independent and uniform, it bounds the expected fraction of right guesses of any
+        Holds for every attack, on databases that differ in this record, if the guarantee covers
+        them. With gamma = 0 it covers all pairs. Otherwise it covers all but a share gamma of pairs
+        under the oracle, at its confidence. If the n records of a database are independent and
+        uniform, the bound also holds for the expected fraction of right guesses of any
         reconstruction. Randomized response attains it.
 
     Source:
@@ -332,8 +333,8 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Array
         ValueError: if it is a batch, NaN, under another relation, or for groups.
 
     Formal guarantees:
-        On pairs that the guarantee covers, both the positives and the negatives of an attack obey
-        (epsilon, delta)-DP. On the other pairs, of probability gamma, the guarantee says nothing.
+        On pairs that the guarantee covers, (epsilon, delta)-DP limits both the positives and the
+        negatives of an attack. On the other pairs, of probability gamma, it limits nothing.
 
     Source:
         Kairouz, Oh and Viswanath (2015), Theorem 2.1, averaged over pairs.
@@ -369,12 +370,12 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         ValueError: if the curve has no limits, or as `highest_true_positive_rate`.
 
     Formal guarantees:
-        Let a guarantee hold, and be fixed before the trials. It is contradicted with probability at
-        most 1 - `curve.confidence`, for all thresholds together. That is also over the samples, if
-        every trial samples its own sensitivity. If one sampled sensitivity serves all trials, the
-        probability grows by at most 1 - C, since it may cover fewer pairs than gamma says. For a
-        marginal gamma (C is None) and one sensitivity for all trials, there is no statement. A
-        guarantee that is not contradicted may still be wrong.
+        Let a guarantee hold, and be fixed before the trials. Then it is contradicted with
+        probability at most 1 - `curve.confidence`, for all thresholds together. This includes the
+        randomness of sampling if every trial samples its own sensitivity. If one sampled
+        sensitivity serves all trials, it may cover fewer pairs than gamma says, and the probability
+        grows by at most 1 - C. With a marginal gamma (C is None), nothing is promised in that case.
+        A weak attack that fails proves nothing.
 
     Source:
         As for `highest_true_positive_rate`.
@@ -411,7 +412,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """The guarantee with numbers as leaves; refuses one that is not about replacing one record."""
+    """The guarantee with numbers as leaves; raises unless it is about replacing one record."""
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
@@ -422,6 +423,6 @@ def _about_one_record(guarantee: Guarantee) -> Guarantee:
 
 
 def _slack(claimed: Guarantee) -> float:
-    """The true positive rate that is allowed at FPR 0, for any epsilon."""
+    """The true positive rate allowed at FPR 0, which does not depend on epsilon."""
     doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
     return float(claimed.delta) + float(claimed.gamma) + doubt

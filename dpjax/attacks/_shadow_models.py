@@ -58,8 +58,8 @@ def shadow_models(
 
     Records i and n + i of 2 n records compete for place i of a database. For each place and model,
     a fair coin decides which of the two is trained on. So databases keep their size n, as in
-    replace-one. The coins of one model say nothing about another's. So `lira` and `rmia` attack
-    each model with the help of the others.
+    replace-one. The coins of different models are independent, so `lira` and `rmia` may use all
+    other models to attack one.
 
     Args:
         key: a typed key, of the chacha20 implementation if `train` requires it.
@@ -67,8 +67,8 @@ def shadow_models(
             arrays, or a `Release` of one, as `dpjax.privatize(target, mechanism)` does. To train
             without privacy, ignore the key: `lambda key, database: target(database)`.
         records: a pytree of arrays with leading axis 2 n.
-        query: `query(model, record)`, a finite number: the attacker's question about a record, such
-            as the `logit_confidence` of its label.
+        query: `query(model, record)`, a finite number: the attacker's score of a record, such as
+            the `logit_confidence` of its label.
         models: the number of models, at least 1.
         population: more records, on which no model is trained, for `rmia`.
         chunk_size: models at a time; by default as many as fit in memory.
@@ -83,9 +83,9 @@ def shadow_models(
             return a scalar.
 
     Formal guarantees:
-        Those of `ShadowModels`. Under (epsilon, delta)-DP, and given all other models,
-        `auditing.one_run_epsilon` bounds how well the coins of a model can be guessed: they are
-        paired canaries.
+        Those of `ShadowModels`. The coins of a model are paired canaries. So under
+        (epsilon, delta)-DP, and given all other models, `auditing.one_run_epsilon` bounds how well
+        they can be guessed.
 
     Source:
         Shokri, Stronati, Song and Shmatikov (2017); Carlini, Chien, Nasr, Song, Terzis and Tramèr
@@ -175,7 +175,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The record that wins each place by its coin."""
+    """The record at each place, which its coin chooses."""
     coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
     return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
 
@@ -192,7 +192,7 @@ LiraVariance = Literal["record", "pooled"]
 
 
 class _Fit(NamedTuple):
-    """Gaussians for every record, fitted without the attacked model: shape (models, records)."""
+    """Gaussians fitted without the attacked model, for every model and record."""
 
     mean: jax.Array
     variance: jax.Array
@@ -209,9 +209,9 @@ def lira(
     """The likelihood ratio attack (LiRA) on every model of a set of shadow models.
 
     Online, the result for a record is the log ratio of two Gaussian densities at the attacked
-    model's score. One is fitted to the other models that were trained on the record, one to those
-    that were not. Offline, the attack ignores models that were trained on the record. The result is
-    the number of standard deviations by which the score exceeds the mean of the others.
+    model's score. One is fitted to the other models that were trained on the record, the other to
+    those that were not. Offline, the attack ignores models that were trained on the record. Then
+    the result counts by how many standard deviations the score exceeds the mean of the others.
 
     Args:
         scores: of `ShadowModels`, shape (models, records), finite: higher for members.
@@ -228,9 +228,9 @@ def lira(
         ValueError: if scores and members do not share a shape of two axes, or a word is unknown.
 
     Formal guarantees:
-        No fit that attacks a model uses its own scores or memberships. So its coins are as hard to
-        guess as its release makes them. Scores of one model depend on each other, and the fits
-        connect the scores of all models: pass confidence=None to `roc_curve`.
+        The fits that attack a model use neither its scores nor its memberships. So only the release
+        gives its coins away. Scores of one model depend on each other, and the fits connect the
+        scores of all models: pass confidence=None to `roc_curve`.
 
     Source:
         Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), Algorithm 1 and Section VI.
@@ -270,7 +270,7 @@ def one_of_each_model(
 def _likelihood_ratios(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # Subtracting one term from a sum loses fewer digits when the sum is centered.
+    # Centered sums lose fewer digits when one term is subtracted.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -282,6 +282,7 @@ def _likelihood_ratios(
 
 def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance) -> _Fit:
     weights = chosen.astype(values.dtype)
+    # A sum over all models minus the attacked one.
     count, total, squares = (
         jnp.sum(terms, axis=0, keepdims=True) - terms
         for terms in (weights, weights * values, weights * values**2)
@@ -295,7 +296,7 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
     limits = np.finfo(values.dtype)
-    # If all models agree, the variance is rounding error. The floor keeps it from dividing by 0.
+    # If all models agree, the variance is mere rounding error. The floor prevents a division by 0.
     floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
@@ -317,11 +318,11 @@ def rmia(
 ) -> jax.Array:
     """The robust membership inference attack (RMIA) on every model of a set of shadow models.
 
-    The score of a record x under a model is a fraction of the population z. It counts those with
+    The score of a record x under a model is the fraction of population records z with
     p(x | model) / p(x) >= threshold p(z | model) / p(z). Here p(z) averages p(z | other) over the
-    other models. Online, p(x) averages two averages: over other models trained on x, and over those
-    not trained on x. Offline, the former is unknown. With p the latter, it is assumed to be
-    slope p + 1 - slope.
+    other models. Online, p(x) is the mean of two averages: over other models trained on x, and over
+    those not trained on x. Offline, only the second average p is known, and the first is assumed to
+    be slope p + 1 - slope.
 
     Args:
         likelihoods: p(x | model), shape (models, records), above 0: the probabilities of the true
@@ -330,8 +331,8 @@ def rmia(
         population: p(z | model), shape (models, others), for records that no model was trained on.
         mode: "online" or "offline".
         threshold: of the ratio, above 0; the paper's gamma.
-        slope: how strongly the probability of a record after training on it follows its probability
-            without, in [0, 1]; offline only; the paper's a.
+        slope: the paper's a, in [0, 1]; offline only. It says how strongly the probability of a
+            record after training on it follows its probability before.
 
     Returns:
         An array of the shape of likelihoods, in [0, 1], higher where the attacked model was trained
@@ -343,7 +344,7 @@ def rmia(
         ValueError: if shapes do not fit, a parameter is out of range, or the mode is unknown.
 
     Formal guarantees:
-        As for `lira`, no average that attacks a model includes that model.
+        As for `lira`, the averages that attack a model do not include that model.
 
     Source:
         Zarifzadeh, Liu and Shokri (2024), Algorithm 1.
@@ -393,13 +394,13 @@ def _robust_scores(
     if mode == "online":
         p_x = (_average_of_others(of_records, inside) + outside) / 2
     else:
-        # The assumption of `slope` raises p(x). It must raise p(z) alike, to compare the two.
+        # The assumption about `slope` raises p(x). To compare the two, p(z) is raised likewise.
         p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models without the attacked one; over all others if none is left."""
+    """Averages over the chosen models but the attacked one; over all others if none are left."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)

@@ -54,9 +54,9 @@ def subset_counts(database: jax.Array) -> jax.Array:
 def subset_distortions(answers: jax.Array) -> jax.Array:
     """The largest distance of each of the 2^n candidate databases from the answers.
 
-    For candidate c that is max_S |a_S - sum of c over S|. A maximum over subsets splits into those
-    with and without record i. Record by record, all candidates together take n 2^n steps instead of
-    4^n.
+    For candidate c this is max_S |a_S - sum of c over S|. A maximum over subsets splits into those
+    with and without record i. Splitting record by record takes n 2^n steps for all candidates
+    together, instead of 4^n.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`.
@@ -109,8 +109,8 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 
     Formal guarantees:
         At most `max_wrong_guesses(n, error=E)` guesses are wrong if no answer is off by more than
-        E. E need not be known. Under differential privacy E is so large that this says nothing.
-        Then `guessing_bound` bounds the number of right guesses.
+        E. E need not be known. Under differential privacy E is so large that this bound is useless,
+        and `guessing_bound` bounds the number of right guesses instead.
 
     Source:
         Dinur and Nissim (2003); Dwork and Roth (2014), Theorem 8.1; Theorem 1 of the lecture "A
@@ -129,13 +129,13 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
 
 
 def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
-    """The most of n bits that a candidate can have wrong, if it agrees with all answers up to E.
+    """The largest number of wrong bits in a candidate that agrees with all answers up to E.
 
-    That is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
-    attained (docs/proofs/reconstruction.md). With E = n/400 at most 1% is wrong. The lecture calls
-    that blatantly non-private, but also says that noise bounded by n/400 avoids it. The theorem
-    only says that less noise than n/400 is too little, never that more is enough: half of the
-    records are surely right until E = n/8.
+    This is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
+    attained (docs/proofs/reconstruction.md). With E = n/400, at most 1% is wrong. The lecture calls
+    this blatantly non-private, and also says that noise bounded by n/400 avoids it. The theorem
+    says that noise below n/400 is too little. It does not say that more noise is enough: until
+    E = n/8, half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.
@@ -186,7 +186,7 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Changes axis i from "is record i in the subset" to "is record i 1 in the candidate"."""
+    """Axis i was "is record i in the subset?", and becomes "is record i of the candidate 1?"."""
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
     return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)
@@ -195,8 +195,8 @@ def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
 def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
     """The largest error of a sum over a subset of a published table.
 
-    The worst of all 2^n subsets holds exactly the entries that are too large, or exactly those that
-    are too small.
+    The worst of all 2^n subsets contains either all entries that are too large, or all that are too
+    small, and no others.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.
@@ -238,10 +238,10 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
 
     If all subset sums are within E of the truth, at most 4 E guesses are wrong, without any search
     (docs/proofs/reconstruction.md). This is the lecture's dilemma: a table with accurate answers
-    can be attacked, and a table that cannot be attacked has inaccurate answers. The lecture
-    concludes that only an interactive mechanism escapes it. That does not follow. No release that
-    answers *all* subsets well escapes, interactive or not. A static release may be accurate for the
-    queries that it was made for.
+    can be attacked, and a table that resists attacks has inaccurate answers. The lecture concludes
+    that only an interactive mechanism escapes. That does not follow. No release that answers *all*
+    subsets well escapes, interactive or not. A static release may be accurate for the queries that
+    it was made for.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.
@@ -253,8 +253,8 @@ def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
         TypeError: if the table is not real numbers.
 
     Formal guarantees:
-        At most 4 `subset_error(table, database)` guesses are wrong. For a table of bits it is at
-        most 2 `subset_error(table, database)`.
+        At most 4 `subset_error(table, database)` guesses are wrong, and at most half as many for a
+        table of bits.
 
     Source:
         The lecture "A firm foundation for private data analysis", "Noise and the noisy table",

@@ -11,11 +11,12 @@ from dpjax._exact._numerics import compute_dtype
 def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:
     """How much closer records are to published means than a stranger's record would be.
 
-    The score of a record y, for published means q and population means p, is
-    sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), over its standard deviation for a stranger. For
-    strangers it is standard normal in the limit, for any published means. So a threshold of z
-    accuses a stranger with probability P(Z > z). With exact means of n members, their average score
-    is sqrt(d / n): many attributes of few people give each of them away. Works inside `jit`.
+    Let y be a record, q the published means and p the means in the population. The score is
+    sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), divided by its standard deviation for a
+    stranger. For strangers it is standard normal in the limit, for any published means. So a
+    threshold of z accuses a stranger with probability P(Z > z). With exact means of n members,
+    members have an average score of sqrt(d / n): many attributes of few people expose each of them.
+    Works inside `jit`.
 
     Args:
         records: attributes in [0, 1] of the people to trace, shape (d,), or (..., d) for many.
@@ -31,10 +32,10 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
         ValueError: if the shapes do not fit.
 
     Formal guarantees:
-        Let a stranger's attributes be independent bits with the means of the population. Given the
-        published means, the score has mean 0 and variance 1 exactly. Let strangers be drawn as
-        members are. Under (epsilon, delta)-DP the rate of members beyond a threshold exceeds that
-        of strangers by at most 2 b - 1, where b is the `guessing_bound`.
+        Let a stranger's attributes be independent bits with the means of the population. Then,
+        given the published means, the score has mean 0 and variance 1 exactly. If strangers are
+        drawn like members, then under (epsilon, delta)-DP the rate of members beyond a threshold
+        exceeds the rate of strangers by at most 2 b - 1, where b is the `guessing_bound`.
 
     Source:
         Homer et al. (2008); Dwork, Smith, Steinke, Ullman and Vadhan (2015), for the inner product

@@ -34,9 +34,9 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
         ValueError: if n is not such a power.
 
     Formal guarantees:
-        Exact for integers if all partial sums fit the significand, as for bits in float32. For
-        records in [0, 1] the sensitivity under replace-one is n in the norm l1 and sqrt(n) in l2,
-        since every answer changes by at most 1.
+        Exact for integers if all partial sums fit into the significand, as for bits in float32. For
+        records in [0, 1], every answer changes by at most 1 under replace-one. So the sensitivity
+        is n in the norm l1, and sqrt(n) in l2.
 
     Source:
         Dwork and Yekhanin (2008).
@@ -53,10 +53,10 @@ def walsh_hadamard(database: jax.Array) -> jax.Array:
 def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
     """Guesses bits from noisy answers to all n Walsh-Hadamard queries, by least squares.
 
-    The queries are orthogonal, so the solution is the transform of the answers over n. Record i
-    becomes its true value plus an average of the noise with signs. Noise of standard deviation s in
-    every answer becomes s / sqrt(n), and a guess is wrong if it exceeds 1/2. So the attack works
-    for noise well below sqrt(n), and fails for more.
+    The queries are orthogonal, so the solution is the transform of the answers, divided by n. The
+    estimate of a record is its true value plus an average of the noise with signs. Noise of
+    standard deviation s in every answer becomes s / sqrt(n), and a guess is wrong if it exceeds
+    1/2. So the attack works for noise well below sqrt(n), and fails for more.
 
     Args:
         answers: shape (n,), or (..., n) for many releases; n a power of two, at most 2^24.
@@ -100,7 +100,7 @@ def _transformed(name: str, numbers: jax.Array) -> jax.Array:
 
 @jax.jit
 def _transform(x: jax.Array) -> jax.Array:
-    """H x along the last axis: H of size r s is the Kronecker product of H of sizes r and s."""
+    """H x along the last axis: H of size r s is the Kronecker product of those of sizes r and s."""
     n = x.shape[-1]
     size = min(n, _RADIX)
     rows = x.reshape(*x.shape[:-1], n // size, size)
