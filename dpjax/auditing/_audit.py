@@ -27,7 +27,7 @@ def claim_of(mechanism: object) -> Guarantee | None:
 def as_clamped(mechanism: object, value: Value) -> Value:
     """The value that gets noise, by `mechanism.clamped`.
 
-    Without that method, NaN becomes 0, and infinities the largest floats.
+    Without this method, NaN becomes 0, and infinities become the largest floats.
     """
     clamped = getattr(mechanism, "clamped", None)
     return jax.tree.map(_finite, value) if clamped is None else clamped(value)
@@ -47,9 +47,9 @@ class StatedGrid:
         return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
     def misses(self, outputs: PyTree) -> np.ndarray:
-        """Whether each output of a batch is off the grid; half of the spacing still counts as on.
+        """Whether each output of a batch is off the grid of half the stated spacing.
 
-        A compiled mechanism may round differently, and choose half of the spacing that it states.
+        A compiled mechanism may round differently, and use half of the spacing that it states.
         """
         arrays = matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
@@ -92,7 +92,7 @@ class AuditResult:
 
     Formal guarantees:
         With probability at least `confidence` over the samples, no (epsilon', delta')-DP claim
-        below the bound holds for the pair `value`, `neighbor`. A bound of 0 shows nothing: a
+        below the bound holds for the pair `value`, `neighbor`. A low bound proves nothing: a
         mechanism may give away more on another pair, or by an event that was not tried.
     """
 
@@ -139,7 +139,7 @@ Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 _LEAST_SAMPLES = 100
 # Samples of each value of a candidate pair, for the pilot that chooses a pair.
 _PILOT = 2**14
-# Each event after the first gets this part of the error.
+# Each event after the first gets this share of the error.
 _LATER = 1 / 8
 
 
@@ -349,7 +349,7 @@ def _checked_pair(pair: Pair) -> Pair:
 def _worst(
     key: Key, sampler: Sampler, candidates: list[Pair], question: Question, error: float
 ) -> Pair:
-    """The pair that shows the most in a small audit."""
+    """The pair with the largest expected bound in a small audit."""
     if len(candidates) == 1:
         return candidates[0]
     promises: list[tuple[float, float]] = []
@@ -422,7 +422,7 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """The parts of the error for some events; the first event will likely show the most."""
+    """The shares of the error for some events; the first one likely shows the most."""
     rest = count - 1
     return [1 - _LATER * rest, *[_LATER] * rest]
 
@@ -432,7 +432,7 @@ def _limits(
 ) -> tuple[float, float, float]:
     """The bound by an event, and the limits of its probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit fails with at most its share of the error, so one of them fails with at most all.
+    # Each limit fails with at most its share of the error, so any fails with at most all of it.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
@@ -445,7 +445,7 @@ def _hits(predicates: list[Callable[[Value], np.ndarray]], batches: Iterable[Val
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """The claim that a higher bound contradicts; None if the mechanism has none."""
+    """The mechanism's claim that a higher bound would contradict; None without one."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

@@ -17,15 +17,16 @@ from dpjax.auditing._scores import Score
 class Question:
     """The quantity to bound: "epsilon" or "delta", at a value of the other one.
 
-    (epsilon, delta)-DP says p <= exp(epsilon) q + delta for the probabilities p and q of any event.
-    So a lower limit of p and an upper limit of q bound epsilon and delta from below.
+    Under (epsilon, delta)-DP, the probabilities p and q of any event satisfy
+    p <= exp(epsilon) q + delta. So a lower limit of p and an upper limit of q bound epsilon and
+    delta from below.
     """
 
     bounded: str
     at: float
 
     def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
-        """The bound by limits of p and q; below 0 if they show nothing."""
+        """The bound from limits of p and q; below 0 if they show nothing."""
         lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
             if self.bounded == "epsilon":
@@ -36,12 +37,12 @@ class Question:
 # Thresholds per score: evenly over the sample, and geometrically towards both ends.
 _EVEN, _TAIL = 256, 48
 # The choice of an event divides the error by one of these, so that no event wins by chance. The
-# first moves the limits by three standard errors of the sample. The next ones serve rare events,
-# small epsilons and few samples, where the first leaves no event.
+# first moves the limits by three standard errors of the sample. The others serve rare events, small
+# epsilons and few samples, for which the first leaves no event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score must show this much more to be preferred, so that simple events win.
+# A later score must show more than an earlier one by this share, so that simple events win.
 _MARGIN = 0.01
-# The lower limit of the two may have one of these shares of the error.
+# The lower limit gets one of these shares of the error, and the upper limit the rest.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -54,7 +55,7 @@ class Event:
         predicate: maps a batch of outputs, a tree of arrays with a leading axis, to booleans.
 
     Formal guarantees:
-        A function of the output alone, so every privacy guarantee bounds its probability.
+        An event is a function of the output alone, so a privacy guarantee bounds its probability.
     """
 
     description: str
@@ -107,10 +108,10 @@ class Experiment:
 def choose(
     scores: Iterable[Score], here: Value, there: Value, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events that should show the most, among all thresholds of all scores.
+    """The events with the largest expected bounds, among all thresholds of all scores.
 
-    There is one for every caution, the strictest first. With less caution, an event may be rarer.
-    Scores come in the order of preference.
+    There is one event for each caution, the strictest first. A smaller caution admits rarer events.
+    Scores are in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
@@ -138,7 +139,7 @@ def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _
     samples = [_sorted_numbers(score.evaluate(outputs)) for outputs in (here, there)]
     thresholds = _thresholds(np.concatenate(samples))
     counts = np.stack([_counts(sample, thresholds) for sample in samples])
-    # We scale the counts to the number of outputs of the experiment.
+    # Counts are scaled to the number of outputs of the experiment.
     size = len(jax.tree.leaves(here)[0])
     return _Tally(score, thresholds, counts * (experiment.trials / size))
 

@@ -1,4 +1,4 @@
-"""Who is left out: the share of uncovered pairs, record by record."""
+"""The gamma of single records: how often the pairs of one person are not covered."""
 
 import dataclasses
 from fractions import Fraction
@@ -40,9 +40,9 @@ class RecordGammas:
 
     Attributes:
         records: a pytree of arrays with leading axis K.
-        uncovered: how many of the pairs of each record may lie further apart than the sensitivity,
-            as their distances may have been rounded.
-        certain: how many of them do, however their distances were rounded.
+        uncovered: for each record, the number of pairs that may lie further apart than the
+            sensitivity, given the rounding of distances.
+        certain: for each record, the number of pairs that certainly do.
         pairs: J, drawn for each record.
         drawn: whether the records were drawn from the oracle.
         confidence: of all limits together.
@@ -60,7 +60,7 @@ class RecordGammas:
 
     @property
     def estimates(self) -> np.ndarray:
-        """The share of pairs of each record that may be uncovered."""
+        """For each record, the share of pairs that may be uncovered."""
         return self.uncovered / self.pairs
 
     @property
@@ -75,7 +75,7 @@ class RecordGammas:
 
     @property
     def _error(self) -> Fraction:
-        # Drawn records have a second kind of limit, of shares, which gets the other half.
+        # Drawn records also have limits of shares, which get the other half.
         return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
 
     @property
@@ -83,7 +83,7 @@ class RecordGammas:
         return float(self._error / (2 * len(self.uncovered))) * (1 - 1e-15)
 
     def share_above(self, x: float) -> float:
-        """At most this share of people has a gamma above x: for all x at once.
+        """At most this share of people has a gamma above x. It holds for all x at once.
 
         Args:
             x: in (0, 1).
@@ -97,7 +97,7 @@ class RecordGammas:
         """
         x = _checks.fraction("x", x)
         if not self.drawn:
-            raise ValueError("records must be a number, to be drawn: given ones say nothing of all")
+            raise ValueError("records must be a number, to be drawn: given ones are no sample")
         counts = np.arange(self.pairs)
         above = (self.uncovered[:, None] > counts).sum(0)
         error = float(self._error / self.pairs) * (1 - 1e-15)
@@ -142,15 +142,15 @@ def gamma_by_record(
     pairs: int,
     confidence: float = 0.99,
 ) -> RecordGammas:
-    """How often a sensitivity fails for a given record: gamma(r), and for how many people.
+    """How often a sensitivity fails for given records: gamma(r), and for how many people.
 
-    gamma is an average over people. gamma(r) = P(G > Delta | record r) is that of the person with
-    record r: the other n - 1 records and the one that takes its place are random.
+    gamma is an average over people. gamma(r) = P(G > Delta | record r) is the gamma of a person
+    with record r. It is over the other n - 1 records, and the record that replaces r.
 
     Args:
-        key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that it
-            draws under the same key.
-        target: that was sampled.
+        key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
+            from the pairs of that function.
+        target: as for the sampled sensitivity.
         oracle: of independent records, from `dpjax.oracles`.
         sensitivity: sampled at positions="last", or a bound.
         n: records of a database, at least 1.
@@ -168,18 +168,21 @@ def gamma_by_record(
             position, or the records are not like those of the oracle.
 
     Formal guarantees:
-        Independent records, replace-one neighbors. Fix target, sensitivity, records, n, J and
-        confidence without these pairs. With probability at least `confidence` all of these hold.
+        Records are independent, and neighbors are replace-one. Fix target, sensitivity, records, n,
+        J and the confidence C without these pairs. With probability at least C, all of this holds:
         `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at
-        (1 - C) / (2 K) each). Of all people, a share of at most `share_above(x)` has gamma(r) > x,
-        for all x at once. For drawn records each of both statements gets half of 1 - C. A distance
-        G is known up to rounding. So `lower` counts pairs that lie further apart than Delta if
-        their distances are lowered by as much as `dpjax.sample_sensitivity` adds for rounding, and
-        `upper`, `estimates` and `share_above` those that do if it is raised by that.
-        Let N be the number of uncovered pairs of a drawn person. If gamma(r) > x, N exceeds c with
-        probability at least P(Bin(J, x) > c). So P(gamma(R) > x) is at most P(N > c) over that,
-        for each c, and P(N > c) is at most its Clopper-Pearson limit at (1 - C) / (2 J) from K
-        draws, for all J values of c at once. Never use the private records here.
+        (1 - C) / (2 K) each). And a share of at most `share_above(x)` of all people has
+        gamma(r) > x, for all x at once. For drawn records each of these statements gets half of
+        1 - C. Never use the private records here.
+
+        Distances are known up to rounding, with the margin that `dpjax.sample_sensitivity` adds. So
+        `lower` counts the pairs whose distance exceeds Delta even if it is lowered by the margin.
+        `upper`, `estimates` and `share_above` count those that exceed it if raised by the margin.
+
+        For `share_above`, let N be the number of uncovered pairs of a drawn person. If
+        gamma(r) > x, then N exceeds c with probability at least b(c) = P(Bin(J, x) > c). So
+        P(gamma(R) > x) <= P(N > c) / b(c) for each c. P(N > c) is at most its Clopper-Pearson limit
+        at (1 - C) / (2 J) from K draws, for all J values of c at once.
 
     Source:
         Clopper and Pearson (1934); Steinke and Ullman (2020), who criticize averages.
@@ -267,7 +270,7 @@ def _further_apart(
     plan: Plan,
     hidden: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each record, how many pairs may lie further apart than the sensitivity, and do so."""
+    """For each record, the number of pairs that may be uncovered, and that certainly are."""
     value = float(sensitivity.value)
     hidden += rounding_of_a_distance(plan, sensitivity.norm, value)
     least, most = outward(value - hidden, -np.inf), outward(value + hidden, np.inf)

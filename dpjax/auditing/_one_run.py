@@ -8,7 +8,7 @@ import scipy
 from dpjax._core import _checks
 
 _ROUNDING = 1e-9  # Bounds the relative error of SciPy's binomial probabilities.
-# No number of guesses that a machine can count refutes a larger epsilon.
+# A larger epsilon would take more guesses than a machine can count.
 _MOST_EPSILON = 64.0
 
 
@@ -18,10 +18,10 @@ def one_run_epsilon(
     """A lower bound on epsilon, from one run on a database with many canaries.
 
     A fair coin for each of m canaries decides whether the canary is in the database. If databases
-    keep their size, it decides which of two records z and z' is in. The output serves to guess r of
-    the coins, and v guesses are right. Which coins to guess may depend on the output. Under
-    (epsilon, delta)-DP a binomial B of r trials, with probability e^epsilon / (1 + e^epsilon),
-    dominates the number of right guesses up to mass of order m delta:
+    keep their size, it decides which of two records z and z' is in. The attacker guesses r of the
+    coins from the output, and v guesses are right. The choice of coins may depend on the output.
+    Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
+    (epsilon, delta)-DP it dominates the number of right guesses, up to mass of order m delta:
     P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
 
     Args:
@@ -32,8 +32,7 @@ def one_run_epsilon(
         p: the probability that the bound is above the truth, in (0, 1/2).
 
     Returns:
-        The largest epsilon that the guesses refute, rounded down; 0 if they refute none. At most
-        64.
+        The largest epsilon that the guesses refute, rounded down; 0 if none, and at most 64.
 
     Raises:
         TypeError: if a count is not an integer, or another parameter not a number.
@@ -43,8 +42,8 @@ def one_run_epsilon(
         Let canaries, delta and p be fixed in advance, let coins be fair and independent, and let
         guesses depend on the output alone. Then the bound exceeds the true epsilon at delta with
         probability at most p, over coins and mechanism. The relation is add-or-remove-one for
-        canaries that are in or out, and replace-one for pairs z and z'. One output shows less than
-        many runs: r right guesses of r show at most about log(r / log(1 / p)).
+        canaries that are in or out, and replace-one for pairs z and z'. One run shows less than
+        many runs: r right guesses of r refute at most about log(r / log(1 / p)).
 
     Source:
         Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Appendix D.

@@ -21,10 +21,10 @@ _LAYOUTS = {4: (np.uint32, 23, -149), 8: (np.uint64, 52, -1074)}
 
 
 def exact_numbers(column: np.ndarray) -> np.ndarray:
-    """The same numbers in a dtype of 32 or 64 bits, as the functions below need."""
+    """The same numbers in a dtype of 32 or 64 bits, for the functions below."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
-        return column.astype(np.int64)  # This keeps the bits of uint64.
-    # Also the 8- and 16-bit floats of machine learning, which NumPy has as extension types.
+        return column.astype(np.int64)  # Keeps the bits of uint64.
+    # Narrower floats, also the extension types of machine learning, become float32.
     return column if column.dtype.itemsize in _LAYOUTS else column.astype(np.float32)
 
 
@@ -58,7 +58,7 @@ def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
 def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
     """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
 
-    If value + noise needed no rounding, the difference is the noise, which needs none either.
+    If value + noise was exact, the difference is the noise, and is exact, too.
     """
     if numbers.dtype == np.int64:
         return lowest_set_bit(numbers - value)
@@ -85,11 +85,11 @@ def _trailing_zeros(words: np.ndarray) -> np.ndarray:
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
 
 
-# The numbers of bins for a number with many values. Up to `_FEW` values need no bins.
+# The numbers of bins, coarse and fine. Up to `_FEW` distinct values need no bins.
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# If at most this part of the numbers is off a grid, those numbers are strays.
+# If at most this share of the numbers is off a grid, those numbers are strays.
 _STRAYS = 0.02
 
 
@@ -122,7 +122,7 @@ def matrices(outputs: Value) -> list[np.ndarray]:
 
 
 def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
-    """The value's arrays, flattened; None if outputs have another form."""
+    """The value's arrays, flattened; None if outputs differ in structure or shapes."""
     if jax.tree.structure(outputs) != jax.tree.structure(value):
         return None
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
@@ -169,10 +169,7 @@ def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
         codes, rows = np.unique(_bits_of(numbers), return_index=True)
         seen |= {int(c): f"{numbers[row]}" for c, row in zip(codes, rows, strict=True)}
 
-    def encode(outputs: Value) -> np.ndarray:
-        return _bits_of(coordinate(outputs))
-
-    return Code(coordinate.name, encode, seen.__getitem__)
+    return Code(coordinate.name, lambda outputs: _bits_of(coordinate(outputs)), seen.__getitem__)
 
 
 def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
@@ -181,13 +178,11 @@ def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
 
-    def encode(outputs: Value) -> np.ndarray:
-        return np.searchsorted(edges, coordinate(outputs).astype(float), side="right")
-
-    def label(code: int) -> str:
-        return f"[{ends[code]:.6g}, {ends[code + 1]:.6g})"
-
-    return Code(coordinate.name, encode, label)
+    return Code(
+        coordinate.name,
+        lambda outputs: np.searchsorted(edges, coordinate(outputs).astype(float), side="right"),
+        lambda code: f"[{ends[code]:.6g}, {ends[code + 1]:.6g})",
+    )
 
 
 def grain_and_binade(coordinate: Coordinate) -> Code:
@@ -205,7 +200,7 @@ def grain_and_binade(coordinate: Coordinate) -> Code:
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
-    """The lowest bits, which arithmetic leaves traces in, with the sign and the magnitude."""
+    """The lowest bits, which show traces of arithmetic, with the sign and the magnitude."""
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -220,7 +215,7 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
 
 
 def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
-    """The lowest set bits of the noise that leads from each value to the number, if any does."""
+    """The lowest set bits of output - value and output - neighbor, if these are exact."""
     name = coordinate.name
     return Code(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
@@ -232,7 +227,7 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Whether the number is off the grid of nearly all numbers, and which values can lead to it."""
+    """Whether the number is off the grid of nearly all others, and from which value it is exact."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -252,7 +247,7 @@ def off_the_grid(
 
 
 def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
-    """The lowest set bits of the differences to some values."""
+    """The lowest set bits of the differences from some values."""
     numbers = exact_numbers(coordinate(outputs))
     with np.errstate(over="ignore", invalid="ignore"):  # NaN becomes some integer.
         values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
@@ -286,9 +281,9 @@ def _words(matrix: np.ndarray) -> np.ndarray:
 
 
 def _fingerprints(outputs: Value) -> np.ndarray:
-    """A 64-bit hash of every output; one to one if an output is a single number."""
+    """A 64-bit hash of every output, without collisions if an output is a single number."""
     words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
-    # Multiplication by an odd number loses no bit of a word.
+    # Multiplication by an odd number is one to one.
     odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
@@ -310,17 +305,17 @@ def _power(lowest: int) -> str:
     return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
 
 
-# Few sizes, so that audits with different numbers of samples share compiled programs.
+# A few sizes of batches, so that audits of different sizes share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
-# The most numbers in one batch, and in each sample that events are learned from.
+# The most numbers in one batch, and in each sample that proposes events.
 _MOST_NUMBERS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """The numbers of samples of one value for each use. The uses share no samples."""
+    """The number of samples of one value for each use. No sample has two uses."""
 
-    batch: int  # Outputs per compiled program.
+    batch: int  # Outputs of one call of the compiled program.
     learning: int  # Outputs that propose events; as many others choose among them.
     bounding: int  # Outputs that bound the probabilities of the chosen events.
 
@@ -331,8 +326,8 @@ class Sampler:
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Takes a mechanism, and compiles it at its first use if `jit` is True."""
         self.mechanism = mechanism
-        # The mechanism is a constant of the program. So its parameters are known, and it draws as
-        # it does outside of `jit`.
+        # The mechanism is a constant of the program, so its parameters are concrete and it draws as
+        # outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)
@@ -343,7 +338,7 @@ class Sampler:
         return hasattr(self.mechanism, "log_prob")
 
     def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
-        """Divides the samples among their uses; refuses outputs that cannot be compared."""
+        """Divides the samples among their uses; raises if outputs cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
@@ -373,7 +368,7 @@ class Sampler:
         count = len(jax.tree.leaves(outputs)[0])
         found: list[np.ndarray] = []
         for start in range(0, count, size):
-            # Repeated rows fill the last batch, so that it runs the same program.
+            # The last batch repeats its last row, so that all batches run one program.
             rows = np.minimum(np.arange(start, start + size), count - 1)
             batch = rows_of(outputs, rows)
             found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))
@@ -393,7 +388,7 @@ class Sampler:
 
 
 def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
-    """Some rows of a batch of outputs, or one."""
+    """Some rows, or one row, of a batch of outputs."""
     leaves, structure = jax.tree.flatten(batch)
     return jax.tree.unflatten(structure, [np.asarray(leaf)[rows] for leaf in leaves])
 
@@ -406,7 +401,7 @@ def joined(batches: list[Value]) -> Value:
 
 
 def _width(output: Value) -> int:
-    """The number of numbers in an output."""
+    """The size of an output, over all of its arrays."""
     leaves = jax.tree.leaves(output)
     for leaf in leaves:
         number = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)

@@ -1,4 +1,4 @@
-"""What a release is worth: all of its privacy curve, from sampled pairs."""
+"""The whole privacy curve of releases, from sampled pairs."""
 
 import dataclasses
 import math
@@ -54,16 +54,17 @@ class PrivacyProfile:
     """How private one or several releases are together; made by `dpjax.privacy_profile`.
 
     Attributes:
-        epsilon: the sum of those of the mechanisms.
-        default_delta: the sum of the deltas of the mechanisms.
+        epsilon: the sum of the mechanisms' epsilons.
+        default_delta: the sum of the mechanisms' deltas.
         n: records of a database.
         m: number of pairs.
-        confidence: of all that it says, together.
-        band: limits of how far pairs stretch the releases: 1 spends just epsilon.
-        curve: the divergence of a pair by its stretch.
-        identity: names the sampling.
+        confidence: of all statements together.
+        band: limits of the distribution of stretches. A pair of stretch 1 spends exactly epsilon.
+        curve: the divergence of a pair, by its stretch.
+        identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
-        losses: limits of the loss of one release; None where `curve` is exact without.
+        losses: limits of the distribution of losses of one release about each pair; None if
+            `curve` is exact.
 
     Formal guarantees:
         Those of `dpjax.privacy_profile`, for all epsilons at once.
@@ -81,11 +82,11 @@ class PrivacyProfile:
     losses: TailBand | None = None
 
     def gamma(self, epsilon: float, delta: float | None = None) -> float:
-        """At most this share of pairs is less than (epsilon, delta)-indistinguishable.
+        """At most this share of pairs is not (epsilon, delta)-indistinguishable.
 
         Args:
             epsilon: 0 or above.
-            delta: from 0 to 1; by default the sum of those of the mechanisms.
+            delta: from 0 to 1; by default the sum of the mechanisms' deltas.
 
         Returns:
             A number from 0 to 1.
@@ -101,9 +102,9 @@ class PrivacyProfile:
         return self.band.least(covered | (self.curve.delta(points, np.asarray(epsilon)) <= delta))
 
     def delta(self, epsilon: ArrayLike) -> float | np.ndarray:
-        """The pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
+        """The delta at epsilon of an average pair: the expected divergence of a pair at epsilon.
 
-        That is an average over pairs: the expected divergence of a pair at epsilon.
+        A random pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
 
         Args:
             epsilon: a number, or an array of them, 0 or above.
@@ -127,7 +128,7 @@ class PrivacyProfile:
 
     @property
     def advantage(self) -> float:
-        """The total variation: nobody who knows the pair tells D from D' better, on average."""
+        """The average total variation: the best advantage of an attacker who knows the pair."""
         return float(self.delta(0.0))
 
     def guarantee(self, epsilon: float, delta: float | None = None) -> Guarantee:
@@ -175,8 +176,8 @@ def privacy_profile(
     """How private releases about one database are, at every epsilon, from sampled pairs.
 
     The guarantee of a sampled sensitivity has one gamma, and says nothing about pairs beyond it.
-    The profile says how private those are, too. And it adds up releases pair by pair: ten releases
-    rarely go wrong on one pair, where `dpjax.accounting.compose` adds up ten gammas.
+    The profile also says how private those pairs are. And it adds up releases pair by pair: ten
+    releases rarely fail on the same pairs, but `dpjax.accounting.compose` adds up ten gammas.
 
     Draws m pairs of neighboring databases. A pair of values at distance G, where the mechanism has
     the sensitivity Delta, loses a = epsilon G / Delta. Its divergence at e is at most
@@ -186,21 +187,21 @@ def privacy_profile(
         permute-and-flip, and mixtures: (exp(a) - exp(e)) / (1 + exp(a))
         Gaussian, shaped Gaussian:      Phi(u / 2 - e / u) - exp(e) Phi(-u / 2 - e / u)
 
-    or 0 where that is negative, with u = G / sigma. For selections G is half the range of the
-    difference of scores. Losses of several releases add up, and the squares of u.
+    or 0 if this is negative, with u = G / sigma. For selections, G is half the range of the
+    difference of scores. For several releases, losses a add up, and so do squares of u.
 
-    These are the worst releases at their distance. For several coordinates of Laplace noise, for
-    several releases, and for selections, one release about each pair gives a second estimate: the
-    average of 1 - exp(e - L), or 0 where that is negative, over its loss L.
+    These divergences are those of the worst values at their distance. For several coordinates of
+    Laplace noise, for several releases, and for selections, there is a second estimate. It draws
+    one release about each pair, with loss L, and averages max(0, 1 - exp(e - L)).
 
     Args:
-        key: a typed key, as for `dpjax.sample_sensitivity`. The pairs are others than those that
-            it draws under the same key.
-        releases: (target, mechanism), or a list of those that are published about one database.
+        key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
+            from the pairs of that function.
+        releases: (target, mechanism), or a list of these, all published about one database.
         oracle: as for `dpjax.sample_sensitivity`.
         n: records of a database, at least 1.
         m: number of pairs, at least 1.
-        confidence: probability over the pairs that all of the profile holds.
+        confidence: probability over the pairs that the whole profile holds.
 
     Returns:
         A `PrivacyProfile`, with `.gamma(epsilon)`, `.delta(epsilon)`, `.advantage` and
@@ -214,22 +215,26 @@ def privacy_profile(
             arrays, or a target has what `dpjax.sample_sensitivity` refuses.
 
     Formal guarantees:
-        Replace-one neighbors, exact noise, and a database that is a draw from the oracle. Fix
+        Neighbors are replace-one, noise is exact, and the database is a draw from the oracle. Fix
         releases, oracle, n, m and confidence without the private data, and without releases about
-        it. With probability at least `confidence` over the pairs, for all epsilons and deltas at
-        once: the joint release is (epsilon, delta, gamma(epsilon, delta))-random DP; and no event
-        of a random pair and its release gains more than delta(epsilon) when the databases of the
-        pair are swapped: P(D, D', Y in S) <= e^epsilon P(D', D, Y in S) + delta(epsilon). The
-        mass beyond the largest sample counts 1. With a second estimate, each gets half of
-        1 - confidence, and `delta` is the smaller one. Distances are raised by rounding, as
-        `dpjax.sample_sensitivity` does, and by grids and tables of the noise. The guarantee covers
-        all releases together: do not compose it with theirs. Where a sensitivity was sampled for
-        all positions, so is the profile, and it is averaged over positions. Otherwise it holds of
-        pairs that differ in the last record. At a position drawn uniformly, gamma and delta are
-        larger by up to 2 g, where a random rotation moves the targets on a share g of databases by
-        more than half of what is added for rounding. At a fixed position they are larger by up to
-        4 g, where g is that share for a quarter of it. Few probes see a g below the gammas of the
-        sensitivities (docs/proofs/sampled-sensitivity.md).
+        it. With probability at least `confidence` over the pairs, these statements hold for all
+        epsilons and deltas at once. The joint release is
+        (epsilon, delta, gamma(epsilon, delta))-random DP. And for every event S, a random pair
+        D, D' and its release Y satisfy
+        P((D, D', Y) in S) <= e^epsilon P((D', D, Y) in S) + delta(epsilon).
+
+        Mass beyond the largest sample counts as 1. If there is a second estimate, each gets half of
+        1 - confidence, and `delta` is the smaller one. Distances are raised for rounding, as by
+        `dpjax.sample_sensitivity`, and for the grids and tables of the noise. The guarantee covers
+        all releases together: do not compose it with their own guarantees.
+
+        If a sensitivity was sampled for all positions, the profile averages over positions.
+        Otherwise it holds for pairs that differ in the last record. For a position drawn uniformly,
+        gamma and delta are larger by up to 2 g. Here g is the share of databases on which a random
+        rotation moves the targets by more than half of the margin for rounding. For a fixed
+        position they are larger by up to 4 g, with a quarter of the margin in place of half. The
+        probes rarely detect a g below the gammas of the sensitivities
+        (docs/proofs/sampled-sensitivity.md).
 
     Source:
         docs/proofs/privacy-profile.md; Zhu, Dong and Wang (2022) for domination; Balle and Wang
@@ -299,7 +304,7 @@ def _is_release(pair: Any) -> bool:
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
-    """What the releases lose together; refuses what the releases would refuse."""
+    """The joint loss of the releases; raises if a release would raise."""
     _checks.function("oracle", oracle)
     known = dict.fromkeys(x.sensitivity.records for _, x in pairs)
     records = tuple(x for x in known if x is not None)
@@ -337,7 +342,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
 def _loss_of(mechanism: Any, value: Value) -> PairLoss:
     found = getattr(mechanism, "pair_loss", None)
     if found is None:
-        raise TypeError(f"what a {type(mechanism).__name__} loses on one pair is not known")
+        raise TypeError(f"the loss of a {type(mechanism).__name__} on one pair is not known")
     return found(value)
 
 
@@ -355,5 +360,5 @@ def _curve(joint: Joint) -> PairCurve:
 
 
 def _shown(probability: float) -> str:
-    """Rounded up; what is next to 1 counts as 1."""
+    """A probability as text, rounded up; from 1 - 10^-6 on it is "1"."""
     return "1" if probability > 1 - 1e-6 else shown_number(probability)

@@ -25,9 +25,9 @@ from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits
 from dpjax.sensitivity._probes import Probes, probed_pairs, refuse_other_places
 from dpjax.sensitivity._sums import Summable
 
-# The scale that is drawn is known in float32.
+# The rounding error of the drawn scale, a float32.
 _SCALE_ERROR = 2.0**-20
-# Pairs of a profile never are those that a sensitivity was sampled from.
+# Folded into a key, so that no pair of a profile is one that a sensitivity was sampled from.
 _DOMAIN = 2**32 - 1, 0x70726F66
 
 
@@ -59,11 +59,11 @@ class Joint:
 
     Attributes:
         targets: their targets.
-        losses: what each loses on a pair.
-        pure: the sum of the epsilons of those without Gaussian noise.
-        deviations: of the others, the distance of their sensitivities in standard deviations.
+        losses: the loss of each on a pair.
+        pure: the sum of the epsilons of the releases without Gaussian noise.
+        deviations: of the Gaussian releases, the l2 norm of sensitivities over standard deviations.
         positions: which record changes: "last" if all sensitivities say so.
-        records: those that sensitivities were sampled from.
+        records: shapes and dtypes of the records that sensitivities were sampled from.
     """
 
     targets: tuple[Target, ...]
@@ -75,7 +75,7 @@ class Joint:
 
     @property
     def target(self) -> Target:
-        """All arrays that are released, as one target; sums over records stay one sum."""
+        """All released arrays as one target. Sums over records stay one sum."""
         releases = list(zip(self.targets, self.losses, strict=True))
         sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
         if len(sums) == len(releases):
@@ -86,7 +86,7 @@ class Joint:
         ]
 
     def check_records(self, drawn: TreeSpec) -> None:
-        """Refuses an oracle of other records than those of the sensitivities."""
+        """Raises if an oracle draws other arrays than the sensitivities were sampled from."""
         for sampled in self.records:
             if sampled != drawn:
                 raise ValueError(
@@ -94,7 +94,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """How often a difference of values spends what the releases were calibrated to."""
+        """The stretch of a difference of values: 1 if it is exactly as large as calibrated for."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -102,7 +102,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """How much the grids of all releases add to a stretch."""
+        """The amount that the grids of all releases add to a stretch."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -117,11 +117,12 @@ class Stretches:
     """The stretch of every pair.
 
     Attributes:
-        values: with all that rounding may hide; in the order of the pairs, where losses are known.
-        absolute: so much did grids and the rounding of the target add to each.
-        relative: this share of each did the rounding of the norm add.
-        losses: of one release about each pair, without these; None where it says nothing more.
-        identity: names the sampling.
+        values: upper bounds, with margins for rounding; in the order of the pairs if there are
+            losses, otherwise sorted.
+        absolute: the margin for grids and for the rounding of the target.
+        relative: the margin for the rounding of the norm, as a share of a stretch.
+        losses: of one release about each pair, without margins; None if stretches are enough.
+        identity: the fingerprint of the sampling.
     """
 
     values: np.ndarray
@@ -140,7 +141,7 @@ def sampled_stretches(
     point: OperatingPoint,
     released: Callable[[RandomPair], RandomPair],
 ) -> Stretches:
-    """The stretch of every pair, and what `released` adds to a pair."""
+    """The stretch of every pair, and its loss if `released` adds one."""
     sampled, hidden, plan = sampled_distances(
         key,
         joint.target,
@@ -151,7 +152,7 @@ def sampled_stretches(
         point=point,
         released=released,
     )
-    # Half as many bytes are sorted much faster.
+    # Sorting float32 is much faster than sorting float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
     # The norm rounds once for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
@@ -173,7 +174,7 @@ def sampled_distances(
     point: OperatingPoint,
     released: Callable[[RandomPair], RandomPair] | None = None,
 ) -> tuple[np.ndarray, float, Plan]:
-    """Distances of pairs that no sensitivity was sampled from, and what rounding may add to one."""
+    """Distances of pairs that no sensitivity was sampled from, and the rounding error of one."""
     key = other_pairs(key)
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
@@ -192,28 +193,28 @@ def sampled_distances(
 
 
 def other_pairs(key: Key) -> Key:
-    """A key whose pairs no sensitivity is sampled from under the key itself."""
+    """A key derived from a key, for pairs other than those that the key itself gives."""
     for word in _DOMAIN:
         key = jax.random.fold_in(key, word)
     return key
 
 
-# The noise of a pair has a key of its own, beside those of its position and its rotation.
+# The noise of a pair has its own key, besides the keys of its position and its rotation.
 _NOISE = 2
-# Uniform numbers are the upper ends of so many cells, which float32 holds exactly.
+# Uniform numbers are the upper ends of this many cells, which float32 holds exactly.
 _CELLS = 2**24
-# Bound what a device's logarithm and its normal quantile are off: relative, and absolute.
+# Bounds on the errors of a device's logarithm, relative and absolute, and of its normal quantile.
 LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
-# No finite normal quantile of the cells is larger.
+# An upper bound on the finite normal quantiles of the cells.
 _LARGEST_NORMAL = 6.0
-# Selections draw multiples of one over this, and options below e^-40 are rare.
+# Selections draw probabilities in multiples of 2^-30. Options below e^-40 count as rare.
 _UNIT, _RARE = 2.0**30, 40.0
-# Bounds the error of a log probability: of 2, of its magnitude, and of 2^6 options.
+# Bounds the error of a log probability p over K options: this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# Weights and gaps that cancel are known so well, if no logit of the best option is below.
+# That bound holds if the best option's logit is at least this: otherwise weights and gaps cancel.
 _LEAST_LOGIT = -16.0
-# How far the shift of a randomized response may be off, relative and absolute.
+# Bounds the error of a shift, relative and absolute.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -222,7 +223,7 @@ class ReleasedPair(RandomPair):
     """A random pair, and one release about it.
 
     Attributes:
-        loss: takes the difference of two values and a key to the loss of a release.
+        loss: maps two values, or their difference, and a key to the loss of a release.
     """
 
     loss: Program | None = None
@@ -258,7 +259,7 @@ class ReleasedPair(RandomPair):
 
 
 def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """The pair with a release, unless the curve of its stretch is exact."""
+    """The pair with a release, unless its stretch alone gives the exact curve."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -273,7 +274,7 @@ def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """How many losses add up; a selection whose own loss is known counts as two."""
+    """The number of losses that add up; a selection whose own loss is known counts as two."""
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
         if loss.family != "gaussian":
@@ -290,13 +291,13 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """The loss of one release of all about a pair, but for the errors of shifts.
+    """The joint loss of one draw of all releases about a pair, without the errors of shifts.
 
     Args:
         joint: the releases.
-        moved: the differences of the arrays of each.
+        moved: for each release, the differences of its arrays.
         key: for the noise.
-        values: the arrays of each; without them selections are as bad as their shifts allow.
+        values: for each release, its arrays. Without them, selections get their largest loss.
     """
     parts = list(enumerate(zip(joint.losses, moved, strict=True)))
     exact = [i for i, (loss, _) in parts if loss.logits is not None and values is not None]
@@ -333,24 +334,24 @@ def _of_selection(
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
     off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
-    # No option loses more than the shift, and of rare ones nothing else is known.
+    # No option loses more than the shift. For rare options this is the only known bound.
     known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
     return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
 
 def chances_of(log_probabilities: jax.Array) -> jax.Array:
-    """Integers in proportion to probabilities, rounded up: rare options are drawn, too."""
+    """Integers proportional to probabilities, rounded up so that rare options are drawn, too."""
     return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Upper ends of the cells of uniform numbers, in (0, 1], and coins that are fair."""
+    """Uniform numbers, rounded up to the ends of their cells, in (0, 1]; and fair coins."""
     bits = jax.random.bits(key, like.shape, jnp.uint32)
     return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
 
 
 def _of_laplace(key: Key, a: jax.Array) -> jax.Array:
-    """|z + a| - |z|, which grows with z: above 0 for one half, and minus an exponential below."""
+    """|z + a| - |z| for Laplace noise z: it is a for z > 0, and falls for z < 0, down to -a."""
     uniform, above = _uniforms(key, a)
     relative, absolute = LOG_ERROR
     depth = jnp.maximum(-jnp.log(uniform) * (1 - relative) - absolute, 0)
@@ -371,8 +372,8 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """How much rounding may lower the logarithm of an option's chance, over all selections."""
-    # Twice: of the probability, and of the sum of all.
+    """Bounds the rounding error of the logarithm of an option's chance, over all selections."""
+    # Twice: once for the probability, and once for the sum of all.
     return sum(
         2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
         for loss in joint.losses

@@ -10,17 +10,17 @@ from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
 _COORDINATES = 8  # The most numbers of an output that get scores of their own.
-# Log likelihood ratios are rounded to this part of the largest, so that equal ones compare equal.
+# Log likelihood ratios are rounded to this share of the largest, so that equal ones compare equal.
 _RESOLUTION = 2.0**-10
 _NAMED = 3  # The most kinds of output that a description names.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A number for every output of a batch; its thresholds make events, all of them valid.
+    """A number for every output of a batch. Each threshold of it makes an event.
 
-    `evaluate` maps a batch of outputs to numbers, and a NaN is in no event. `describe` names the
-    event that the score is at least (True) or at most (False) a threshold.
+    `evaluate` maps a batch of outputs to numbers; NaN is in no event. `describe` names the event
+    that the score is at least (True) or at most (False) a threshold.
     """
 
     evaluate: Callable[[Value], np.ndarray]
@@ -29,7 +29,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs that scores are learned from: `here` those of value, `there` of neighbor."""
+    """The outputs that scores are learned from: `here` for value, `there` for neighbor."""
 
     sampler: Sampler
     value: Value
@@ -40,7 +40,7 @@ class Evidence:
 
 
 def propose(evidence: Evidence) -> Iterator[Score]:
-    """All scores, those that are easy to read first."""
+    """All scores, those with simple descriptions first."""
     if evidence.sampler.has_log_prob:
         yield _likelihood_ratio(evidence)
     chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
@@ -115,7 +115,7 @@ def _grain(coordinate: Coordinate) -> Score:
 
 
 def _frequencies(code: Code, evidence: Evidence) -> Score:
-    """The log ratio of the frequencies of each kind of output; 0 for new kinds."""
+    """The log ratio of the frequencies of an output's kind for the two values; 0 for new kinds."""
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
     # A kind seen once shows nothing.
@@ -132,7 +132,7 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # New kinds have the ratio 0. We list the kinds on the other side of the threshold.
+        # New kinds have ratio 0 and cannot be listed. If they are inside, we list those outside.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
@@ -150,7 +150,7 @@ def _occurrences(kinds: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _sum_of(tables: list[Score]) -> Score:
-    """The log likelihood ratio of all numbers, if they were independent."""
+    """The log likelihood ratio of all numbers, as if they were independent."""
 
     def evaluate(outputs: Value) -> np.ndarray:
         return np.sum([table.evaluate(outputs) for table in tables], axis=0)
@@ -179,20 +179,20 @@ def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
 
 
 def _importance(evidence: Evidence) -> list[np.ndarray]:
-    """An estimate of how well each number of an output distinguishes the two values."""
+    """For each number of an output, an estimate of how well it distinguishes the values."""
     gaps = _gaps(evidence)
     return [np.abs(direction) for direction in (_shifts(evidence) if gaps is None else gaps)]
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """The two values, if outputs have their form."""
+    """The two values, if outputs have their structure and shapes."""
     value = features.value_like(evidence.here, evidence.value)
     neighbor = features.value_like(evidence.here, evidence.neighbor)
     return None if value is None or neighbor is None else (value, neighbor)
 
 
 def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
-    """The difference of the values, if outputs have their form and the values differ."""
+    """The difference of the values, if it is not 0 and outputs have their structure and shapes."""
     ends = _ends(evidence)
     if ends is None:
         return None
