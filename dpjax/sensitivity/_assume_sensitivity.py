@@ -1,4 +1,4 @@
-"""Sensitivities that are known from analysis."""
+"""Sensitivities that the user vouches for."""
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
@@ -19,8 +19,8 @@ def assume_sensitivity(
     Args:
         value: the bound, in the units of the target's output; finite, above 0.
         norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
-        n: the number of records that it holds for; None for any. Under add-or-remove-one the
-            number of slots, which is public then.
+        n: the number of records for which the bound holds; None for any. Under add-or-remove-one,
+            the public number of slots.
         relation: which databases are neighbors; None for that of an open ledger, else replace-one.
         allow_zero: accepts a bound of 0; the target is then released without noise.
 
@@ -33,9 +33,9 @@ def assume_sensitivity(
             unknown.
 
     Formal guarantees:
-        You promise the bound: for the target as it is computed, in the float dtype it returns, and
-        with a NaN in its value counted as 0, which is how it is released. Mechanisms calibrated to
-        it are (epsilon, delta)-DP.
+        You vouch for the bound. It must hold for the target as it is computed, in the float dtype
+        that it returns, where a NaN counts as 0, as in a release. Then mechanisms calibrated to the
+        bound are (epsilon, delta)-DP.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Definition 2.

@@ -1,4 +1,4 @@
-"""Finished chunks on disk, so that an interrupted run goes on where it was."""
+"""Finished chunks on disk, so that an interrupted run can continue."""
 
 import os
 import pathlib
@@ -22,10 +22,10 @@ class Seen(NamedTuple):
     """What probes have seen in a chunk.
 
     Attributes:
-        probes: so many first pairs were looked at.
-        permuted: how far rotating the records moves the value.
-        alone: how far it moves if a database is evaluated alone.
-        elsewhere: how far replacing a record at a random position moves the value of each.
+        probes: number of first pairs that were probed.
+        permuted: the furthest that rotating the records moves a value.
+        alone: the furthest that a value moves if its database is evaluated alone.
+        elsewhere: for each pair, how far replacing a record at a random position moves the value.
     """
 
     probes: int = 0
@@ -81,7 +81,7 @@ class Checkpoint:
         return self._found
 
     def add(self, position: int, chunks: dict[int, Finished]) -> None:
-        """Adds finished chunks, and saves all if the last time was long enough ago."""
+        """Adds finished chunks, and saves all chunks if the last save was long enough ago."""
         self._found.update(((position, chunk), finished) for chunk, finished in chunks.items())
         self._unsaved += len(chunks)
         if time.monotonic() >= self._next_save:
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def _arrays(seen: Sequence[Seen]) -> tuple[np.ndarray, np.ndarray]:
-    """What was seen in chunks: three numbers of each, and distances, filled up with NaN."""
+    """Three numbers for each chunk, and rows of distances, padded with NaN."""
     moved = np.array([x[:3] for x in seen], np.float64)
     elsewhere = np.full((len(seen), max(len(x.elsewhere) for x in seen)), np.nan)
     for row, x in zip(elsewhere, seen, strict=True):

@@ -1,4 +1,4 @@
-"""The host's part in sampling: it hands chunks to devices, and keeps the finished ones."""
+"""The host's part in sampling: it hands chunks to devices, and keeps finished ones."""
 
 import dataclasses
 import itertools

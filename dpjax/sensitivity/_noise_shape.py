@@ -18,10 +18,11 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# Of the largest eigenvalue of W: no direction gets less noise than .03 of the most.
+# The least eigenvalue of W, over the largest one. So every direction gets at least .03 of the noise
+# in the noisiest direction.
 _FLOOR = 1e-6
 # Rounding to the fine grid moves a value by at most this share of a typical difference, and the
-# sampled distances include that. The range is at least 2^4 times the largest value seen.
+# sampled distances include this move. The range is at least 2^4 times the largest sampled value.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 
@@ -35,22 +36,22 @@ def noise_shape(
     m: int | None = None,
     chunk_size: int | None = None,
 ) -> NoiseShape:
-    """Finds the shape of noise that hides a replaced record with the least energy.
+    """Finds the shape of noise that hides a replaced record with the least expected squared error.
 
-    Draws m pairs of neighboring databases, and learns W = E[delta delta'] from the differences
-    delta = f(D) - f(D'), with eigenvalues of at least 1e-6 of the largest. The shape is
-    A = W^(1/4): noise A z, with z normal and calibrated to ||A^-1 delta||_2, has a covariance
-    proportional to W^(1/2), which minimizes the expected squared error: the energy tr(A A') times
-    the mean of ||A^-1 delta||^2, (tr W^(1/2))^2 at least. Isotropic noise, A = 1, has d tr W, and
-    so has noise that whitens the differences, A = W^(1/2).
+    It draws m pairs of neighboring databases, and learns W = E[delta delta'] from the differences
+    delta = f(D) - f(D'). Eigenvalues of W below 1e-6 of the largest one are raised to that. The
+    shape is A = W^(1/4). Take noise A z, where z is normal and calibrated to ||A^-1 delta||_2. Its
+    expected squared error is proportional to tr(A A') times the mean of ||A^-1 delta||^2. At this A
+    the product is least: (tr W^(1/2))^2. It is d tr W for isotropic noise, A = 1, and also for
+    noise that whitens the differences, A = W^(1/2).
 
     Args:
-        key: a typed key, used for nothing else: `dpjax.sample_sensitivity` refuses it.
+        key: a typed key for this call alone: `dpjax.sample_sensitivity` refuses it.
         target: as for `dpjax.sample_sensitivity`.
         oracle: as for `dpjax.sample_sensitivity`.
         n: records of a database, at least 1.
-        m: number of pairs; 10 for each coordinate, and 1000 at least, unless told.
-        chunk_size: pairs in a chunk; by default what fits the cache or the device.
+        m: number of pairs; by default 10 for each coordinate, and at least 1000.
+        chunk_size: pairs in a chunk; by default the number that fits the cache or the device.
 
     Returns:
         A `NoiseShape`, to be passed to `dpjax.sample_sensitivity` as `norm`.
@@ -59,12 +60,12 @@ def noise_shape(
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
         ValueError: if a size is out of range, the value has more than 4096 coordinates, no
-            difference is finite and above 0, or the oracle is one that sampling refuses.
+            difference is finite and above 0, or sampling refuses the oracle.
 
     Formal guarantees:
         None of its own, and none is needed: any matrix that is fixed before the second sampling
-        keeps the guarantee of `dpjax.shaped_gaussian`. It is computed from draws of the
-        oracle alone, so it may be published. Replaced are records at random positions.
+        keeps the guarantee of `dpjax.shaped_gaussian`. The shape is computed from draws of the
+        oracle alone, so it may be published. The replaced records have random positions.
 
     Source:
         The minimum follows from the inequality of Cauchy and Schwarz for traces; Li and Miklau
@@ -108,7 +109,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """W, of the differences that are finite, and the largest coordinate of a value."""
+    """W, estimated from finite differences; and the largest coordinate of a value."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):
@@ -121,8 +122,8 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
             largest = max(largest, np.asarray(values)[: m - start][finite].max(initial=0.0))
     if not np.any(total) or not np.all(np.isfinite(total)):
         raise ValueError(
-            f"none of {m} random pairs moves the target by a finite amount above 0 whose square is"
-            " one too: there is no shape to learn"
+            f"none of {m} random pairs moves the target by a finite amount above 0 with a finite"
+            " square above 0: there is no shape to learn"
         )
     return total / count, float(largest)
 
@@ -141,7 +142,7 @@ def _compiled_differences(
 
 
 def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
-    """W^(1/4) with floored eigenvalues, scaled to a largest one of 1."""
+    """W^(1/4) with floored eigenvalues, scaled so that the largest one is 1."""
     eigenvalues, vectors = np.linalg.eigh(moment)
     floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
     return (vectors * floored**0.25) @ vectors.T

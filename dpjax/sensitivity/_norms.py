@@ -24,7 +24,8 @@ def _l1(difference: Value) -> jax.Array:
 
 
 def _l2(difference: Value) -> jax.Array:
-    # Squares of small differences underflow to an un-noised 0, so the largest one is factored out.
+    # Squares of small differences would underflow to 0, and 0 gets no noise. So the largest
+    # difference is factored out.
     flat = _flat(difference)
     largest = jnp.max(flat)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -61,7 +62,7 @@ NORMS: dict[str, Callable[[Value], jax.Array]] = {
 
 
 def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
-    """The function that a norm stands for; unknown names are refused."""
+    """The function of a norm; unknown names are refused."""
     if callable(norm):
         return norm
     if not isinstance(norm, str) or norm not in NORMS:
@@ -77,7 +78,7 @@ def traced_norm(norm: Norm, value: Value) -> Program:
 
 
 def check_norm(sensitivity: Sensitivity) -> None:
-    """Refuses a norm of the user's that is not what it was when the sensitivity was sampled."""
+    """Refuses a user's norm that has changed since the sensitivity was sampled."""
     if sensitivity.distance is None or sensitivity.outputs is None:
         return
     found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
@@ -91,11 +92,11 @@ def check_norm(sensitivity: Sensitivity) -> None:
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
-    """The norm of ones in all the float coordinates of a value, and zeros in the integers.
+    """The norm of a value with ones in its float coordinates and zeros in its integers.
 
-    It bounds the norm of a rounding error of at most 1 in every float coordinate of a difference:
-    the norm must be homogeneous, subadditive and monotone in the coordinates' magnitudes. The range
-    is not monotone, but at most twice linf.
+    It bounds the norm of a rounding error of at most 1 in every float coordinate of a difference.
+    For that, the norm must be homogeneous, subadditive and monotone in the magnitudes of the
+    coordinates. The range is not monotone, but it is at most twice linf.
     """
     if norm == "range":
         return 2 * rounding_norm("linf", value)
@@ -109,7 +110,7 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
 
 
 def grid_dtype(value: Value) -> np.dtype:
-    """The float dtype in which a grid for all leaves of a value is found."""
+    """The float dtype in which one grid for all leaves of a value is computed."""
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
@@ -129,7 +130,7 @@ def difference(value: Value, other: Value) -> Value:
             return x.astype(dtype) - y.astype(dtype)
         if x.dtype.itemsize < 4:  # Booleans, too.
             return (x.astype(jnp.int32) - y.astype(jnp.int32)).astype(dtype)
-        # Integer subtraction may wrap; modulo 2^bits the magnitude is exact all the same.
+        # Subtraction of integers may wrap, but modulo 2^bits the magnitude is exact.
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         magnitude = jnp.where(
             x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
@@ -161,7 +162,7 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
 
 
 def refuse_integers(value: Value) -> None:
-    """A range may be far smaller than the differences, which are cast to floats."""
+    """Refuses integers under the norm "range", because casts to floats may hide a small range."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
             "the norm range is for floats, because the cast of a large integer may hide a small"
@@ -179,8 +180,8 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 def resolution(norm: Norm, value: Value) -> jax.Array:
     """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
 
-    Measured at full size and scaled down afterwards, so that a norm that counts finds next to
-    nothing.
+    The norm is taken of full-size values, and its result is scaled down. Otherwise a norm that
+    counts coordinates, such as "hamming", would count all of them.
     """
     if norm == "range":
         return 2 * resolution("linf", value)

@@ -19,13 +19,13 @@ from dpjax._exact._numerics import round_up
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
-# SciPy's incomplete beta has a relative error of a few 1e-15, and comparisons closer than the first
-# number are not made. Rational arithmetic has the answer for at most as many pairs as the second.
+# SciPy's incomplete beta function has a relative error of a few 1e-15. Comparisons closer than this
+# count as undecided. For few pairs, rational arithmetic decides all of them.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
-# Bounds the relative error of SciPy's functions and of the sums below, with room to spare.
+# Bounds the relative error of SciPy's functions and of the sums of logarithms, with room to spare.
 _ERROR = 1e-12
-# The same of the logarithms of gamma functions that SciPy adds up for `betaln`.
+# Bounds the error of the log gamma functions that SciPy adds up for `betaln`.
 _ERROR_OF_A_LOG = 1e-15
 
 
@@ -36,7 +36,7 @@ def operating_point(
     method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
 ) -> OperatingPoint:
-    """The least resources that make a sampled sensitivity cover all but gamma of random pairs.
+    """The least m, k or gamma for which a sampled sensitivity covers all but gamma of random pairs.
 
     Let Phi be the distribution function of the distance G of a random pair. Method "exact" uses
     that Phi(G_(k)) is stochastically at least Beta(k, m - k + 1):
@@ -47,11 +47,11 @@ def operating_point(
     Method "dkw" is Table 1 of the paper: a union over all thresholds, hence larger k.
 
     Method "anytime" holds at every m at once, so you may look at the samples and go on or stop. It
-    costs a few ranks: k is 876 instead of 871 of 900, and the least m is 126 instead of 90, at
-    gamma .05 and confidence .99.
+    costs a few ranks: at gamma .05 and confidence .99, k is 876 instead of 871 of 900, and the
+    least m is 126 instead of 90.
 
-    Given gamma alone, m is the least that is feasible and k = m (the largest distance seen); given
-    m alone, gamma is the least and k = m; given both, k is the least.
+    Given gamma alone, m is the least feasible number and k = m, the largest sampled distance. Given
+    m alone, gamma is the least and k = m. Given both, k is the least.
 
     Args:
         m: number of pairs, at most 10^10.
@@ -66,7 +66,7 @@ def operating_point(
     Raises:
         TypeError: if m or gamma is not a number.
         ValueError: if a parameter is out of range, if neither m nor gamma is given, if they are
-            infeasible together (the message says what would do), if m would exceed 10^10, or if a
+            infeasible together (the message names feasible ones), if m would exceed 10^10, or if a
             confidence is given with "dkw", or None with "anytime".
 
     Formal guarantees:
@@ -117,7 +117,7 @@ def operating_point(
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """1 - (1 - C)/n, rounded up: at it, n statements hold at once with confidence C."""
+    """1 - (1 - C)/n, rounded up. At this confidence each, n statements hold at once with C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
@@ -147,7 +147,7 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
     """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
-    # The power by squaring, in fixed point. Products are rounded up, so an error can only say no.
+    # The power by squaring, in fixed point. Products are rounded up, which can only give False.
     square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
     while m:
         if m % 2:
@@ -171,7 +171,7 @@ def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPo
 
 
 def _least_m(gamma: float, confidence: float) -> float:
-    """The exact least m, next to its value in floats; that value if it is beyond the limit."""
+    """The exact least m, found near its value in floats; beyond the limit, that value."""
     about = math.log1p(-confidence) / math.log1p(-gamma)
     if about > MOST_PAIRS:
         return about
@@ -193,11 +193,11 @@ def _least_k(m: int, gamma: float, confidence: float) -> int:
     allowed = 1 - Fraction(confidence)
     if m <= _FEW_PAIRS:
         return _least_k_of_few(m, Fraction(gamma), allowed)
-    low, high = 0, m  # k = 0 never does; k = m does, since m is feasible
+    low, high = 0, m  # k = 0 is never enough, and k = m is enough because m is feasible.
     while high - low > 1:
         k = (low + high) // 2
         # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-        # Where floats cannot tell, the answer is no.
+        # If floats cannot decide, k counts as too small.
         tail = float(scipy.special.betaincc(m - k + 1, k, gamma))
         does = tail < float(allowed) * (1 - _UNRESOLVED)
         low, high = (low, k) if does else (k, high)
@@ -205,7 +205,7 @@ def _least_k(m: int, gamma: float, confidence: float) -> int:
 
 
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
-    """The same in integers. To import SciPy's functions takes longer."""
+    """As `_least_k`, in integers: that is faster than importing SciPy's functions."""
     lost, whole = gamma.as_integer_ratio()
     # Ways to have exactly k of m pairs covered, among whole^m.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
@@ -216,8 +216,8 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     return k + 1
 
 
-# Method "exact", marginal. Exact rational arithmetic on the float that gamma is: as it is written,
-# .3 is larger, and 7 of 10 would not do.
+# Method "exact", marginal. Arithmetic is exact on the float gamma, not on its decimal text. The
+# float .3 is slightly below 3/10, which can need one more rank.
 
 
 def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
@@ -267,7 +267,7 @@ def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
     """The largest rank whose order statistic is below the quantile of 1 - gamma; 0 for none."""
-    # Grows as the rank falls, so the ranks are counted from above.
+    # The excess grows as the rank falls, so the ranks are counted from above.
     found = _least(
         m, lambda j: _excess(m - j, m, gamma, scipy.special.betaincc) >= _needed(confidence)
     )
@@ -301,7 +301,7 @@ def _needed(confidence: float) -> float:
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least of 1 to `most` for which something holds that goes on to hold; None if none."""
+    """The least number from 1 to `most` from which on a property holds; None if it never does."""
     if not holds(most):
         return None
     low, high = 0, most
@@ -314,8 +314,9 @@ def _least(most: int, holds: Callable[[int], bool]) -> int | None:
 def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], float]) -> float:
     """Log of the mixture e-value of k of m pairs, against one side of 1 - gamma, rounded down.
 
-    In terms of the m - k others and gamma, which keeps its digits. The mixture over gammas below
-    has `betainc` as its tail, that over gammas above `betaincc`.
+    The formula uses gamma and the m - k other pairs, so that small gammas keep their digits. The
+    tail is `betainc` for the mixture over smaller gammas, and `betaincc` over larger ones. The
+    proof is in docs/proofs/sampled-sensitivity.md, "At any time".
     """
     mass = float(tail(m - k + 1, k + 1, gamma))
     if not 0 < gamma < 1 or mass <= 0:
@@ -360,7 +361,7 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
 
 
 def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
-    """Parameter rho and the least m, before it is rounded up; infinite where gamma^2 underflows."""
+    """Parameter rho and the least m, not yet rounded up; infinite if gamma^2 would underflow."""
     if gamma < 1e-100:
         return 0.0, math.inf
     rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
@@ -368,7 +369,7 @@ def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
 
 
 def _dkw_gamma(m: int, rho: float) -> float:
-    """The gamma that Theorem 15 gives at a rho, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
+    """The gamma of Theorem 15 for a rho, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
     exact = decimal.Context(prec=50)
     root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
     return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))

@@ -9,17 +9,17 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# A CPU reads memory at full speed only in blocks that stay in its cache, and many distances can be
-# narrowed down before they are searched; an accelerator searches all of them as fast.
+# A CPU reads memory at full speed only in blocks that stay in its cache. So many distances are
+# narrowed down before they are searched. An accelerator searches all of them as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
 _BLOCK = 2**15
 _GROUP = 64  # Below 2**16: two counts of a group share 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Patterns low, high and how many distances lie below each: fewer than the rank below low.
+# Patterns low and high, and the numbers of distances below each. Fewer than the rank are below low.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Two patterns, and what `_counts_of_groups` found of them.
+# Two patterns, and their result of `_counts_of_groups`.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
 _Looked = tuple[_Bracket, _Seen]
 
@@ -27,10 +27,10 @@ _Looked = tuple[_Bracket, _Seen]
 def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
     """The exact k-th smallest of m distances, in O(m) and without sorting.
 
-    Non-negative floats order like their bit patterns, so the k-th smallest is the largest pattern
-    with fewer than k distances below it: found by bisection, one counting pass for each bit (31 in
-    float32, 63 in float64). On a CPU, a sample of many distances brackets it first, and passes over
-    the rest of the bracket are short. Jit-able and vmap-able.
+    Non-negative floats are ordered like their bit patterns. So the k-th smallest is the largest
+    pattern with fewer than k distances below it. Bisection finds it, with one counting pass for
+    each bit (31 in float32, 63 in float64). On a CPU, a sample of many distances brackets it first,
+    and passes over the rest of the bracket are short. Works under `jit` and `vmap`.
 
     Args:
         distances: shape (m,), non-negative; NaN and negative numbers count as infinite.
@@ -44,9 +44,9 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         ValueError: if `distances` is not a non-empty vector or k is not between 1 and m.
 
     Formal guarantees:
-        None of its own. At the k of an operating point it is the estimate that
-        `dpjax.operating_point` speaks of; passed on as a bare number it would be taken for a
-        global bound, so use `dpjax.sample_sensitivity` for anything that is published.
+        None of its own. At the k of an operating point it is the estimate of
+        `dpjax.operating_point`. A mechanism would take the bare number for a global bound, so use
+        `dpjax.sample_sensitivity` for anything that is published.
 
     Source:
         Algorithm 1 of Rubinstein and Aldà (2017), whose sort needs only this element.
@@ -109,7 +109,7 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """The pattern of that rank, by counting all distances for each bit."""
-    # Their number is public and known: an accelerator runs the loop without asking the host.
+    # The number of steps is fixed, so an accelerator runs the loop without asking the host.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -124,7 +124,7 @@ def _search_among(
 ) -> jax.Array:
     """The largest pattern from low to high - 1 with fewer than `rank` patterns below it.
 
-    Halving a bracket of a single pattern leaves it as it is, so `halvings` may be too many.
+    Halving a bracket with one pattern changes nothing, so `halvings` may be larger than needed.
     """
 
     def halve(_: jax.Array, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -137,10 +137,10 @@ def _search_among(
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """The same, from a bracket that a sample gives and interpolation narrows.
+    """As `_search`, from a bracket around a sample's rank, narrowed by interpolation.
 
-    Distances left in the bracket are gathered and searched. Ties can keep them many: then all
-    distances are counted until the bracket is a single pattern.
+    Distances left in the bracket are gathered and searched. With many ties too many may be left.
+    Then all distances are counted until the bracket is a single pattern.
     """
 
     def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
@@ -188,7 +188,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Patterns that most likely enclose the rank: three standard deviations around a sample's."""
+    """Patterns that most likely enclose the rank: three standard deviations around the sample's."""
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
     share = jnp.minimum(rank.astype(jnp.float32) / m.astype(jnp.float32), 1)
@@ -202,9 +202,10 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Patterns around the rank, as if distances lay evenly in the bracket: within 1/64, or 3/sqrt.
+    """Patterns around the rank, found as if distances lay evenly in the bracket.
 
-    The first is the error of a smooth density, the second six standard deviations of chance.
+    The margin is 1/64 of the bracket, for the error of a smooth density, plus 3 / sqrt(inside),
+    which is six standard deviations of chance.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)
@@ -255,7 +256,7 @@ def _gather(
 ) -> tuple[jax.Array, jax.Array]:
     """The patterns from low to high - 1, padded with high, and whether some did not fit.
 
-    Groups with such a pattern are kept.
+    Whole groups are kept if they have such a pattern.
     """
     first, second, groups = seen
     groups = lax.cond(

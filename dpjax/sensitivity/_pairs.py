@@ -34,7 +34,10 @@ from dpjax.sensitivity._norms import (
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sums import Summable, SumOfRecords
 
-# Neighboring databases under replace-one: alike except for one record.
+# Pair i uses fold_in(key, i); the last index derives the random positions.
+MOST_SAMPLED_PAIRS = 2**32 - 1
+_MOST_RECORDS = 2**31 - 2
+_POSITION_DOMAIN = 2**32 - 1
 
 
 def neighboring_pair(
@@ -57,7 +60,7 @@ def neighboring_pair(
     def replaced(leaf: jax.Array) -> jax.Array:
         n = leaf.shape[0] - 1
         changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
-        # A selection, because accelerators take a scatter apart from the steps around it.
+        # A selection, because accelerators do not fuse a scatter with the steps around it.
         here = jnp.arange(n, dtype=jnp.int32) == changed
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
@@ -65,10 +68,10 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """By how many places to move the records of each of some databases: never by none.
+    """The number of places by which to rotate the records of each database: never 0.
 
-    They are drawn uniformly by the host, from the words of the key. A program that draws them takes
-    twice as long to compile.
+    The host draws them uniformly, from the words of the key. A compiled program that drew them
+    would take twice as long to compile.
     """
     seed = int(digest("rotations", words), 16)
     drawn = np.random.Philox(key=seed).random_raw(count)
@@ -83,8 +86,8 @@ def rotated(database: Database, steps: jax.Array) -> Database:
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
     """The rotated first n of n + 1 records, and the same with the last one replaced by the spare.
 
-    They are stacked along a new axis. One gather makes both: on CPU, stacking takes as long as to
-    draw the records.
+    They are stacked along a new axis. One gather makes both. On a CPU, stacking two arrays would
+    take as long as drawing the records.
     """
 
     def both(leaf: jax.Array) -> jax.Array:
@@ -97,29 +100,23 @@ def rotated_pair(records: Database, steps: jax.Array) -> Database:
     return jax.tree.map(both, records)
 
 
-# Pair i uses fold_in(key, i); the last index derives the random positions.
-MOST_SAMPLED_PAIRS = 2**32 - 1
-_MOST_RECORDS = 2**31 - 2
-_POSITION_DOMAIN = 2**32 - 1
-
-
 @dataclasses.dataclass(frozen=True)
 class RandomPair:
     """One pair of neighboring databases and the distance of the target's values on it.
 
-    Hashable by the fingerprints of its programs, so it can be a static argument of `jit`.
+    Its hash is that of the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: takes n records to the value; to the mapped value, where the norm has a shape.
-        oracle: takes a key to n + 1 records.
-        norm: takes the difference of two values.
+        target: maps n records to the value; to the mapped value, if the norm has a shape.
+        oracle: maps a key to n + 1 records.
+        norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
         sums: the target in two parts, if it is a function of a sum over records.
-        two_records: takes a key and a position to two records of the oracle: the one there, and
-            the one to spare. Only where the distance needs no others and they are independent.
-        shape: of the noise, where the norm has one.
-        unmapped: the target itself, where the norm has a shape.
-        in_range: whether the norm is "range", whose rounding it does not measure itself.
+        two_records: maps a key and a position to two records: the one at the position, and the
+            spare one. Only if records are independent and the distance needs no others.
+        shape: the shape of the noise, if the norm has one.
+        unmapped: the target itself, if the norm has a shape.
+        in_range: whether the norm is "range". It does not measure its own rounding.
     """
 
     target: Program
@@ -157,8 +154,8 @@ class RandomPair:
         if isinstance(norm, NoiseShape):
             _check_shape(norm, key, target_program)
             shape, unmapped = norm, target_program
-            # Noise is added to the mapped value. Distances are taken between the same numbers, so
-            # that the rounding of the map is in them.
+            # Noise is added to mapped values. Distances are between the same numbers, so they
+            # include the rounding of the map.
             target_program = target_program.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
@@ -172,20 +169,19 @@ class RandomPair:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # The map comes after `finish`, so the shortcut for sums does not know it.
+        # The map follows `finish`, which is the end of the shortcut for sums.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
-        """The pair, with the ways to compute distances from less than two databases."""
-        # Code on the host is told the pair of every database, and must see each one whole.
+        """The pair, with its shortcuts: distances from less than two databases."""
+        # Code on the host is told the pair of each database, and must get whole databases.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
-        # The parts of a program are a fact about the program, which shows what its functions close
-        # over by now.
+        # Equal programs have equal parts. A program also shows what its function closes over now.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
         if not kept:
             kept.append(self._traced_shortcuts(key, target, oracle, database))
@@ -195,15 +191,15 @@ class RandomPair:
         self, key: Key, target: Summable, oracle: Oracle, database: Database
     ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
-        # Two sums share the statistics of n - 1 records. That is wrong where the statistic of one
-        # record may depend on the others.
+        # Two sums share the statistics of n - 1 records. That is wrong if the statistic of one
+        # record may depend on other records.
         if touching(sums.statistic.jaxpr):
             return self
         pair = dataclasses.replace(self, sums=sums)
         if not (sums.affine and isinstance(oracle, IndependentRecords)) or self.oracle.calls_host:
             return pair
 
-        # Only the old and the new record move an affine function of the sum. An oracle of
+        # An affine function of the sum moves by the old and the new record only. An oracle of
         # independent records draws these two alone, with the same bits as in the whole database.
         def two(key: Key, position: jax.Array) -> tuple[Database, Database]:
             records = oracle.at(key, jnp.stack([position, jnp.full_like(position, self.n)]))
@@ -220,7 +216,7 @@ class RandomPair:
 
     @property
     def released(self) -> Program:
-        """The target as it is called for a release."""
+        """The target as a release calls it."""
         return self.target if self.unmapped is None else self.unmapped
 
     @property
@@ -235,7 +231,7 @@ class RandomPair:
 
     @property
     def shortcut(self) -> str:
-        """How distances are computed: another way has other roundings."""
+        """How distances are computed. It decides the roundings."""
         if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
@@ -265,12 +261,12 @@ class RandomPair:
 
     @property
     def positions_sampled(self) -> int:
-        """Positions that are sampled separately."""
+        """Number of positions that are sampled separately."""
         return self.n if self.positions == "each" else 1
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The shape of what `distance` returns for a pair."""
+        """The shape of the numbers that `distance` returns for a pair."""
         return ()
 
     @property
@@ -281,9 +277,9 @@ class RandomPair:
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The distance on pair `index`, and the resolution of the target's value there.
+        """The distance of pair `index`, and the resolution of its value.
 
-        `position` is the changed record where positions="each", and ignored otherwise.
+        `position` is the changed record if positions="each", and ignored otherwise.
         """
         if self.sums is None:
             value, other = self.values(index, *self.databases(key, index, position))
@@ -291,7 +287,7 @@ class RandomPair:
         return self.distance_by_sums(key, index, self._changed(key, index, position))
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """The numbers of pair `index`, by its two values."""
+        """The numbers of pair `index`, from its two values."""
         del key, index
         return distance(self.norm, value, other)
 
@@ -308,7 +304,7 @@ class RandomPair:
         """The target's values on the two databases of pair `index`."""
         if self.calls_host or not self.target.has_loops:
             return self._one_by_one(index, database, neighbor)
-        # A GPU starts kernels in every step of a loop, so one loop is over both databases.
+        # A GPU starts kernels in every step of a loop, so both databases share one loop.
         return lax.platform_dependent(
             index, database, neighbor, cpu=self._one_by_one, default=self._together
         )
@@ -341,7 +337,7 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """As `distance`, by a shortcut; from two records, the resolution is left to the probes."""
+        """As `distance`, by a shortcut. With two records, the probes measure the resolution."""
         assert self.sums is not None
         if self.two_records is None:
             found, value = self.sums.distance(self.norm, self.records_of(key, index), changed)
@@ -367,16 +363,16 @@ class RandomPair:
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """Room for a pair of these programs, whose shortcuts were traced; the oracle may declare them.
+    """A cell for the pair of these programs with its traced shortcuts; the caller fills it.
 
-    Programs are equal by what they compute.
+    Programs are equal if they compute the same.
     """
     del target, oracle, independent
     return []
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
-    """For draws about a pair that are none of its records."""
+    """The key for draws about a pair that are not its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 

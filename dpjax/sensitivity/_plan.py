@@ -1,4 +1,7 @@
-"""A sampling before anything is drawn: its programs, sizes and devices, and its identity."""
+"""A sampling before anything is drawn: its programs and identity, and the size of its chunks.
+
+A chunk is the unit of work, of memory and of reproducibility.
+"""
 
 import dataclasses
 import functools
@@ -26,55 +29,13 @@ from dpjax.sensitivity._chunks import bytes_of_a_chunk, probing_of
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
-# Chunks: the unit of work, of memory and of reproducibility.
-
-
-# Code on the host runs for long. So chunks are small: progress and checkpoints count in chunks.
-_LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # Sizes of one of several chunks, at most: each is a program.
-
-
-def pairs_in_a_chunk(
-    pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
-) -> int:
-    """Pairs in a chunk: a function of programs, m, shapes and device alone, never more than m."""
-    if chunk_size is not None:
-        most = _checks.integer("chunk_size", chunk_size, least=1)
-        return size_of_parts(pair, m, most)
-    most = fitting(pair.bytes_of_a_pair(device), device)
-    if pair.calls_host:
-        most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
-        return size_of_parts(pair, m, most)
-    # Few chunks are nearly even, so that little of the last one is padding; many are all the same.
-    step = max(1, most // _STEPS)
-    return min(m, -(-_even_part(m, most) // step) * step)
-
-
-def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
-    """The chunks of m pairs, on the devices of a mesh."""
-    devices = devices_of(mesh, calls_host=pair.calls_host)
-    layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
-    if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
-        raise ValueError(
-            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
-            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
-        )
-    return layout
-
-
-def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
-    """As many as possible; on the host, where padding costs whole evaluations, in even parts."""
-    if pair.calls_host:
-        return _even_part(count, most)
-    return min(count, most)
-
-
-def _even_part(count: int, most: int) -> int:
-    return -(-count // -(-count // most))
-
-
-# Given gamma alone, the least m would take the largest distance seen, which costs utility.
+# Given gamma alone, the least m would select the largest distance, which costs utility.
 PAIRS_OVER_LEAST = 10
+# Code on the host runs for long. So its chunks are small, for progress bars and checkpoints.
+_LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
+_STEPS = 32  # The most sizes that chunks can have, since each size compiles a program.
+# The error of XLA if a program cannot fit. For a TPU it then compiles nothing.
+_TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,7 +60,7 @@ class Sampling:
     ) -> Self:
         """Places the key, and refuses processes that were called differently."""
         made = cls(placed(key, layout), pair, layout, team, *more)
-        # None of the processes could notice that.
+        # A mismatch would go undetected.
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
                 "processes must make the same call, with one key, target, oracle and size, and"
@@ -116,7 +77,7 @@ class Sampling:
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
-        """All facts that decide the bits of the distances; a checkpoint must agree on them."""
+        """Everything that decides the bits of the distances; a checkpoint must agree on it."""
         return {
             "key": digest(self.words),
             "target": self.pair.target.fingerprint,
@@ -124,7 +85,7 @@ class Sampling:
             "norm": self.pair.norm.fingerprint,
             "positions": self.pair.positions,
             "shortcut": self.pair.shortcut,
-            "probes": "at two positions",  # Files of before had other probes.
+            "probes": "at two positions",  # Older files had other probes.
             "n": self.pair.n,
             "m": self.layout.m,
             "chunk size": self.layout.size,
@@ -137,8 +98,8 @@ class Plan(Sampling):
     """A sampling from which one distance is selected.
 
     Attributes:
-        point: how many pairs of each position, and which order statistic of their distances.
-        confidence: of the statement for all positions at once; None for the marginal statement.
+        point: the number of pairs of each position, and the order statistic of their distances.
+        confidence: for all positions at once; None for the marginal statement.
     """
 
     point: OperatingPoint
@@ -146,7 +107,7 @@ class Plan(Sampling):
 
     @functools.cached_property
     def identity(self) -> str:
-        """Equal for samplings that are one event: that draw the same pairs and select alike."""
+        """A hash that samplings share if they draw the same pairs and select the same rank."""
         programs = (program.fingerprint for program in self.pair.programs)
         return digest(self.words, *programs, self.pair.positions, self.point)
 
@@ -163,7 +124,7 @@ def point_of_each(
 ) -> tuple[OperatingPoint, float | None]:
     """The operating point of each position, and the confidence in all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # For the worst of n positions to be covered, every one of them must be: a union bound.
+    # The worst of n positions is covered if all of them are: a union bound.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
@@ -174,20 +135,52 @@ def point_of_each(
     return point, stated
 
 
-# Chunks that fit into the memory of the device, by what their compiled program says of itself.
+def pairs_in_a_chunk(
+    pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
+) -> int:
+    """Pairs in a chunk, at most m. Only programs, m, shapes and device decide it."""
+    if chunk_size is not None:
+        most = _checks.integer("chunk_size", chunk_size, least=1)
+        return size_of_parts(pair, m, most)
+    most = fitting(pair.bytes_of_a_pair(device), device)
+    if pair.calls_host:
+        most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
+        return size_of_parts(pair, m, most)
+    # Few chunks are nearly even, so the last one has little padding. Many chunks have one size.
+    step = max(1, most // _STEPS)
+    return min(m, -(-_even_part(m, most) // step) * step)
 
 
-# What XLA says where a program cannot fit: for a TPU it compiles no such program.
-_TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
+def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
+    """The chunks of m pairs, on the devices of a mesh."""
+    devices = devices_of(mesh, calls_host=pair.calls_host)
+    layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
+    if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
+        raise ValueError(
+            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
+            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
+        )
+    return layout
+
+
+def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
+    """The size of parts of `count` pairs, at most `most`; even parts for code on the host."""
+    if pair.calls_host:
+        return _even_part(count, most)
+    return min(count, most)
+
+
+def _even_part(count: int, most: int) -> int:
+    return -(-count // -(-count // most))
 
 
 def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
     """The layout, with smaller chunks if a chunk takes more than its share of memory.
 
-    The size comes from shapes, and XLA may need several times as much. Nearly always it fits. Then
-    the program is the one that will run, and nothing is compiled twice. Otherwise smaller ones are
-    compiled until one fits. Chunks never grow: another program would cost more than it gains. If
-    some pairs are probed, their program runs first, and takes more than that of the others.
+    The first size is an estimate from shapes, and XLA may need several times as much memory. It
+    nearly always fits. Then the compiled program is the one that will run. Otherwise smaller chunks
+    are compiled until one fits. Chunks never grow, because another program would cost more than it
+    gains. If pairs are probed, their program counts: it runs first and needs the most memory.
     """
     if layout.size <= LEAST:
         return layout
@@ -202,12 +195,12 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     room = share_of_memory(layout.local.values())
     if used <= room:
         return layout
-    # Half of the room is for what does not shrink with the chunk; it may take more.
+    # Some memory does not shrink with the chunk. Half of the room is left for it.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
 
 
 def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
-    # Where a key is committed, its program is compiled for that device.
+    # If a key is committed to a device, its program is compiled for that device.
     sharding = key.sharding if key.committed else None
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 

@@ -1,4 +1,4 @@
-"""Sampled sensitivities of regularized linear classifiers, from two records a pair and no fit.
+"""Sampled sensitivities of regularized linear classifiers, from two records per pair and no fit.
 
 docs/proofs/record-bound.md has the proofs.
 """
@@ -51,31 +51,32 @@ def record_bound(
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`.
-        target: takes a database to the weights, shape (d,).
+        target: maps a database to the weights, shape (d,).
         oracle: of independent records, from `dpjax.oracles`.
-        row: takes a record to u, floats of shape (d,), as the target uses it: clipped if it clips.
+        row: maps a record to u, floats of shape (d,). If the target clips its rows, so must `row`.
         regularization: lambda, above 0.
         residual: a bound on the norm of the objective's gradient at what the target returns, on
             every database, rounding included.
         n: records of a database.
         m: number of pairs, as for `dpjax.sample_sensitivity`.
-        gamma: as there.
+        gamma: as for `dpjax.sample_sensitivity`.
         confidence: probability over the samples.
 
     Returns:
         A `Sensitivity` in the norm "l2", for this target.
 
     Raises:
-        TypeError: if the oracle does not draw independent records, or something is no function.
+        TypeError: if the oracle does not draw independent records, or target or row is not a
+            function.
         ValueError: if a number is out of range, rows under `vmap` may touch each other, as with
-            keys of rbg, or the target's value is not like a row. An intercept needs a constant
-            feature in every row, whose weight is penalized as well. With a free intercept the bound
-            is false: a record with row 0 moves the weights by its label.
+            keys of rbg, or the target's value has another shape than a row. An intercept needs a
+            constant feature in every row, with a penalized weight. The bound is false for a free
+            intercept: a record with row 0 moves the weights by its label.
 
     Formal guarantees:
-        That of `dpjax.sample_sensitivity` in its place: P(G <= value) >= 1 - gamma with the stated
-        confidence, as G is at most the bound on each pair (docs/proofs/record-bound.md). That the
-        target minimizes this objective up to the residual is your claim.
+        As for `dpjax.sample_sensitivity`: with the stated confidence, P(G <= value) >= 1 - gamma,
+        because the bound holds on each pair (docs/proofs/record-bound.md). You vouch that the
+        target minimizes this objective up to the residual.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Lemma 7, at the pair.
@@ -128,7 +129,9 @@ def record_bound(
         raise ValueError("the estimated sensitivity is 0: nearly all rows of the oracle are 0")
     moved = longest * margin / (n * strength) * _OUTWARD
     if not sys.float_info.min <= moved < math.inf:
-        raise ValueError(f"regularization={strength} gives a bound of {moved}, which is no number")
+        raise ValueError(
+            f"regularization={strength} gives a bound of {moved}, which is out of range"
+        )
     drawn = Program.trace("oracle", oracle.record, jax.ShapeDtypeStruct((), key.dtype))
     words = np.asarray(jax.random.key_data(key)).tolist()
     facts = (

@@ -1,4 +1,4 @@
-"""The distances themselves: pure, for plots, sweeps and programs of your own."""
+"""Sampled distances, as a pure function for plots, sweeps and your own programs."""
 
 import jax
 import jax.numpy as jnp
@@ -31,20 +31,20 @@ def sample_distances(
 ) -> jax.Array:
     """Distances ||f(D) - f(D')|| on m random pairs of neighboring databases.
 
-    Pair i is drawn from oracle(fold_in(key, i), n + 1), for the threefry2x32 key given, or derived
-    from the key given. Pure: works under `jit` and `vmap`, also
-    over what target or oracle close over.
+    Pair i is drawn from oracle(fold_in(key, i), n + 1), where the key is a threefry2x32 key, or is
+    derived from the given one. The function is pure. It works under `jit` and `vmap`, even over
+    values that target or oracle close over.
 
     Args:
-        key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
-            derived, once: sampling holds no secret.
+        key: a typed key, threefry2x32 or of `dpjax.random`. From the latter, a threefry2x32 key is
+            derived once: sampling holds no secret.
         target: a pure JAX function of a database.
         oracle: `oracle(key, n)` draws n exchangeable records.
         n: records of a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
         m: number of pairs, at least 1.
         positions: which record changes: "last", "average" (a random one) or "each".
-        chunk_size: pairs in a chunk; by default what fits the cache or the device.
+        chunk_size: pairs in a chunk; by default the number that fits the cache or the device.
         mesh: devices to spread the pairs over; by default the default device.
 
     Returns:
@@ -59,12 +59,12 @@ def sample_distances(
         RuntimeError: if a host target fails, or another process of the call.
 
     Formal guarantees:
-        The m pairs are independent draws, so an order statistic of the distances is what
-        `dpjax.operating_point` speaks of, for m, gamma and confidence C fixed before they are
-        looked at. For J gammas, or J reruns from which one is picked, use C' = 1 - (1 - C)/J, or
-        the band of method "dkw", which holds for all gammas at once. None of the checks of
-        `dpjax.sample_sensitivity` is made. The same bits for one chunk size and backend; inside a
-        larger compiled program the last bits may differ.
+        The m pairs are independent draws. So `dpjax.operating_point` covers an order statistic of
+        the distances, if m, gamma and confidence C are fixed before they are looked at. To pick one
+        of J gammas or reruns, use C' = 1 - (1 - C)/J, or the band of method "dkw", which holds for
+        all gammas at once. The checks of `dpjax.sample_sensitivity` are not made. The bits are the
+        same for one chunk size and backend. Inside a larger compiled program the last bits may
+        differ.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1.

@@ -1,6 +1,6 @@
 """The sensitivity sampler: an order statistic of sampled distances, and checks of it.
 
-Nothing here is private: the pairs come from the oracle, so refusals may depend on the draws.
+Nothing here is private, because the oracle draws all pairs. So refusals may depend on the draws.
 """
 
 import dataclasses
@@ -67,54 +67,57 @@ def sample_sensitivity(
 ) -> Sensitivity:
     """Estimates the sensitivity of a target from random pairs of neighboring databases.
 
-    Where `dpjax.prove_sensitivity` has a proof, nothing need be sampled: it takes public bounds.
-    The result says so when it is printed, for programs of at most 80 operations.
+    It draws m pairs (D, D') of databases that differ in one record. The estimate is G_(k), the k-th
+    smallest of the distances G_i = ||f(D) - f(D')||. A bound on rounding is added, the larger of:
 
-    Draws m pairs (D, D') that differ in one record, and takes G_(k), the k-th smallest of the
-    distances G_i = ||f(D) - f(D')||, plus the resolution of the arithmetic: a unit in the last
-    place of the largest f(D), or twice the largest distance that the value moves when the records
-    are permuted, or when f runs without a batch as in a release, whichever is largest.
+    - a unit in the last place of the largest f(D);
+    - twice the largest distance that f(D) moves when the records are permuted, or when f runs on
+      one database alone, as in a release.
+
+    With public bounds on the records, `dpjax.prove_sensitivity` may have a proof instead. The
+    result says so when it is printed, for programs of at most 80 operations.
 
     Args:
-        key: a typed key, threefry2x32 or of `dpjax.random`; of the latter a threefry2x32 key is
-            derived, once: sampling holds no secret.
+        key: a typed key, threefry2x32 or of `dpjax.random`. From the latter, a threefry2x32 key is
+            derived once: sampling holds no secret.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
-        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge; made by
-            `dpjax.oracles.independent`, pairs of a `dpjax.targets.summable` cost two records. Or a
-            list of J such functions.
+        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge, or a list of J
+            such functions. With an oracle of `dpjax.oracles.independent` and a target of
+            `dpjax.targets.summable`, a pair costs two records only.
         n: records of a database, at least 1.
-        norm: "l1", "l2", "linf", "hamming", "range" (the largest coordinate minus the smallest), or
-            a function of the difference of two values: the mechanism's. A `NoiseShape` for
-            `dpjax.shaped_gaussian`.
-        m: number of pairs; given gamma alone, ten times the least. With `until` the most pairs, by
-            default 1000 times the least, or 2^26 if that is less (and enough).
-        gamma: probability over random pairs that may be left uncovered; given m alone, the least.
+        norm: the norm of the mechanism: "l1", "l2", "linf", "hamming", "range" (the largest
+            coordinate minus the smallest), or a function of the difference of two values. A
+            `NoiseShape` for `dpjax.shaped_gaussian`.
+        m: number of pairs; by default ten times the least number for gamma. With `until` the most
+            pairs, by default 1000 times the least, and at most 2^26 if that is enough.
+        gamma: probability that a random pair lies beyond the estimate; by default the least for m.
         method: "exact", "dkw" or "anytime", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
-        until: a ratio above 1, such as 1.05. Ends when the estimate is within this ratio of the
-            order statistic that bounds it from below; by method "anytime". The bar shows both.
-        positions: which record changes. "last", as in the paper, for targets that ignore the order
-            of records: those are refused that one of 5 / gamma random databases changes when its
-            records move along by a random number of places, the last ones to the front. What such
-            rotations do not change treats all positions alike, and passes; reversals and exchanges
-            of two records may change it. Oracles are refused whose records at random positions
-            move those databases further than the last record does: sorted ones, time series,
-            classes one after the other. "average": one drawn uniformly, and the guarantee is
-            averaged over positions. "each": every position is sampled separately and the worst one
-            counts; n times the work.
-        chunk_size: pairs in a chunk; by default what fits the cache or the device. Where code runs
-            on the host, the most pairs in a chunk: m is cut evenly, for padding costs evaluations.
-        mesh: devices to spread the pairs over, of this process or of all that
-            `jax.distributed.initialize` has joined, which then make the same call: the same bits on
-            any number of them, but with `until`, which ends after other pairs. By default the
-            default device.
-        progress: shows progress bars with rate and time left, of the pairs and of the probes of a
-            sum (needs tqdm).
-        checkpoint: a file that keeps finished chunks, written at most a twentieth of the time and
-            when the run ends or is interrupted; the same call goes on from there. With several
-            processes each adds a suffix of its own.
-        allow_zero: accepts an estimate of 0, if no probe moved the value either; the target is then
+        until: a ratio above 1, such as 1.05. Sampling ends when the estimate is within this ratio
+            of the order statistic that bounds it from below, by method "anytime". The progress bar
+            shows both.
+        positions: which record changes. "last", as in the paper, is for targets that ignore the
+            order of records. A target is refused if its value on one of 5 / gamma random databases
+            changes under a rotation, which moves all records by a random number of places, the last
+            ones to the front. A target that passes treats all positions alike, though reversals and
+            exchanges of two records may change it. An oracle is refused if replacing a record at a
+            random position moves those databases further than replacing the last one does: sorted
+            records, time series, classes one after the other. "average" draws the position
+            uniformly, and the guarantee is averaged over positions. "each" samples every position
+            separately, and the worst one counts; it takes n times the work.
+        chunk_size: pairs in a chunk; by default the number that fits the cache or the device. If
+            code runs on the host, the most pairs in a chunk: m is then cut evenly, because padding
+            costs evaluations.
+        mesh: devices to spread the pairs over; by default the default device. They belong to this
+            process, or to all processes that `jax.distributed.initialize` has joined, which then
+            make the same call. The bits are the same on any number of devices, unless `until` ends
+            the sampling after different pairs.
+        progress: shows progress bars of the pairs, and of the probes of a sum (needs tqdm).
+        checkpoint: a file for finished chunks, so that the same call continues after an
+            interruption. It is written when the run ends, and at most a twentieth of the time
+            before. With several processes, each adds a suffix of its own.
+        allow_zero: accepts an estimate of 0, if no probe moved the value either. The target is then
             released without noise.
         allow_cancellation: accepts an estimate below 8 times the resolution.
 
@@ -124,41 +127,45 @@ def sample_sensitivity(
     Raises:
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
-        ValueError: if a parameter is out of range or infeasible; if the key is the one that a
-            `NoiseShape` was sampled with, or its values are others; if the oracle ignores its key
-            or the number of records that it is asked for; for positions="last", if it gives records
-            fixed numbers by their places, or its last record moves the target less than others do,
-            where exchangeable records are refused in fewer than one of 10^6 calls; if the target
-            depends on the order of the records, or has another value in a batch than alone; if a
-            function is made of operations or keys that are not JAX's own; if databases under
-            `vmap` may touch each other in oracle or norm, as with keys of rbg; if the estimate is
-            infinite, 0, or lost in rounding error; if the checkpoint is of another run, truncated
-            or corrupted; if processes make different calls.
-        RuntimeError: if a host target fails; if another process of the call fails, is interrupted,
-            or ends, which all processes are told within seconds.
+        ValueError: if a parameter is out of range or infeasible; if a `NoiseShape` was sampled with
+            this key, or for other values; if the oracle ignores its key or the number of records
+            that it is asked for; for positions="last", if the oracle gives records fixed numbers by
+            their places, or its last record moves the target less than others do (fewer than one in
+            10^6 oracles of exchangeable records is refused); if the target depends on the order of
+            the records, or has another value in a batch than alone; if a function contains
+            operations or keys that are not JAX's own; if databases under `vmap` may touch each
+            other in oracle or norm, as with keys of rbg; if the estimate is infinite, 0, or lost in
+            rounding error; if the checkpoint is of another run, truncated or corrupted; if
+            processes make different calls.
+        RuntimeError: if a host target fails; if another process of the call fails, is interrupted
+            or ends. All processes learn of it within seconds.
 
     Formal guarantees:
         Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
-        from the oracle lies further apart than the estimate with probability at most gamma; if
-        `confidence` is None, with probability at most gamma over samples and pair together. For
-        positions="each" this holds for all positions at once: each is sampled at confidence
-        1 - (1 - C)/n. For positions="last" it holds of the last record. Of a record at a position
-        drawn uniformly it holds with gamma + 2 g, where a random rotation moves the target on a
-        share g of databases by more than half of what is added for rounding; a g of gamma or more
-        is refused, except 1 time in 148. Of one at a fixed position it holds with gamma + 4 g,
-        where g is that share for a quarter of what is added (docs/proofs/sampled-sensitivity.md).
-        Both rest on records that are exchangeable, and the test of that is a test: at gamma = .05
-        it finds for sure what puts 30% of positions beyond the estimate, and not what puts 10%
-        there.
-        In plain words: at gamma = .05 and n = 1000, on average over databases, up to 50 people,
-        typically the outliers, may be less protected than epsilon says. Assumes that the private
-        database is a draw from the oracle (`dpjax.accounting.under_distribution_shift` bounds what
-        a wrong oracle costs), and that m, gamma, confidence and the key were fixed before the
-        samples were looked at; of method "anytime" all but m. Oracle, n, target and tuning must
-        come from public knowledge; then the estimate may be published. For several oracles this
-        holds for each of them, and for every mixture that draws one of them for the whole pair:
-        each is sampled at confidence 1 - (1 - C)/J, and the largest estimate counts. A mixture that
-        draws an oracle for each record is another oracle.
+        from the oracle lies further apart than the estimate with probability at most gamma. If
+        `confidence` is None, this probability is over samples and pair together. In plain words: at
+        gamma = .05 and n = 1000, on average over databases, up to 50 people may be less protected
+        than epsilon says, typically the outliers.
+
+        Assumptions: the private database is a draw from the oracle
+        (`dpjax.accounting.under_distribution_shift` bounds the cost of a wrong oracle). m, gamma,
+        confidence and the key were fixed before the samples were looked at; with method "anytime",
+        all but m. If oracle, n, target and tuning come from public knowledge, the estimate may be
+        published.
+
+        For positions="each" the statement holds for all positions at once: each is sampled at
+        confidence 1 - (1 - C)/n. For positions="last" it holds for the last record. For a record at
+        a uniformly drawn position it holds with gamma + 2 g. Here g is the share of databases on
+        which a random rotation moves the target by more than half of the added rounding. A g of
+        gamma or more is refused, except 1 time in 148. For a record at a fixed position it holds
+        with gamma + 4 g, where g is that share for a quarter of the added rounding
+        (docs/proofs/sampled-sensitivity.md). Both need exchangeable records, which are tested, not
+        proved: at gamma = .05 the test always finds an oracle that puts 30% of positions beyond the
+        estimate, and may miss one that puts 10% there.
+
+        With J oracles the statement holds for each of them, and for every mixture that draws one
+        oracle for the whole pair: each is sampled at confidence 1 - (1 - C)/J, and the largest
+        estimate counts. A mixture that draws an oracle for each record is another oracle.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -392,8 +399,8 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
 def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
     """How far the norm of a difference of integers may be rounded down in floats.
 
-    Whole numbers that the dtype holds are exact. Else at most as many coordinates are rounded as
-    are not 0, when they are cast and when they are added; l2 adds a few roundings.
+    Integers that the dtype holds are exact. Otherwise each coordinate that is not 0 may be rounded
+    when it is cast and when it is added. l2 adds a few more roundings.
     """
     outputs = plan.pair.released.outputs.leaves
     floats = [is_float(leaf) for leaf in outputs]
@@ -414,7 +421,7 @@ def _refuse_unusable(sample: _Sample, *, allow_zero: bool, allow_cancellation: b
     if math.isinf(estimate):
         raise ValueError(
             "the estimated sensitivity is infinite: on too many random databases the target's value"
-            " is infinite or NaN, or the norm is negative; make it finite, or clip what it returns"
+            " is infinite or NaN, or the norm is negative; make it finite, or clip the value"
         )
     if estimate == 0 and not allow_zero:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""A norm that weighs directions: the length of A^-1 x, which integer arithmetic makes exact.
+"""A norm that weighs directions: the length of A^-1 x, computed exactly in integers.
 
-A release under shaped noise adds noise to y = A^-1 f, so neighbors must be compared in y as it is
-computed. In floats that would depend on the program: y is a small difference of large products, and
-each program rounds them in its own way. Here f is rounded to a fine grid and A^-1 is a matrix of
-integers, so y is one function of the bits of f, in a batch and alone, compiled in any way.
+A release with shaped noise adds noise to y = A^-1 f. So the norm must compare the y of neighbors as
+they are computed. In floats, y is a small difference of large products, and each program rounds
+these differently. Here f is rounded to a fine grid, and A^-1 is a matrix of integers. So y depends
+on the bits of f only, not on the batch or the compiler.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 
 MOST_COORDINATES = 2**12
-# Values are clamped here, in units of the fine grid, and cut into digits: a product of a row with
-# digits stays below 2^31, and one with values below 2^61.
+# Values are clamped to this many bits, in units of the fine grid, and cut into digits. Then a
+# product of a row with digits stays below 2^31, and a product with values below 2^61.
 VALUE_BITS = 36
 _DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
 # The exponents of float32 leave room for these.
@@ -42,15 +42,15 @@ class NoiseShape:
     Attributes:
         matrix: A, float64 of shape (d, d), symmetric; the inverse of `inverse` / 2^bits.
         inverse: A^-1 times 2^bits, integers.
-        bits: how many of them are behind the point.
-        unit: 2^unit is the grid that values are rounded to before they are multiplied.
+        bits: number of fractional bits in `inverse`.
+        unit: values are rounded to multiples of 2^unit before they are multiplied.
         outputs: structure, shapes and dtypes of the target's value, which has d coordinates.
         sampled_with: a hash of the key that the differences were drawn with; None for a matrix that
             was not sampled.
 
     Formal guarantees:
-        `mapped` is the same function of the bits of a value in every program: rounding to the grid,
-        then a product of integers without rounding, then the nearest float or the one next to it.
+        `mapped` is the same function of the bits of a value in every program. It rounds to the
+        grid, multiplies integers exactly, and takes the nearest float or its neighbor.
     """
 
     matrix: np.ndarray
@@ -62,7 +62,7 @@ class NoiseShape:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of all that it is."""
+        """A hash of all attributes."""
         shapes = [(leaf.shape, leaf.dtype.name) for leaf in self.outputs.leaves]
         structure = str(self.outputs.structure)
         return digest(self.inverse, self.bits, self.unit, structure, shapes, self.sampled_with)
@@ -87,7 +87,7 @@ class NoiseShape:
 
     @functools.cached_property
     def log_determinant(self) -> float:
-        """Of A^-1; the map adds it to a log density."""
+        """Log |det A^-1|, which the map adds to a log density."""
         return -float(np.linalg.slogdet(self.matrix)[1])
 
     def check_fits(self, value: Value) -> None:
@@ -143,9 +143,9 @@ class NoiseShape:
         return jnp.matmul(inverse, numbers, precision="highest")
 
     def resolution(self, mapped: jax.Array) -> jax.Array:
-        """The length of A^-1 on a unit in the last place of every coordinate of a value.
+        """The length of A^-1 u, where u has a unit in the last place of every coordinate.
 
-        With all signs alike, the worst that there are.
+        The signs of u are the worst ones: all products count with their magnitudes.
         """
         floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
@@ -158,7 +158,7 @@ class NoiseShape:
 def shape_of(
     matrix: np.ndarray, outputs: TreeSpec, unit: float, sampled_with: str | None
 ) -> NoiseShape:
-    """A shape near a symmetric, positive definite matrix, on a grid of at most a unit."""
+    """A shape near a symmetric positive definite matrix, on a grid no coarser than `unit`."""
     size = len(matrix)
     wanted = np.linalg.inv(matrix)
     most = min(_MOST_ENTRY_BITS, _ROW_BITS - (size - 1).bit_length())
@@ -178,7 +178,7 @@ def shape_of(
 
 
 def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
-    """A matrix times a vector, both of integers, in products of digits that no int32 overflows."""
+    """A matrix of integers times a vector of integers, in digits that no int32 overflows."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
     shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
@@ -195,7 +195,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    """Narrow floats stay narrow; integers become floats, for shaped noise has fractions."""
+    """Narrow floats stay narrow. Integers become floats, because shaped noise has fractions."""
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
 

@@ -1,4 +1,7 @@
-"""The shortcut for targets that are a function of a sum over records."""
+"""Targets that are a function of a sum over records, and the shortcut for their distances.
+
+If that function is affine, a distance depends on two records only: the old one and the new one.
+"""
 
 import dataclasses
 import functools
@@ -18,109 +21,22 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import Equation, aval, bind, called, run, specs
 from dpjax.sensitivity._norms import difference, distance, is_float, length
 
-# Traced programs that are affine in their inputs, and the linear part of such a program.
-
-
-# One operand, whose elements are moved and copied.
+_WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
+# Operations that move and copy the elements of one operand.
 _MOVES = frozenset(
     (
         *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
         *("copy", "copy_p"),
     )
 )
-# One operand, whose elements it adds up.
+# Operations that add up the elements of one operand.
 _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
-# Several operands that are added up or put next to each other.
+# Operations that add several operands, or put them next to each other.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
-# One operand, from which it takes elements at places that are constant operands.
+# Operations that take elements of their first operand, at places that are constant operands.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
-
-
-class NotAffineError(Exception):
-    """An operation is not known to be affine."""
-
-
-def is_affine(program: jex.ClosedJaxpr) -> bool:
-    """Whether a program of real arrays is affine in all its inputs, by its operations.
-
-    Its derivative cannot tell: the derivative of a rounding is 0, and still it jumps.
-    """
-    avals = map(aval, program.jaxpr.invars)
-    inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
-    try:
-        jax.eval_shape(functools.partial(linear_part, program), inputs)
-    except NotAffineError:
-        return False
-    return True
-
-
-def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """f(x) - f(0) for an affine program f, without computing either, so that nothing cancels.
-
-    Args:
-        program: an affine program.
-        inputs: float arrays of the shapes of its inputs.
-
-    Returns:
-        Float arrays of the shapes of its outputs.
-
-    Raises:
-        NotAffineError: if an operation is not known to be affine.
-    """
-    outputs = run(program, [(x, True) for x in inputs], _apply, lambda value: (value, False))
-    avals = map(aval, program.jaxpr.outvars)
-    return [
-        x if depends else jnp.zeros(found.shape, compute_dtype(found.dtype))
-        for (x, depends), found in zip(outputs, avals, strict=True)
-    ]
-
-
-# An array, and whether it depends on the inputs: then it stands for its linear part.
+# An array, and whether it depends on the inputs. If so, it is the linear part of its value.
 _Known: TypeAlias = tuple[jax.Array, bool]
-
-
-def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
-    name = equation.primitive.name
-    values = [x for x, _ in operands]
-    depends = [d for _, d in operands]
-    if inner := called(equation):
-        return run(inner, operands, _apply, lambda value: (value, False))
-    if list(jex.jaxprs_in_params(equation.params)):
-        raise NotAffineError(name)
-    parameters = dict(equation.params)
-    if "preferred_element_type" in parameters:
-        parameters["preferred_element_type"] = None
-    if name in _MOVES or not any(depends):
-        return [(x, any(depends)) for x in bind(equation, parameters, values)]
-    if name == "convert_element_type":
-        old, new = aval(equation.invars[0]).dtype, parameters["new_dtype"]
-        narrower = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
-        narrower = narrower and jnp.finfo(new).nmant < jnp.finfo(old).nmant
-        # A conversion to fewer bits is a rounding, and rounds in steps.
-        if old != new and (narrower or not jnp.issubdtype(new, jnp.floating)):
-            raise NotAffineError(name)
-        return [(values[0] if old == new else values[0].astype(new), True)]
-    if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
-        raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
-    # The linear part is in floats, where the program may be in integers. So constants are, too.
-    dtype = next(x.dtype for x, d in operands if d)
-    if name in _SUMS:
-        # Constants are no part of the linear part.
-        values = [x if d else jnp.zeros_like(x, dtype) for x, d in operands]
-    else:
-        by_one = name in ("mul", "dot_general") and sum(depends) == 1
-        by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
-        if not (name in _LINEAR or by_one or by_first):
-            raise NotAffineError(name)
-        if name not in _CHOICES:  # Their other operands are places, which stay integers.
-            values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
-    return [(x, True) for x in bind(equation, parameters, values)]
-
-
-# Targets that are a function of a sum over records.
-
-
-_WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:
@@ -134,14 +50,14 @@ class Summable:
     """A target f(D) = finish(sum of statistic(record)), made by `dpjax.targets.summable`.
 
     Attributes:
-        statistic: takes one record, a pytree without the leading axis, to a pytree of real arrays.
-        finish: takes the sum of the statistics, or their average, to the value.
+        statistic: maps one record, a pytree without the leading axis, to a pytree of real arrays.
+        finish: maps the sum of the statistics, or their average, to the value.
         average: whether the sum is divided by the number of records first.
-        largest: a public bound on the magnitudes of all statistics, which are floats and averaged,
-            or None; it broadcasts to the shape of each. Their sum is then exact.
+        largest: None, or a public bound on the magnitudes of all statistics. They must be floats,
+            and averaged; the bound broadcasts to the shape of each. Their sum is then exact.
 
     Formal guarantees:
-        A sum ignores the order of the records: exactly where `largest` is given, else up to
+        A sum ignores the order of the records: exactly if `largest` is given, otherwise up to
         rounding.
     """
 
@@ -170,9 +86,9 @@ class SumOfRecords:
     """A target in two parts: the statistic of a record, and the function of their sum.
 
     Attributes:
-        statistic: takes a record.
-        finish: takes the sum over all n records to the value.
-        affine: whether finish is, so that only the two records that differ matter.
+        statistic: maps a record to an array.
+        finish: maps the sum over all n records to the value.
+        affine: whether finish is affine. Then only the two records that differ matter.
         n: number of records.
     """
 
@@ -194,13 +110,13 @@ class SumOfRecords:
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
     def distance_of_records(self, norm: Norm, old: PyTree, new: PyTree) -> jax.Array:
-        """The distance between the values where one record is replaced by another: affine only."""
+        """The distance if one record is replaced by another, for an affine finish."""
         statistics = self.statistic(new), self.statistic(old)
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
-        # Where n records like these could take a sum of integers beyond its dtype, it may wrap, and
-        # nothing is known about it.
+        # If n such records could take a sum of integers beyond its dtype, the sum may wrap. Then
+        # the distance is unknown.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -214,9 +130,10 @@ class SumOfRecords:
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int
     ) -> tuple[jax.Array, Value]:
-        """The same for any finish, with the value, from all n + 1 records.
+        """The distance and the value for any finish, from all n + 1 records.
 
-        The sum over the records that both databases have is computed once, and added to last.
+        The sum over the records that both databases share is computed once. The old or the new
+        record is added last.
         """
         statistics = jax.vmap(self.statistic)(records)
         n = jax.tree.leaves(records)[0].shape[0] - 1
@@ -235,3 +152,83 @@ class SumOfRecords:
         total = jax.tree.map(common, statistics)
         value, other = value_with(position), value_with(n)
         return distance(norm, value, other), value
+
+
+# Affine programs.
+
+
+class NotAffineError(Exception):
+    """An operation is not known to be affine."""
+
+
+def is_affine(program: jex.ClosedJaxpr) -> bool:
+    """Whether a program of real arrays is affine in all its inputs, by its operations.
+
+    Derivatives cannot tell: the derivative of a rounding is 0, but a rounding jumps.
+    """
+    avals = map(aval, program.jaxpr.invars)
+    inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
+    try:
+        jax.eval_shape(functools.partial(linear_part, program), inputs)
+    except NotAffineError:
+        return False
+    return True
+
+
+def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """f(x) - f(0) for an affine program f. Neither value is computed, so nothing cancels.
+
+    Args:
+        program: an affine program.
+        inputs: float arrays of the shapes of its inputs.
+
+    Returns:
+        Float arrays of the shapes of its outputs.
+
+    Raises:
+        NotAffineError: if an operation is not known to be affine.
+    """
+    outputs = run(program, [(x, True) for x in inputs], _apply, lambda value: (value, False))
+    avals = map(aval, program.jaxpr.outvars)
+    return [
+        x if depends else jnp.zeros(found.shape, compute_dtype(found.dtype))
+        for (x, depends), found in zip(outputs, avals, strict=True)
+    ]
+
+
+def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
+    name = equation.primitive.name
+    values = [x for x, _ in operands]
+    depends = [d for _, d in operands]
+    if inner := called(equation):
+        return run(inner, operands, _apply, lambda value: (value, False))
+    if list(jex.jaxprs_in_params(equation.params)):
+        raise NotAffineError(name)
+    parameters = dict(equation.params)
+    if "preferred_element_type" in parameters:
+        parameters["preferred_element_type"] = None
+    if name in _MOVES or not any(depends):
+        return [(x, any(depends)) for x in bind(equation, parameters, values)]
+    if name == "convert_element_type":
+        old, new = aval(equation.invars[0]).dtype, parameters["new_dtype"]
+        narrower = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+        narrower = narrower and jnp.finfo(new).nmant < jnp.finfo(old).nmant
+        # A conversion to fewer bits rounds, which is not affine.
+        if old != new and (narrower or not jnp.issubdtype(new, jnp.floating)):
+            raise NotAffineError(name)
+        return [(values[0] if old == new else values[0].astype(new), True)]
+    if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
+        raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
+    # The linear part has floats even where the program has integers. So constants become floats.
+    dtype = next(x.dtype for x, d in operands if d)
+    if name in _SUMS:
+        # Added constants drop out of f(x) - f(0).
+        values = [x if d else jnp.zeros_like(x, dtype) for x, d in operands]
+    else:
+        by_one = name in ("mul", "dot_general") and sum(depends) == 1
+        by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
+        if not (name in _LINEAR or by_one or by_first):
+            raise NotAffineError(name)
+        if name not in _CHOICES:  # The other operands of choices are places, which stay integers.
+            values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
+    return [(x, True) for x in bind(equation, parameters, values)]
