@@ -1,7 +1,7 @@
-"""Averages of bounded floats in fixed point: they add integers, so the order does not matter.
+"""Averages of bounded floats in fixed point: integers add up exactly, in any order.
 
 A sum of n floats may be off by n units in its last place. In float32, from about n = 10^5 on, that
-is more than one term adds to it. A sum of integers is exact.
+error may exceed a single term.
 """
 
 import math
@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
 
-# Terms with a smaller bound are rounded as if this power of two bounded them: 1 / grid must be a
+# Terms with a smaller bound are rounded as if 2 to this power were their bound: 1 / grid must be a
 # float.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
@@ -29,8 +29,8 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     more, by at most 2 eps.
 
     Args:
-        terms: shape (n, ...), float32 or float64, in [-largest, largest]. None may be NaN: a single
-            one could move the average from one end to the other.
+        terms: shape (n, ...), float32 or float64, in [-largest, largest]. No term may be NaN: one
+            NaN could move the average from one end to the other.
         largest: numbers above 0, known before tracing, that broadcast to the shape of a term.
 
     Returns:
@@ -66,11 +66,11 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
     bits = size - 2 - (n - 1).bit_length()
     if bits < 1:
         raise ValueError(f"n must be at most 2^{size - 3} in {dtype}, got {n}")
-    return min(bits, float_limits(dtype).nmant - 1)  # More, `_nearest_integers` cannot.
+    return min(bits, float_limits(dtype).nmant - 1)  # The limit of `_nearest_integers`.
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
-    """Bounds how much rounding adds to the change of `average` when one term is replaced.
+    """Bounds how much rounding adds when replacing one term changes the `average`.
 
     In units of `largest`, the grid adds at most eps / 2 once, and each of the two averages is off
     by at most 2 eps. Near 0, floats have an absolute error.
@@ -81,11 +81,11 @@ def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
 
 
 def _nearest_integers(x: jax.Array) -> jax.Array:
-    """Floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
+    """Rounds floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
 
-    Where 2^nmant is added, the last bit of a float counts ones. So the sum is rounded as it should
-    be, and its bits count on from those of the middle of [2^nmant, 2^(nmant + 1)]. That takes two
-    instructions, where a conversion takes care of NaN and of overflow.
+    After adding 1.5 * 2^nmant, the last bit of the float stands for 1. So the addition rounds to an
+    integer, which is the bits of the sum minus the bits of 1.5 * 2^nmant. That takes two
+    instructions. A conversion would take more, because it handles NaN and overflow.
     """
     middle = np.ldexp(1.5, float_limits(x.dtype).nmant).astype(x.dtype)
     integers = np.dtype(f"int{8 * x.dtype.itemsize}")

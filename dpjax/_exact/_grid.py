@@ -1,7 +1,7 @@
 """Powers of two and exact rounding to a grid of them, in integer arithmetic only.
 
-Nothing here computes with floats: it works on their bits. So the result does not depend on whether
-a device flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
+All arithmetic here is on the bits of floats. So the result does not depend on whether a device
+flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
 """
 
 import jax
@@ -17,7 +17,8 @@ from dpjax._exact._numerics import compute_dtype, float_limits
 # Units are clamped to these powers of two, so that no sum with noise wraps.
 _BOUND_BITS = 61
 WIDE_BOUND_BITS = 93
-# With a larger exponent every float is 0 or out of range. Sums of exponents up to here cannot wrap.
+# Beyond this exponent every float rounds to 0 or is out of range. Sums of smaller exponents cannot
+# wrap.
 _FARTHEST = 2**13
 
 
@@ -41,9 +42,9 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     """floor(x / 2^exponent + 1/2) exactly, for every number and exponent, in units of the grid.
 
-    Halves go up, never to the even neighbor. So rounding commutes with shifts by grid points, and
-    two numbers at distance d round to at most ceil(d) units apart, with d in units of the grid.
-    Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
+    Halves go up, never to the even neighbor. So rounding commutes with shifts by grid points. Two
+    numbers at distance d, in units of the grid, round to at most ceil(d) units apart. Results are
+    clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
     """
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     end = _limbs.constant(2**_BOUND_BITS)
@@ -53,7 +54,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
-    """The same as `round_to_grid`, clamped to [-2^93, 2^93] units."""
+    """As `round_to_grid`, but clamped to [-2^93, 2^93] units."""
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
@@ -64,13 +65,13 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """The same modulo 2^64 and never clamped, for finite numbers with small differences."""
+    """As `round_to_grid`, but modulo 2^64: for finite numbers with small differences."""
     significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
     return _scale_and_round(significand, shift).rest
 
 
 def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
-    """The s and t of x = s * 2^(t + exponent), and whether x is infinite."""
+    """Integers s and t with x = s * 2^(t + exponent), and whether x is infinite."""
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
     exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
@@ -80,7 +81,7 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
     info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
     if x.dtype == jnp.bfloat16:
-        # The upper half of a float32. A cast is arithmetic, which might flush subnormals.
+        # Its bits are the upper half of a float32. A cast is arithmetic, which may flush subnormals.
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
         bits = lax.bitcast_convert_type(x.astype(info.dtype), unsigned)

@@ -1,8 +1,8 @@
 """Several results from one loop over their elements, and arrays that are computed once.
 
-XLA on CPU makes a loop for each result, and every loop repeats the steps that results share. Only
+On a CPU, XLA makes a loop for each result, and each loop repeats the steps that results share. Only
 a reduction has several results in one loop. XLA fuses the steps before a reduction into its loop,
-each of them once, except steps that more than 15 results share.
+each step once, except steps that more than 15 results share.
 """
 
 import operator
@@ -20,12 +20,12 @@ _Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
-    """The same integers or booleans, of one shape; on CPU one loop computes them."""
+    """The same integers or booleans of one shape, computed in one loop on a CPU."""
     return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=lambda same: same))
 
 
 def reduced(results: _Tree) -> _Tree:
-    """The same results by a reduction: `or` with zeros, which changes no bit."""
+    """The same results by a reduction: a bitwise "or" with zeros, which changes no bit."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -35,10 +35,11 @@ def reduced(results: _Tree) -> _Tree:
 
 
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
-    """The results of elementwise steps by one reduction, for steps that make zeros of zeros.
+    """The results of elementwise steps by one reduction, for steps that map zeros to zeros.
 
-    Zeros are put below the arrays, not below the results, so XLA fuses all steps, however many
-    results share them. A mask makes the zeros: LLVM would not vectorize look-ups in a choice.
+    A row of zeros is put below the arrays, not below the results. So XLA fuses all steps, however
+    many results share them. A mask makes the zeros: with a choice, LLVM would not vectorize table
+    look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:
@@ -55,10 +56,10 @@ def _either(rows: _Tree) -> _Tree:
 
 
 def written(arrays: _Tree) -> _Tree:
-    """The same arrays, computed once and not again in the loop of every result that uses them.
+    """The same arrays, computed once instead of again in the loop of every result that uses them.
 
-    A barrier does that on accelerators. XLA on CPU drops barriers before it fuses, but it fuses no
-    reduction into the loops after it.
+    A barrier does that on accelerators. On a CPU, XLA drops barriers before it fuses, but it does
+    not fuse a reduction into the loops after it.
     """
     return lax.platform_dependent(
         arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier
@@ -66,7 +67,7 @@ def written(arrays: _Tree) -> _Tree:
 
 
 def _by_reduction(x: jax.Array) -> jax.Array:
-    """The same array, bit by bit: also of a NaN and of a negative zero."""
+    """The same array with the same bits, even of a NaN or a negative zero."""
     if x.dtype.name in _INTEGERS:
         return _float_by_reduction(x)
     whole = isinstance(x.dtype, np.dtype) and x.dtype.kind in "biu"
@@ -86,9 +87,9 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 
 def sums_of_rows(*arrays: jax.Array) -> Sequence[jax.Array]:
-    """Sums of integers over the leading axis, in one pass. For several, XLA would keep all terms.
+    """Sums of integers over the leading axis, in one pass. Separate sums would store all terms.
 
-    They wrap, where they leave their dtypes.
+    Sums beyond their dtypes wrap.
     """
 
     def add(x: _Arrays, y: _Arrays) -> _Arrays:

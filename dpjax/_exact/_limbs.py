@@ -18,7 +18,7 @@ _BLOCK = 2**16
 class Limbs(NamedTuple):
     """An array of integers high * 2^32 + low in two's complement; arithmetic is modulo 2^64.
 
-    Both are uint32. The first bit of `high` is the sign.
+    Both arrays are uint32. The first bit of `high` is the sign.
     """
 
     high: jax.Array
@@ -55,12 +55,12 @@ def from_integers(x: jax.Array) -> Limbs:
 
 
 def to_float(x: Limbs, dtype: DTypeLike) -> jax.Array:
-    """The nearest float or the one next to it; exact where the integer fits the significand."""
+    """The nearest float or its neighbor; exact if the integer fits into the significand."""
     return wide_to_float(widen(x), dtype)
 
 
 def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
-    """The same as `to_float`, for 96 bits."""
+    """As `to_float`, for 96 bits."""
     negative = x.top >> np.uint32(31) == 1
     opposite = negate(x.rest)
     carried = ((opposite.high | opposite.low) == 0).astype(jnp.uint32)
@@ -157,7 +157,7 @@ def shift_left(x: Limbs, by: jax.Array) -> Limbs:
     """Shifts left by 0 to 63 places: x * 2^by modulo 2^64."""
     far, by = by >= 32, by & np.uint32(31)
     high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
-    # In two steps, because a shift by 32 is not defined.
+    # In two steps, because a shift by 32 is undefined.
     carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
     return Limbs((high << by) | carried, low << by)
 
@@ -191,7 +191,7 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 
 
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quotient and rest of two uint32. It never divides x: the time of that would depend on x."""
+    """Quotient and remainder of two uint32, in time that does not depend on x: x is not divided."""
     # At most 1 too small: (2^32 - 1) // divisor is 2^32 / divisor minus at most 1, and x < 2^32.
     guess = full_product(x, np.uint32(2**32 - 1) // divisor).high
     rest = x - guess * divisor
@@ -210,7 +210,7 @@ def full_product(x: jax.Array, y: jax.Array) -> Limbs:
 
 
 def total(x: Limbs) -> Limbs:
-    """The sum over the leading axis, modulo 2^64: of blocks first, then of their sums."""
+    """The sum over the leading axis modulo 2^64, computed in blocks."""
     n = len(x.low)
     if n <= _BLOCK:
         return _total_of_a_block(x)

@@ -1,4 +1,4 @@
-"""Helpers for float dtypes, log-space arithmetic and rounding outward."""
+"""Numbers: float dtypes, rounding outward, extrema, counts, and limits of probabilities."""
 
 import dataclasses
 import functools
@@ -18,10 +18,14 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # Bounds the relative error of SciPy's incomplete beta functions, with room to spare.
 _BETA_ROUNDING = 1e-9
+# In a `TailBand`, ranks grow by this factor, so limits between them are at most that much larger.
+_RATIO = 1.05
+# Bounds the relative error of a sum of products of numbers from 0 to 1.
+_SUM = 1e-12
 
 
 def float_limits(dtype: DTypeLike) -> "np.finfo[np.floating]":
-    """`jnp.finfo`, which knows bfloat16, as the type that it has for all other floats."""
+    """`jnp.finfo`, which knows bfloat16, with the type of `np.finfo` for type checkers."""
     return cast("np.finfo[np.floating]", jnp.finfo(dtype))
 
 
@@ -33,14 +37,14 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def order_like_integers(bits: jax.Array) -> jax.Array:
-    """The bits of floats as integers of the same order; applied twice, it changes nothing."""
+    """Maps the bits of floats to integers in the same order. It is its own inverse."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest: bool) -> jax.Array:
-    """The largest or the least of floats, by a reduction of integers; NaN if one of them is NaN.
+    """The largest or smallest of floats, by a reduction of integers; NaN if one of them is NaN.
 
-    XLA on a CPU may leave NaN out of an extremum of floats.
+    On a CPU, XLA may ignore NaN in an extremum of floats.
     """
     wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
     whole = jnp.dtype(f"int{8 * wide.dtype.itemsize}")
@@ -51,10 +55,10 @@ def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest:
 
 
 def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = False) -> jax.Array:
-    """How many of some ascending numbers are below each number, or equal to it.
+    """How many ascending numbers are below each number, or below or equal to it.
 
-    NaN is below nothing, and nothing is below it. `jnp.searchsorted` takes NaN for the largest
-    number, and three times as long: it keeps two ends of an interval where this keeps one.
+    NaN is below nothing, and nothing is below it. `jnp.searchsorted` treats NaN as the largest
+    number. It also takes three times as long, because it tracks two ends of an interval, not one.
     """
     count = len(ascending)
     none = jnp.zeros(numbers.shape, jnp.int32)
@@ -68,7 +72,7 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
         last = ascending.at[more - 1].get(mode="clip")
         return jnp.where((more <= count) & compare(last, numbers), more, found)
 
-    # What a loop starts from must vary over devices as its results do, under `shard_map`. The first
+    # Under `shard_map`, the start of a loop must vary over devices as its results do. The first
     # digit does, because it is computed from the data.
     return lax.fori_loop(1, digits, digit, digit(0, none))
 
@@ -85,9 +89,9 @@ def round_up(exact: Fraction) -> float:
 def outward(number: Any, toward: float) -> Any:
     """A float64 of the host as JAX's default float, rounded toward an infinity.
 
-    JAX itself rounds to nearest, which is inward half of the time. Without x64 it does so to Python
-    floats, to float64 arrays of NumPy, and to JAX's own arrays that were made under x64. Other
-    values stay as they are.
+    JAX itself rounds to nearest, which is inward half of the time. Without x64 it rounds Python
+    floats, float64 arrays of NumPy, and its own arrays that were made under x64. Other values stay
+    as they are.
     """
     array = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
     is_float64 = number.dtype == np.float64 if array else isinstance(number, float)
@@ -98,7 +102,7 @@ def outward(number: Any, toward: float) -> Any:
         narrow = wide.astype(np.float32)
         inward = narrow < wide if toward > 0 else narrow > wide
         narrow = np.where(inward, np.nextafter(narrow, np.float32(toward)), narrow)
-    if toward > 0:  # A device may flush numbers below the least normal one to 0.
+    if toward > 0:  # A device may flush subnormal numbers to 0.
         narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
     return float(narrow) if isinstance(number, float) else narrow
 
@@ -112,7 +116,7 @@ def sum_up(terms: Iterable[SupportsFloat]) -> float:
 
 
 def log_difference(larger: jax.Array, smaller: jax.Array) -> jax.Array:
-    """log(exp(larger) - exp(smaller)), exact where smaller is -inf and -inf where they agree."""
+    """log(exp(larger) - exp(smaller)); exact if smaller is -inf, and -inf if both are equal."""
     gap = jnp.where(larger > smaller, smaller - larger, -jnp.inf)
     return jnp.where(larger > smaller, larger + jnp.log(-jnp.expm1(gap)), -jnp.inf)
 
@@ -127,7 +131,7 @@ def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
 def clopper_pearson_lower(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
     """A lower limit: the true probability is below it with probability at most `error`."""
     hits = np.asarray(hits, float)
-    # SciPy needs valid parameters also where the limit is 0 and its answer is not used.
+    # SciPy needs valid parameters even if the limit is 0 and its answer is not used.
     limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
     return np.where(hits <= 0, 0.0, limit * (1 - _BETA_ROUNDING))
 
@@ -139,18 +143,9 @@ def clopper_pearson_upper(hits: ArrayLike, trials: int, error: float) -> np.ndar
     return np.where(hits >= trials, 1.0, np.minimum(limit * (1 + _BETA_ROUNDING), 1.0))
 
 
-# Upper limits of the tail of a distribution, at many order statistics at once.
-
-
-# Ranks grow by this factor: limits between them are at most that much larger.
-_RATIO = 1.05
-# Relative error of a sum of products of numbers from 0 to 1.
-_SUM = 1e-12
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class TailBand:
-    """Limits of P(X > x) that hold at all points together; docs/proofs/privacy-profile.md.
+    """Upper limits of P(X > x) that hold at all points together (docs/proofs/privacy-profile.md).
 
     Attributes:
         points: some of m independent draws of X, the largest first.

@@ -21,7 +21,7 @@ _LONGEST_HEADER = 2**20
 
 
 class ChunkFile(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     path: Path
     header: Json
@@ -31,7 +31,7 @@ class ChunkFile(NamedTuple):
 def write_chunks(
     path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray], *, secret: bool = False
 ) -> None:
-    """Replaces a file by arrays and a header, which holds the "run" that they belong to."""
+    """Replaces a file by arrays and a header; the header has the "run" that they belong to."""
     body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     described = [[array.dtype.name, array.shape] for array in arrays]
     header = {**header, "arrays": described, "bytes": sum(map(len, body))}
@@ -40,7 +40,7 @@ def write_chunks(
 
 
 def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
-    """Reads every file whose name matches, and removes partial ones that killed processes left."""
+    """Reads every file with a matching name, and removes partial files of killed processes."""
     remove_abandoned(folder, names)
     files = sorted(file for file in folder.iterdir() if re.fullmatch(names, file.name))
     return [read_chunk(file, kind) for file in files]
@@ -51,8 +51,8 @@ def check_run(
 ) -> None:
     """Refuses a file whose run differs from this one in a name that is not free.
 
-    A run holds everything that decides the bits of the chunks. The message says that the `owner` is
-    of another run, `at` some part of it, and that the user may choose another `place`.
+    A run holds everything that decides the bits of the chunks. The message names the `owner` of the
+    file, the part `at` which the runs differ, and tells the user to choose another `place`.
     """
     found = file.header["run"]
     names = [name for name in {**run, **found} if name not in free]

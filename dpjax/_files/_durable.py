@@ -21,9 +21,9 @@ Json: TypeAlias = dict[str, Any]
 def replace(
     path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
 ) -> None:
-    """Replaces a file as a whole: at every moment the old or the new one is there.
+    """Replaces a file as a whole: at every moment the old or the new file is there.
 
-    Nobody but its owner may read a secret one.
+    Only its owner may read a secret file.
     """
     with _new_file(path, 0o600 if secret else 0o666) as file:
         try:
@@ -43,7 +43,7 @@ def replace(
 def database_file(path: object, *, instead: str) -> pathlib.Path:
     """The path of an SQLite file, which need not exist.
 
-    SQLite reads ":memory:", "" and URIs as something else than a path, so they are refused.
+    SQLite does not read ":memory:", "" and URIs as paths, so they are refused.
     """
     words = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(words, str):
@@ -65,10 +65,10 @@ def check_folder(path: pathlib.Path, kind: str) -> None:
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """Removes partial files of this host that no process is writing.
 
-    A lock says whether a process still writes: the system frees it when the process ends, in any
-    way. A process number does not say so: numbers are used again, and a container sees only its
-    own. Other hosts may not see our locks, nor we theirs, so their files stay. `names` is a regular
-    expression for the files that were to be replaced.
+    A lock shows whether a process still writes: the system frees it when the process ends in any
+    way. A process number does not show that: numbers are reused, and a container sees only its own.
+    Hosts may not see each other's locks, so files of other hosts stay. `names` is a regular
+    expression for the final names of the files.
     """
     if fcntl is None:
         return
@@ -83,7 +83,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Generator[None]:
-    """Waits until no other process is inside; a file system without locks cannot tell."""
+    """Waits until no other process is inside, if the file system has locks."""
     with open(path, "ab") as file:
         _lock(file)
         yield
@@ -91,7 +91,7 @@ def locked(path: pathlib.Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """Raises if another process is inside; a file system without locks cannot tell."""
+    """Raises if another process is inside, if the file system has locks."""
     with open(path, "ab") as file:
         if not try_lock(file):
             raise ValueError(refusal)
@@ -99,7 +99,7 @@ def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Locks an open file, unless another process has it; where there are no locks, all may.
+    """Locks an open file, and returns whether it could; without locks it always can.
 
     Closing the file frees the lock, and so does the end of the process.
     """
@@ -114,7 +114,7 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes a renaming survive a power failure, where the system lets us open folders."""
+    """Makes a renaming survive a power failure, if the system can open folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -126,9 +126,9 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
-    """A partial file of this writer alone, locked while it is open, if there are locks.
+    """A partial file for this writer alone, locked while it is open.
 
-    Its name is random: threads have one process number, and so may processes in two containers.
+    Its name is random, because threads share a process number, and processes in two containers may.
     """
 
     def opened(name: str, flags: int) -> int:

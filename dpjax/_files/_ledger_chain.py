@@ -12,23 +12,24 @@ from typing import NamedTuple
 
 from dpjax._files._durable import Json
 
-# Why a ledger refuses.
+EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
+FORMATS = 1, 2  # Ledgers of the first format do not say which databases are neighbors.
 
 
 class LedgerError(RuntimeError):
-    """A ledger cannot be trusted or not be written: nothing is released.
+    """A ledger cannot be trusted or cannot be written. Nothing is released.
 
     Attributes:
         args: what is wrong with which file.
 
     Formal guarantees:
-        Raised before noise is drawn, or before what was drawn is returned. It depends on the
+        Raised before noise is drawn, or before the drawn value is returned. It depends on the
         ledger's files alone, never on private data.
     """
 
 
 class BudgetExceededError(RuntimeError):
-    """A release would cost more than is left of the budget.
+    """A release would cost more than the rest of the budget.
 
     Attributes:
         args: what it would cost, and what is left.
@@ -37,10 +38,6 @@ class BudgetExceededError(RuntimeError):
         Nothing was debited and no noise was drawn. It depends on the ledger and the guarantee
         alone, never on private data.
     """
-
-
-EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
-FORMATS = 1, 2  # Those of the first format do not say which databases are neighbors.
 
 
 class Entry(NamedTuple):
@@ -64,7 +61,7 @@ class Chain:
     """
 
     def __init__(self, path: Path, budget: tuple[int, int], relation: str | None = None) -> None:
-        """A chain without entries; the relation is the one that the file must have, if any."""
+        """A chain without entries. If a relation is given, the file must have the same one."""
         self.path = path
         self.budget = budget
         self.relation: str | None = None
@@ -87,8 +84,8 @@ class Chain:
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
         """Raises if these entries forbid a debit.
 
-        All debits must be for the same kind of neighboring databases. The key is a fingerprint, and
-        no two debits may have the same one.
+        All debits must be for the same neighboring relation. `key` is a fingerprint, and no two
+        debits may share one.
         """
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")
@@ -156,13 +153,13 @@ class Chain:
 
 
 def decimals(amount: tuple[int, ...]) -> str:
-    """An amount of budget, for messages: exactly."""
+    """The exact text of an amount of budget, for messages."""
     epsilon, delta = map(decimal, amount, (EPSILON_DIGITS, DELTA_DIGITS))
     return f"epsilon {epsilon}" + (f" and delta {delta}" if amount[1] else "")
 
 
 def decimal(units: int, digits: int) -> str:
-    """A multiple of 10^-digits, with all of its digits."""
+    """The exact decimal text of a multiple of 10^-digits."""
     text = f"{units:0{digits + 1}d}"
     fraction = text[-digits:].rstrip("0")
     return text[:-digits] + ("." + fraction if fraction else "")

@@ -1,9 +1,8 @@
 """A budget in a file: a debit is on the disk before the caller relies on it, and stays there.
 
-Entries form a chain of hashes (`_ledger_chain.py`). Beside the file lies its high-water mark: the
-number and hash of the last debit that a caller relied on. A file that does not reach its mark is
-older than a release that was published. Each process computes sums from the entries that it has
-verified itself.
+Entries form a chain of hashes (`_ledger_chain.py`). A second file holds the high-water mark: the
+number and hash of the last debit that a caller relied on. A ledger that does not reach its mark is
+older than a published release. Each process computes sums from entries that it has verified itself.
 
 This module and its imports need the standard library only.
 """
@@ -19,62 +18,15 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dpjax._files._durable import Json, sync_folder
 from dpjax._files._ledger_chain import FORMATS, Chain, LedgerError, sha256
 
-# Closes files before a fork; parent and child each open their own afterwards.
-#
-# SQLite keeps a list of its locks in the memory of the process. A child inherits the memory but not
-# the locks: other processes could remove its log while it writes.
-
-
-class Suspended(Protocol):
-    """A file that can be closed for a while."""
-
-    def suspend(self) -> None:
-        """Closes the file, and lets no other thread open it."""
-
-    def resume(self) -> None:
-        """Lets it be opened when it is used."""
-
-
-_OPEN: "weakref.WeakSet[Suspended]" = weakref.WeakSet()
-
-
-class _Held(threading.local):
-    """The files that this thread closed for its fork; another thread may fork meanwhile."""
-
-    def __init__(self) -> None:
-        self.files: list[Suspended] = []
-
-
-_HELD = _Held()
-
-
-def close_before_forks(file: Suspended) -> None:
-    """Closes a file before this process forks."""
-    _OPEN.add(file)
-
-
-def _suspend() -> None:
-    # In one order, so that two threads that fork do not wait for each other.
-    for file in sorted(_OPEN, key=id):
-        file.suspend()
-        _HELD.files.append(file)
-
-
-def _resume() -> None:
-    while _HELD.files:
-        _HELD.files.pop().resume()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no forks.
-    os.register_at_fork(before=_suspend, after_in_parent=_resume, after_in_child=_resume)
-
-
-# A high-water mark: the last entry of a ledger that a caller relied on, in a file of its own.
+_APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
+# Connections of the parent after a fork that Python did not report. Using or closing one here would
+# drop the parent's locks, so this list keeps them alive.
+_INHERITED: list[sqlite3.Connection | None] = []
 
 
 class Mark(NamedTuple):
@@ -85,7 +37,7 @@ class Mark(NamedTuple):
 
 
 class HighWaterMark:
-    """A mark on the disk, in the file `path`."""
+    """The last entry of a ledger that a caller relied on, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
         """A mark in a file, which need not exist."""
@@ -111,15 +63,9 @@ class HighWaterMark:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # The folder is not synced: after a power failure the old mark may be back. It covers less
-        # and refuses nothing wrongly.
+        # The folder is not synced, so after a power failure the old mark may be back. It covers
+        # fewer entries, and refuses nothing wrongly.
         os.replace(fresh, self.path)
-
-
-_APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-# Connections of a parent whose fork Python did not report. To use or to close one here would drop
-# the parent's locks, so this list keeps them alive.
-_INHERITED: list[sqlite3.Connection | None] = []
 
 
 class LedgerFile:
@@ -149,7 +95,7 @@ class LedgerFile:
         self._mark = HighWaterMark(self.path.with_name(self.path.name + ".mark"))
         self._patience = patience
         self._start()
-        close_before_forks(self)
+        _OPEN.add(self)
         with self._alone():
             self._connected()
 
@@ -395,3 +341,36 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+# Forks. Ledgers are closed before a fork, and parent and child each open their own afterwards.
+# SQLite keeps a list of its locks in the memory of the process. A child inherits the memory but not
+# the locks, so other processes could remove its log while it writes.
+
+_OPEN = weakref.WeakSet[LedgerFile]()
+
+
+class _Held(threading.local):
+    """The ledgers that this thread closed for its fork; another thread may fork meanwhile."""
+
+    def __init__(self) -> None:
+        self.files: list[LedgerFile] = []
+
+
+_HELD = _Held()
+
+
+def _suspend() -> None:
+    # In one order, so that two threads that fork do not wait for each other.
+    for file in sorted(_OPEN, key=id):
+        file.suspend()
+        _HELD.files.append(file)
+
+
+def _resume() -> None:
+    while _HELD.files:
+        _HELD.files.pop().resume()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks.
+    os.register_at_fork(before=_suspend, after_in_parent=_resume, after_in_child=_resume)

@@ -1,7 +1,7 @@
 """Processes that make one call together, and tell each other about errors.
 
-A collective waits for all processes, even for those that have failed. So processes meet before each
-collective, in the store of texts of `jax.distributed`. While they wait, they look for failures.
+A collective operation waits for all processes, even for failed ones. So processes meet before each
+collective, in the key-value store of `jax.distributed`. While they wait, they look for failures.
 """
 
 import atexit
@@ -19,12 +19,12 @@ from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watch
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"
-# Processes make their calls in the same order, or could not run collectives either.
+# Processes make their calls in the same order, as collectives require.
 _calls: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 class Team:
-    """The processes of one call; one alone has nobody to wait for."""
+    """The processes of one call; a single process never waits."""
 
     def __init__(self, members: tuple[int, ...]):
         """Begins a call; all members count their calls."""
@@ -48,7 +48,7 @@ class Team:
         return set(texts.values())
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises the error of another process; looks once in a second."""
+        """Raises the error of another process. It looks once a second."""
         if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
             self._last_look = time.monotonic()
             self._refuse_failures(self._others)
@@ -57,7 +57,7 @@ class Team:
         """Tells the others that this process has failed."""
         if self._others:
             text = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-            with contextlib.suppress(Exception):  # Nobody is left to be told.
+            with contextlib.suppress(Exception):  # The store may be gone.
                 _store().key_value_set(f"{self._name}/failed/{jax.process_index()}", text)
 
     def _refuse_failures(self, awaited: set[int]) -> None:
@@ -70,13 +70,13 @@ class Team:
 
 @contextlib.contextmanager
 def together(mesh: Mesh | None) -> Generator[Team, None, None]:
-    """The processes of a mesh, which learn of each other's errors from here on."""
+    """The processes of a mesh, which learn of each other's errors inside the block."""
     here, count = jax.process_index(), jax.process_count()
     members = {here}
     if isinstance(mesh, Mesh) and count > 1:
         of_mesh = {device.process_index for device in mesh.devices.flat}
         members = of_mesh if here in of_mesh else members
-    elif mesh is not None:  # Refused in a moment, as the others will want to know.
+    elif mesh is not None:  # It will be refused, and the other processes must learn of it.
         members = set(range(count))
     team = Team(tuple(sorted(members)))
     try:
@@ -92,7 +92,7 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
 
 
 def _read(place: str) -> dict[int, str]:
-    """The texts of processes at a place."""
+    """The text of each process at a place in the store."""
     entries = _store().key_value_dir_get(place)
     return {int(key.rpartition("/")[2]): text for key, text in entries}
 
@@ -105,7 +105,7 @@ def _store() -> Any:
 
 @atexit.register
 def _say_that_it_has_ended() -> None:
-    """Before JAX's own exit, which waits for the others."""
+    """Runs before JAX's own exit, which waits for the other processes."""
     if distributed.global_state.client is not None:
         with contextlib.suppress(Exception):
             _store().key_value_set(f"{_ENDED}{jax.process_index()}", "")

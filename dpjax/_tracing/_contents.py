@@ -1,10 +1,11 @@
-"""What a function is made of, where nothing of that can change.
+"""The contents of functions that can never compute anything else.
 
-JAX keeps the trace of a function by its identity, and would hide that something it closes over is
-another by now. So functions are traced anew at every call, which takes milliseconds. A user's
-function that names nothing but functions of JAX, and neither closes over variables nor has
-defaults, computes the same for ever, and so do dpjax's targets and oracles that are made of such
-functions and of numbers. Everything else stays unknown: a guess would be a wrong guarantee.
+JAX keeps the trace of a function by its identity, and would miss that a closed-over value has
+changed. So functions are traced anew at every call, which takes milliseconds. That is unnecessary
+for some functions. A user's function always computes the same if it names only functions of JAX,
+closes over no variables, and has no defaults. So do dpjax's targets and oracles that consist of
+such functions and numbers. All other functions count as unknown: a wrong guess would give a wrong
+guarantee.
 """
 
 import builtins
@@ -35,7 +36,8 @@ _IMPURE = frozenset(
         "set_printoptions",
     )
 )
-# Functions, compiled ones, ufuncs and dtypes. One with a rule for derivatives may get another rule.
+# Functions, compiled functions, ufuncs and dtypes. Functions with a rule for derivatives are left
+# out, because the rule may be replaced.
 _KINDS = type(jax.vmap), type(jnp.sin), type(jnp.add), type(jnp.float32)
 _BUILTINS = frozenset(
     (
@@ -46,8 +48,7 @@ _BUILTINS = frozenset(
 )
 
 
-# By their addresses, as they are when dpjax is imported. What somebody puts in the place of one of
-# them is not among them.
+# By their addresses when dpjax is imported. A function that replaces one of them later is not here.
 _PURE = {
     id(value): value
     for value in (
@@ -74,20 +75,20 @@ _OURS = (
 )
 # What computes the same for ever.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
-_LONGEST = 16  # To look at a long tuple would take longer than to trace.
+_LONGEST = 16  # Reading a longer tuple would take more time than tracing.
 # Operations that write to variables outside, import, or define a class, in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
 class _UnknownError(Exception):
-    """Raised for what may change."""
+    """Something may change."""
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """A value that functions share only if they compute the same for ever; None if unknown."""
+    """A value that functions share only if they always compute the same; None if unknown."""
     try:
         return _contents(function)
-    except Exception:  # An object of a stranger may do anything when it is looked at.
+    except Exception:  # A user's object may raise anything when its attributes are read.
         return None
 
 
@@ -196,7 +197,7 @@ def _is_ours(function: types.FunctionType) -> bool:
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
-    """Our code changes no variable that a function closes over."""
+    """The contents of our function. Our code never changes a closed-over variable."""
     if vars(function) or function.__kwdefaults__:
         raise _UnknownError
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -227,9 +228,9 @@ def _of_users(function: types.FunctionType) -> Hashable:
 
 @functools.lru_cache(1024)
 def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
-    """The global variables that code reads, and the attributes of modules that follow.
+    """The global variables that code reads, each with the attributes read from it.
 
-    None if it closes over a variable, or does anything else than to call and to compute.
+    None if the code closes over a variable, or does more than call functions and compute.
     """
     if code.co_freevars:
         return None
@@ -255,7 +256,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _has_no_order(constant: object) -> bool:
-    """Equal sets may be iterated in another order."""
+    """Whether a constant holds a set. Equal sets may be iterated in different orders."""
     if isinstance(constant, tuple):
         return any(map(_has_no_order, constant))
     return isinstance(constant, frozenset)

@@ -1,21 +1,15 @@
-"""Operations with the results that XLA defines: on 8 bits, on bfloat16, and extrema of NaN.
+"""Running traced programs: each lane of a `vmap` computes the same as alone, as XLA defines it.
 
-Where operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK:
+JAX and XLA need help with four kinds of operations:
 
-- It takes numbers of 8 bits for approximate ones. It rounds casts from floats or leaves them out,
-  divides as floats do, and does not wrap.
-- Its maximum of NaN and a number is the number.
-- It reads and writes beyond arrays of bfloat16 that are multiplied by a constant and then given to
-  a function such as exp. The sums then hold other numbers from memory, or the process crashes.
-
-So the value of an operation depends on the operations around it, and on the size of a batch. Values
-of neighbors may lie further apart than was proved or sampled.
-
-Here 8 bits are computed in 32, and fit into 8 before they are cast. An extremum is NaN if a number
-is. And arithmetic on bfloat16 is done in float32, so that YNNPACK gets no bfloat16: the 16 bits of
-such a number are the first half of those of a float32. No compiler has a choice then.
-`prove_sensitivity` reads a program as XLA defines it, and a release and the sampler run it as
-here.
+- LAPACK calls may hang on a CPU if they take batches. So each call takes one matrix.
+- `vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups
+  up with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. So
+  these convolutions run one after the other.
+- A rule of `jax.custom_batching` is code that no trace shows. It may compute something else than
+  its function, and something else again for another number of lanes. The sampler runs a target for
+  many databases at once, and a release runs it for one. So users' rules are left out.
+- Some operations on 8 bits, on bfloat16 and on NaN depend on the operations around them.
 """
 
 import functools
@@ -33,22 +27,10 @@ from dpjax._core._types import PyTree
 from dpjax._exact._numerics import extremum
 from dpjax._tracing._walks import Equation, aval, bind, equations, primitives, replaced, specs
 
-# LAPACK calls that cannot wait for each other: on a CPU, one matrix at a time.
-#
-# XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
-# share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
-# block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If every
-# thread is blocked by such a call, none is left for the parts, and all wait for ever. A call for
-# one matrix is never cut, so it never waits.
-#
-# jaxlib 0.11.1 and 0.11.2 did not hang in our runs. LAPACK calls need no replacement any more when
-# dpjax needs jaxlib 0.11.1 or later on every Python that it supports. Convolutions keep `OneByOne`.
-
-
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
 # Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
-# batch axes; their largest operand without a batch is a matrix.
+# batch axes. Without a batch, their largest operand is a matrix.
 NAMES = frozenset(
     (
         *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
@@ -56,17 +38,121 @@ NAMES = frozenset(
         *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
     )
 )
+_CONVOLUTION = "conv_general_dilated"
+_CONCERNED = NAMES | {_CONVOLUTION}
+_BYTES = frozenset(("int8", "uint8"))
+_CAST = "convert_element_type"
+# Operations that compute each number from numbers in the same place, except those on bits.
+_ARITHMETIC = frozenset(
+    (
+        *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
+        *("rem", "sign", "square", "sub", _CAST),
+    )
+)
+# Operations on bfloat16 that XLA computes in float32. XLA makes sums of some of them.
+_OF_FLOATS = frozenset(
+    (
+        *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
+        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conv_general_dilated", "cos"),
+        *("cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div"),
+        *("dot_general", "eq", "erf", "erf_inv", "ragged_dot_general"),
+        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
+        *("igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
+        *("lt", "max", "min", "mul", "ne", "neg", "polygamma", "pow", "reduce_max", "reduce_min"),
+        *("reduce_precision", "reduce_prod", "reduce_sum", "reduce_window_sum"),
+        *("regularized_incomplete_beta", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt"),
+        *("square", "sub", "tan", "tanh", "zeta", _CAST),
+    )
+)
+_CHOICES = {"max": lax.gt, "min": lax.lt}
+_EXTREMA = frozenset(("reduce_max", "reduce_min"))
+
+
+def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
+    """The outputs of a traced program as XLA defines them. Its lanes stay apart under `vmap`."""
+    apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
+    if apart and not may_differ(program.jaxpr):
+        return jex.jaxpr_as_fun(program)(*operands)
+    return replaced(program, operands, _replacement)
+
+
+def traced_lane(
+    function: Callable[..., PyTree], *batched: PyTree
+) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
+    """A function that runs the program of one lane apart from others, and the program."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
+
+    # A new function each time: a trace that JAX keeps may hold a stale closure.
+    def fresh(*arguments: PyTree) -> PyTree:
+        return function(*arguments)
+
+    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
+    traced = without_rules(traced)
+
+    def lane(*arguments: PyTree) -> PyTree:
+        found = evaluate(traced, *jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(outputs), found)
+
+    return lane, traced
+
+
+def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
+    """`jax.vmap(function)(*batched)`, with lanes that stay apart."""
+    lane, _ = traced_lane(function, *batched)
+    return jax.vmap(lane)(*batched)
+
+
+def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
+    name = equation.primitive.name
+    if name in NAMES:
+        return one_matrix_each(equation, operands)
+    if name == _CONVOLUTION:
+        return [_kernel_by_kernel(functools.partial(_convolution_as_defined, equation))(*operands)]
+    return as_defined(equation, operands)
+
+
+def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Array:
+    (output,) = as_defined(equation, operands) or bind(equation, equation.params, operands)
+    return output
+
+
+def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A convolution that `vmap` over its kernels computes one after the other."""
+
+    @OneByOne
+    def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
+        if not mapped[1]:  # Many inputs with one kernel are one longer batch, without groups.
+            return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
+        if not mapped[0]:
+            return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
+        return lax.map(lambda pair: computed(*pair), operands), True
+
+    computed = with_rule(convolution, rule)
+    return computed
+
+
+# LAPACK, on a CPU one matrix at a time.
+#
+# XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
+# share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
+# block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If such
+# calls block every thread, none is left for the parts, and all wait for ever. A call for one matrix
+# is never cut, so it never waits.
+#
+# jaxlib 0.11.1 and 0.11.2 did not hang in our runs. When dpjax needs jaxlib 0.11.1 or later on
+# every Python that it supports, LAPACK calls need no replacement. Convolutions still need
+# `OneByOne`.
 
 
 class OneByOne(functools.partial[Any]):
-    """A rule for `vmap` under which every lane computes what it computes alone."""
+    """A rule for `vmap` under which every lane computes the same as alone."""
 
 
 def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
-    """A call that `vmap` computes by a rule."""
+    """A call with a rule for `vmap`."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
-    # `custom_vmap` has no reverse mode; the derivative of the call itself has.
+    # `custom_vmap` has no reverse mode, so derivatives are those of the call itself.
     differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
     return differentiable
@@ -106,15 +192,11 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
     return batched(*operands)
 
 
-# Rules for `vmap` are left out, except those of dpjax: every lane runs the function itself.
-#
-# A rule of `jax.custom_batching` is code that no trace shows. It may compute something else than
-# its function, and something else again for another number of lanes. The sampler runs a target for
-# many databases at once, and a release runs it for one. They agree if there is no rule.
+# Rules for `vmap`.
 
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program, in which functions stand without their users' rules for `vmap`."""
+    """The same program without users' rules for `vmap`: lanes run the functions themselves."""
     if not any(map(_has_users_rule, equations(traced.jaxpr))):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
@@ -145,117 +227,33 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
     return None
 
 
-# Running traced programs: what `vmap` must not compute together, and as XLA defines it.
+# Operations with the results that XLA defines.
 #
-# LAPACK calls, and convolutions by many kernels, are kept apart.
+# If operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK:
 #
-# `vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups
-# up with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. Here
-# such convolutions run one after the other. the note on LAPACK above says why its calls do.
-
-
-_CONVOLUTION = "conv_general_dilated"
-_CONCERNED = NAMES | {_CONVOLUTION}
-
-
-def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
-    """The outputs of a traced program, whose lanes stay apart under `vmap`, as XLA defines them."""
-    apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
-    if apart and not may_differ(program.jaxpr):
-        return jex.jaxpr_as_fun(program)(*operands)
-    return replaced(program, operands, _replacement)
-
-
-def traced_lane(
-    function: Callable[..., PyTree], *batched: PyTree
-) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """A function that runs the program of one lane, apart from others; and that program."""
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
-
-    # A new function each time: a trace that JAX keeps may hold a stale closure.
-    def fresh(*arguments: PyTree) -> PyTree:
-        return function(*arguments)
-
-    traced, outputs = jax.make_jaxpr(fresh, return_shape=True)(*one)
-    traced = without_rules(traced)
-
-    def lane(*arguments: PyTree) -> PyTree:
-        found = evaluate(traced, *jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(outputs), found)
-
-    return lane, traced
-
-
-def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """`jax.vmap(function)(*batched)`, whose lanes stay apart."""
-    lane, _ = traced_lane(function, *batched)
-    return jax.vmap(lane)(*batched)
-
-
-def _replacement(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
-    name = equation.primitive.name
-    if name in NAMES:
-        return one_matrix_each(equation, operands)
-    if name == _CONVOLUTION:
-        return [_kernel_by_kernel(functools.partial(_convolution_as_defined, equation))(*operands)]
-    return as_defined(equation, operands)
-
-
-def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Array:
-    (output,) = as_defined(equation, operands) or bind(equation, equation.params, operands)
-    return output
-
-
-def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that `vmap` over its kernels computes one after the other."""
-
-    @OneByOne
-    def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
-        if not mapped[1]:  # Many inputs with one kernel are one longer batch, without groups.
-            return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
-        if not mapped[0]:
-            return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
-        return lax.map(lambda pair: computed(*pair), operands), True
-
-    computed = with_rule(convolution, rule)
-    return computed
-
-
-_BYTES = frozenset(("int8", "uint8"))
-_CAST = "convert_element_type"
-# All that compute numbers from numbers in the same place, except operations on bits.
-_ARITHMETIC = frozenset(
-    (
-        *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
-        *("rem", "sign", "square", "sub", _CAST),
-    )
-)
-# All that XLA computes in float32 where they are of bfloat16. Of some products XLA makes sums.
-_OF_FLOATS = frozenset(
-    (
-        *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
-        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conv_general_dilated", "cos"),
-        *("cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div"),
-        *("dot_general", "eq", "erf", "erf_inv", "ragged_dot_general"),
-        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
-        *("igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
-        *("lt", "max", "min", "mul", "ne", "neg", "polygamma", "pow", "reduce_max", "reduce_min"),
-        *("reduce_precision", "reduce_prod", "reduce_sum", "reduce_window_sum"),
-        *("regularized_incomplete_beta", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt"),
-        *("square", "sub", "tan", "tanh", "zeta", _CAST),
-    )
-)
-_CHOICES = {"max": lax.gt, "min": lax.lt}
-_EXTREMA = frozenset(("reduce_max", "reduce_min"))
+# - It treats numbers of 8 bits as approximate: it rounds casts from floats or leaves them out,
+#   divides as floats do, and does not wrap.
+# - Its maximum of NaN and a number is the number.
+# - It reads and writes beyond arrays of bfloat16 that are multiplied by a constant and then given
+#   to a function such as exp. The sums then contain other numbers from memory, or the process
+#   crashes.
+#
+# So the value of an operation depends on the operations around it, and on the size of a batch. Then
+# values of neighbors may lie further apart than was proved or sampled.
+#
+# Here 8 bits are computed in 32 bits, and fit into 8 before they are cast. An extremum is NaN if
+# one of its numbers is. Arithmetic on bfloat16 is done in float32, so YNNPACK gets no bfloat16: the
+# 16 bits of such a number are the first half of a float32. This leaves the compiler no choice.
+# `prove_sensitivity` reads programs as XLA defines them.
 
 
 def may_differ(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a program has operations that may be computed otherwise."""
+    """Whether jaxlib may compute some operation of a program differently than XLA defines it."""
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """The outputs of such an operation; None for others."""
+    """The outputs of an operation that needs help; None for other operations."""
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)
         return None if output is None else [output]
@@ -292,7 +290,7 @@ def _takes_bfloat16(equation: Equation) -> bool:
 
 
 def _in_float32(x: jax.Array) -> jax.Array:
-    """The same numbers, by their bits: a cast would be handed over with the array."""
+    """The same numbers, by their bits: YNNPACK would get a cast together with its array."""
     bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 
@@ -310,7 +308,7 @@ def _of_bytes(equation: Equation, *operands: jax.Array) -> jax.Array:
 
 
 def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """What a cast to 8 bits makes of a number, as a number that needs no rounding or wrapping."""
+    """The result of a cast to 8 bits, as a number that needs no rounding or wrapping."""
     if x.dtype == bool or x.dtype == dtype:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -325,7 +323,7 @@ def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The last 8 bits, as a number of 32 bits."""
+    """The lowest 8 bits, as a number of 32 bits."""
     lowest = jnp.iinfo(dtype).min
     return ((x - lowest) & 255) + lowest
 
@@ -337,7 +335,7 @@ def _ignores_nan(equation: Equation) -> bool:
 
 
 def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The larger or lesser of two numbers; NaN if one of them is."""
+    """The larger or smaller of two numbers; NaN if one of them is NaN."""
     x, y = jnp.broadcast_arrays(x, y)
     further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
     # Of two zeros, 0.0 is larger than -0.0.

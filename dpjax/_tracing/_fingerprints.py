@@ -18,10 +18,9 @@ from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, parts
 
-# Parameters of a traced operation that do not change its outputs: names, the mesh that was set
-# around it, which intermediate values derivatives may keep, and functions of Python. Rules for
-# derivatives are not run, and of rules for `vmap` only those of dpjax. The function of a reduction
-# stands beside its program.
+# Parameters of a traced operation that do not change its outputs: names, the surrounding mesh, the
+# values that derivatives may keep, and functions of Python. Rules for derivatives are not run, and
+# only dpjax's rules for `vmap` are. A reduction also holds its function as a program.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
@@ -30,14 +29,14 @@ _IGNORED_PARAMETERS = frozenset(
 )
 
 
-# An encoding is made of bytes, and of arrays. Somebody may write to these, so they are read when a
-# hash is taken. The rest can be kept.
+# An encoding consists of bytes and arrays. Arrays may be written to, so they are read each time a
+# hash is taken. The bytes can be kept.
 _Piece = bytes | Any
-# Encodings of operations. JAX keeps the inner programs of its functions. So most of a program that
-# is traced anew was encoded before.
+# Encodings of operations. JAX keeps the inner programs of its functions, so most of a program that
+# is traced anew has been encoded before.
 _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
-# Parameters of their types are values: JAX itself looks programs up by them.
+# Parameters with types of these packages are values: JAX itself looks programs up by them.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
 _TYPES_BY_TEXT = set[type]()  # Found so far.
 
@@ -70,18 +69,18 @@ def digest(*parts: object) -> str:
 def _encode(sink: _Sink, value: Any) -> None:
     """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
     text: str | None = None
-    if type(value) in _BY_TEXT:  # Most values, and the other questions take time.
+    if type(value) in _BY_TEXT:  # Most values end here, and the other checks take time.
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
     elif type(value) in _TYPES_BY_TEXT:
         text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
-        sink.update(struct.pack("<d", value))  # The text of every NaN is one.
+        sink.update(struct.pack("<d", value))  # All NaN have the same text.
     elif isinstance(value, (str, int, float)):
         text = repr(value)
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        # One class from jax 0.11 on. Before, only a closed one has constants.
+        # From jax 0.11 on both are one class. Before, only a closed program has constants.
         jaxpr, constants = parts(value)
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
@@ -115,7 +114,7 @@ def _encode(sink: _Sink, value: Any) -> None:
 
 
 def _of_parameter(sink: _Sink, value: object) -> str:
-    """A parameter of an operation: by its text, unless that is an address or leaves out code."""
+    """The text of a parameter, or a hash if the text has an address or omits code."""
     text = repr(value)
     if " at 0x" in text or callable(value):
         sink.fixed = False
@@ -174,7 +173,7 @@ def _encoded(*values: object) -> bytes:
 
 
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Operations and shapes. Their encoding is kept, unless more than its arrays can change."""
+    """Encodes operations and shapes. The encoding is kept if only its arrays can change."""
     kept = _KEPT.get(jaxpr)
     if kept is None:
         inner = _Sink()
@@ -190,9 +189,9 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
 
 
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Operations, shapes and literals; variables are numbered in order of appearance.
+    """Encodes operations, shapes and literals; variables are numbered in order of appearance.
 
-    Operations that no output depends on are left out: libraries compute and cache values there.
+    Operations that no output depends on are left out: libraries compute and cache values in them.
     """
     numbers: dict[jex.Var, int] = {}
 
@@ -212,8 +211,8 @@ def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
         encode_atoms(equation.invars)
         parameters = equation.params.items()
         _encode(sink, {name: x for name, x in parameters if name not in _IGNORED_PARAMETERS})
-        # What `with` statements around it set, without the mesh. Precisions and dtypes are
-        # parameters and types by then.
+        # Settings of surrounding `with` statements, without the mesh. Precisions and dtypes are
+        # already parameters and types.
         context: Any = equation.ctx
         metadata = dict(context.xla_metadata or {})
         _encode(sink, (context.threefry_partitionable, context.compute_type, metadata))

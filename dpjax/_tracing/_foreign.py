@@ -1,9 +1,9 @@
 """Operations and key implementations that are not JAX's own.
 
-A trace knows them by name alone. The name of an operation of JAX stands for JAX's code, alone and
-under `vmap`. Another name may stand for anything. So operations of installed libraries are replaced
-by the operations of JAX that they compute, and operations of the user are refused. Keys must be of
-JAX or dpjax.
+A trace records operations by name only. The name of a JAX operation stands for JAX's code, alone
+and under `vmap`. Another name may stand for anything. So operations of installed libraries are
+replaced by their implementations in JAX operations, and operations of the user are refused. Keys
+must be those of JAX or dpjax.
 """
 
 import sys
@@ -18,13 +18,13 @@ from dpjax._tracing._evaluate import without_rules
 from dpjax._tracing._host_code import is_installed
 from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
-# Libraries build their operations from those of others, but not without end.
+# Libraries build their operations from those of other libraries. This bounds the nesting.
 _MOST_NESTED = 16
 _own: set[jex.Primitive] = set()
 
 
 def is_own(primitive: jex.Primitive) -> bool:
-    """Whether an operation is JAX's: by the object, for names may be anybody's."""
+    """Whether an operation is JAX's own, judged by the object, because anybody may use a name."""
     if primitive not in _own:
         modules = [x for x in list(sys.modules) if x.partition(".")[0] in ("jax", "jaxlib")]
         _own.update(_primitives_in(modules))
@@ -32,7 +32,7 @@ def is_own(primitive: jex.Primitive) -> bool:
 
 
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program without operations that are not JAX's own; `name` is for messages."""
+    """The same program in JAX's own operations; `name` is for messages."""
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
             functions = (implementation.seed, implementation.split, implementation.fold_in)
@@ -62,7 +62,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
-    """The outputs of a library's operation, by the implementation that the library gives."""
+    """The outputs of a library's operation, by the library's own implementation."""
     primitive = equation.primitive
     if is_own(primitive):
         return None

@@ -1,7 +1,11 @@
-"""Calls of code on the host: made where no signal arrives, and ended when nobody waits for them.
+"""Calls of code on the host: how they are interrupted, and how their errors are reported.
 
-Python delivers Ctrl-C to the main thread. Code that runs there may swallow it. And nobody could
-tell whether such code ended by itself or because of Ctrl-C.
+Such code runs in a thread of its own, because Python delivers Ctrl-C to the main thread. There the
+code could swallow it, and we could not tell whether it ended because of Ctrl-C.
+
+If a target fails on the host, its error must name a sampled database, and must not show a private
+one. A compiled program does not know its caller, so the origin of a database travels as data: it is
+the first input of programs that call the host.
 """
 
 import atexit
@@ -28,7 +32,8 @@ from jax.typing import ArrayLike
 
 T = TypeVar("T")
 
-_NAP = 0.05  # A signal may have been delivered to a thread that does not wake the main one.
+# A signal may reach a thread that does not wake the main one. So the main thread wakes by itself.
+_NAP = 0.05
 _LOCK = threading.RLock()
 _ends: set[Callable[[], object]] = set()
 _looks: list[Callable[[], object]] = []
@@ -42,20 +47,20 @@ class FailedElsewhereError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """Raised where somebody waits for a call that was stopped."""
+    """The awaited call was stopped."""
 
 
 def aside(function: Callable[[Callable[[], bool]], T]) -> T:
     """Calls a function in a thread of its own, and returns its value.
 
-    An interruption ends the wait at once, and leaves the thread to itself.
+    An interruption ends the wait at once. The thread then runs on without a reader.
 
     Args:
-        function: is given a function that says whether its result is still wanted.
+        function: takes a function that tells whether the result is still wanted.
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
-        StoppedError: if an interruption elsewhere stopped all calls, also one that is done.
+        StoppedError: if an interruption elsewhere stopped all calls, even finished ones.
     """
     began, result = _stops, futures.Future[T]()
 
@@ -85,10 +90,10 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 
 @contextlib.contextmanager
 def heeding_ctrl_c() -> Generator[None, None, None]:
-    """Lets calls stop at Ctrl-C while the main thread waits for them in XLA, where Python is deaf.
+    """Lets Ctrl-C stop calls while the main thread waits in XLA, where Python handles no signals.
 
-    KeyboardInterrupt is raised as soon as XLA returns. Signals that somebody else listens to, or
-    has a handler for, are left alone.
+    KeyboardInterrupt is raised as soon as XLA returns. Nothing changes if the signal already has
+    another handler or listener.
     """
     global _ear
     on_main_thread = threading.current_thread() is threading.main_thread()
@@ -114,7 +119,7 @@ def heeding_ctrl_c() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def watching(look: Callable[[], object]) -> Generator[None, None, None]:
-    """Stops all calls when a function raises, which is called every now and then."""
+    """Calls a function now and then, and stops all calls if it raises."""
     _looks.append(look)
     try:
         yield
@@ -131,14 +136,14 @@ def _raises(look: Callable[[], object]) -> bool:
 
 
 def _heard_ctrl_c() -> bool:
-    with contextlib.suppress(OSError):  # Nothing was said, or nobody listens any more.
+    with contextlib.suppress(OSError):  # No signal has arrived, or the socket is closed.
         return _ear is not None and signal.SIGINT in _ear.recv(_MOST_SIGNALS)
     return False
 
 
 @contextlib.contextmanager
 def stopping() -> Generator[None, None, None]:
-    """Stops all calls, also those that begin inside."""
+    """Stops all calls, including those that begin inside the block."""
     global _stopping
     _stopping += 1
     try:
@@ -169,24 +174,19 @@ def ended_when_stopped(
 def _stop() -> None:
     global _stops
     with _LOCK:
-        # First: a call that ends because of the stop must find itself stopped.
+        # Counted before anything ends, so that a call that ends now knows that it was stopped.
         _stops += 1
         for end in tuple(_ends):
             end()
 
 
-# The origin of a database, for targets that run on the host.
-#
-# If such a target fails, an error must name a sampled database, and must not show a private one. A
-# compiled program does not know its caller, so the origin travels as data. Programs that call the
-# host have it as their first input, see `dpjax._tracing._programs`.
-
+# Origins of databases.
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
 class Role(enum.IntEnum):
-    """The role of a database in the sampler; by default private, which is the safe mistake."""
+    """The role of a database in the sampler. The default is private, the safe choice."""
 
     PRIVATE = 0
     DATABASE = 1
@@ -203,7 +203,7 @@ _DESCRIPTIONS = {
 }
 
 
-# The origin of a database that nothing may be said about.
+# The origin of a private database.
 PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
@@ -213,28 +213,28 @@ def sampled(role: Role, pair: jax.Array) -> jax.Array:
 
 
 def is_private(origin: np.ndarray) -> bool:
-    """Whether nothing may be said about a database."""
+    """Whether errors must not describe a database."""
     return int(origin[0]) == Role.PRIVATE
 
 
 class HostError(RuntimeError):
-    """An error of a call to the host; XLA passes on its text alone."""
+    """An error of a call to the host, of which XLA passes on the text only."""
 
 
 def fail(origins: np.ndarray, reason: str) -> NoReturn:
-    """Raises an error that names the sampled databases on one of which a target failed."""
+    """Raises an error that names the sampled databases where a target failed."""
     role, first = (int(number) for number in origins[0])
     last = int(origins[-1][1])
     pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
     raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
-# The last interruption, and the text of it that XLA passes on.
+# The last interruption, and its text that XLA passes on.
 _interruption: tuple[str, BaseException | None] = "", None
 
 
 def interrupted(error: BaseException) -> NoReturn:
-    """Raises an error in a call to the host; `host_errors` turns it into an interruption."""
+    """Raises an error in a call to the host. `host_errors` turns it into the interruption."""
     global _interruption
     text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
@@ -243,7 +243,7 @@ def interrupted(error: BaseException) -> NoReturn:
 
 @contextlib.contextmanager
 def host_errors() -> Generator[None, None, None]:
-    """Raises the errors of calls to the host, without JAX's account of the call."""
+    """Raises errors of calls to the host by themselves, without JAX's traceback."""
     try:
         with heeding_ctrl_c():
             yield
@@ -261,7 +261,7 @@ def host_errors() -> Generator[None, None, None]:
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:
-    """JAX logs every error of a callback, ours too."""
+    """Whether to log a record: JAX logs every error of a callback, even our own."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
 
 
@@ -273,7 +273,7 @@ class Tracing:
     """A program that is being traced.
 
     Attributes:
-        origin: its input of that name.
+        origin: the program's input for the origin of its database.
         settings: values that decide where calls to the host run, but not their outputs.
     """
 
@@ -281,11 +281,11 @@ class Tracing:
     settings: list[object]
 
 
-# JAX's caches look at it, too: a function under `jit` inside a target is traced anew for every
-# program, or it would keep the origin of the first.
+# JAX's caches depend on it, too. Otherwise a function under `jit` inside a target would keep the
+# origin of the first program.
 TRACING = jax.make_user_context(None)
 
 
 def current() -> Tracing:
-    """The program that is being traced; outside of one, databases count as private."""
+    """The program that is being traced. Outside of a trace, databases count as private."""
     return TRACING.value or Tracing(PRIVATE, [])

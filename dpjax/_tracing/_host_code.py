@@ -1,13 +1,13 @@
 """Code on the host: frozen when it is traced, fingerprinted, and run from the frozen copy.
 
-A function of Python reaches far: closures, defaults, globals, modules, classes, objects. All of
-them may change, and may differ between processes. So the function is pickled by value, with all
-code and values of the user that it reaches. Every call, in any process, starts from a fresh copy.
-Python and installed packages are not copied: they count by name and version.
+A Python function depends on closures, defaults, globals, modules, classes and objects. All of them
+may change, and may differ between processes. So the function is pickled by value, with all user
+code and values that it reaches. Every call, in any process, starts from a fresh copy. Python and
+installed packages are not copied: their names and versions count.
 
-The fingerprint is a hash of the pickled values, taken apart as pickle does it. Values that pickle
-cannot take apart (a lock, a generator, a weak reference) are refused. So are values that it takes
-apart wrongly (an open file, a pointer).
+The fingerprint is a hash of the parts into which pickle reduces the values. Values that pickle
+cannot reduce (a lock, a generator, a weak reference) are refused. So are values that it reduces
+wrongly (an open file, a pointer).
 """
 
 import dataclasses
@@ -35,25 +35,9 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
 
-# Functions pickled by value, with all code and values of the user that they reach.
-#
-# cloudpickle pickles functions of modules by reference. Another process imports the module anew,
-# and misses values that were assigned later. Here only Python and installed packages are left to
-# imports.
-#
-# The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are no
-# fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
-#
-# - Every class has another random number in every process, and sets keep its order.
-# - Code keeps its file and lines, so a comment would count.
-# - A copy that is unpickled finds the class that it was made of, and sets its attributes back.
-# - A module is pickled whole: a lock that a function does not name stands in its way.
-# - Arrays of JAX stay arrays of JAX, and code that JAX calls back would wait for them for ever.
-
-
 PROTOCOL = 4
 _PYTHON = pathlib.PurePath(os.__file__).parent
-# Entries of the namespace of a class for readers and debuggers, and those that pickle keeps there.
+# Entries in the namespace of a class that change no behavior: for readers, debuggers and pickle.
 _NO_BEHAVIOR = frozenset(
     (
         *("__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -65,208 +49,20 @@ Cached: Any = type(functools.cache(len))
 
 
 class UnknownCodeError(TypeError):
-    """Raised for code on the host that has no fingerprint."""
-
-
-@functools.cache
-def pickler() -> Any:
-    """The pickler of cloudpickle, which takes some values apart in another way."""
-    cloudpickle = _checks.extra("cloudpickle", "host")
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
-                raise UnknownCodeError(f"the module {obj.__name__} as a whole")
-            if isinstance(obj, types.FunctionType):
-                # pickle itself takes functions by reference, and cloudpickle might not.
-                return NotImplemented if _is_importable(obj) else _function_apart(obj)
-            if isinstance(obj, type):
-                if obj.__module__ == "builtins" or _is_importable(obj):
-                    return cloudpickle.Pickler.reducer_override(self, obj)
-                return _class_apart(obj)
-            if isinstance(obj, Cached) and not _is_importable(obj):
-                return _cached, (obj.__wrapped__, obj.cache_parameters())
-            if isinstance(obj, typing.TypeVar):
-                return typing.TypeVar, (obj.__name__,)
-            if isinstance(obj, jax.Array):
-                # Code that JAX calls back must not use JAX.
-                return np.asarray(obj).__reduce_ex__(PROTOCOL)
-            if isinstance(obj, io.TextIOWrapper):
-                raise UnknownCodeError("an open file")
-            if any(base.__module__ in _POINTERS for base in inspect.getmro(type(obj))):
-                raise UnknownCodeError(f"an object of {type(obj).__module__} holds addresses")
-            return cloudpickle.Pickler.reducer_override(self, obj)
-
-    return Pickler
-
-
-def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
-    codes = list(_codes(function.__code__))
-    _refuse_imports(function, codes)
-    names = {name for code in codes for name in code.co_names}
-    variables = function.__globals__
-    operations = [x for code in codes for x in dis.get_instructions(code)]
-    used = sorted(
-        {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
-        & variables.keys()
-    )
-    # Submodules of packages, which the function may look up there by these names.
-    modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
-    packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
-    inside = [module for module in list(sys.modules) if module.startswith(packages)]
-    imports = [module for module in inside if names.issuperset(module.split(".")[1:])]
-    cells = function.__closure__ or ()
-    state = {
-        "imports": Imports(imports),
-        "globals": {name: _excerpt(variables[name], names, {}) for name in used},
-        "closure": [_contents(cell) for cell in cells],
-        "defaults": function.__defaults__,
-        "keyword defaults": function.__kwdefaults__,
-        "attributes": dict(vars(function)),
-    }
-    made_from = (function.__code__, function.__module__, function.__qualname__, len(cells))
-    return _new_function, made_from, state, None, None, _fill_function
-
-
-def _new_function(
-    code: types.CodeType, module: str, qualname: str, cells: int
-) -> types.FunctionType:
-    variables = {"__name__": module, "__builtins__": __builtins__}
-    closure = tuple(types.CellType() for _ in range(cells))
-    function = types.FunctionType(code, variables, closure=closure)
-    function.__qualname__ = qualname
-    return function
-
-
-def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
-    for module in state["imports"].modules:
-        importlib.import_module(module)
-    function.__globals__.update(state["globals"])
-    for cell, contents in zip(function.__closure__ or (), state["closure"], strict=True):
-        if contents:
-            (cell.cell_contents,) = contents
-    function.__defaults__ = state["defaults"]
-    function.__kwdefaults__ = state["keyword defaults"]
-    vars(function).update(state["attributes"])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Imports:
-    """Modules that a process has to import; no part of a function's fingerprint."""
-
-    modules: list[str]
-
-
-def _contents(cell: types.CellType) -> tuple[object, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # Nothing has been assigned yet.
-        return ()
-
-
-def _class_apart(cls: type) -> tuple[object, ...]:
-    """As cloudpickle does it, but the copy is a new class, even where the original exists."""
-    cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
-    parts: Any = cloudpickle._dynamic_class_reduce(cls)
-    make, arguments, (namespace, slots), *rest = parts
-    untracked = (*arguments[:-2], None, arguments[-1])
-    kept = {name: namespace[name] for name in namespace if name not in _NO_BEHAVIOR}
-    return make, untracked, (kept, slots), *rest
-
-
-def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
-    return functools.lru_cache(**parameters)(function)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of those inside of it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:
-    """Refuses imports inside of a function, but for installed modules: they cannot be frozen."""
-    for code in codes:
-        operations = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
-        for before, operation in zip(operations, operations[2:], strict=False):
-            if operation.opname == "IMPORT_NAME":
-                relative = before.argval > 0
-                name = function.__globals__.get("__package__") if relative else operation.argval
-                if not is_installed(name or ""):
-                    raise UnknownCodeError(
-                        f"{operation.argval}, imported inside of {function.__qualname__}: import it"
-                        " at the top of the file"
-                    )
-
-
-def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
-    """A value; for a module of the user, only the entries with these names."""
-    if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
-        return value
-    if id(value) not in made:
-        excerpt = made[id(value)] = types.SimpleNamespace()
-        for name in sorted(names & vars(value).keys()):
-            setattr(excerpt, name, _excerpt(vars(value)[name], names, made))
-    return made[id(value)]
-
-
-def _is_importable(value: object) -> bool:
-    """Whether an installed module has a function or class under its name."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if not isinstance(module, str) or not is_installed(module):
-        return False
-    try:
-        return functools.reduce(getattr, name.split("."), sys.modules[module]) is value
-    except (AttributeError, KeyError):
-        return False
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_recorded(file: str) -> bool:
-    """Whether an installer put a file where it is, as `pip install --target` does in any folder.
-
-    An editable package is none: its record does not name the files that somebody edits.
-    """
-    path = pathlib.PurePath(file)
-    return any(
-        path.relative_to(folder).as_posix() in map(str, found.files or ())
-        for folder in path.parents
-        for found in metadata.distributions(path=[str(folder)])
-        if found.read_text("RECORD")
-    )
-
-
-def is_installed(name: str) -> bool:
-    """Whether a module is a part of Python, of dpjax, or of an installed package."""
-    top = name.partition(".")[0]
-    if top in ("dpjax", "__main__"):
-        return top == "dpjax"
-    module = sys.modules.get(name) or sys.modules.get(top)
-    if module is not None:
-        file = getattr(module, "__file__", None)
-    else:
-        file = getattr(importlib.util.find_spec(top) if top else None, "origin", None)
-    path = pathlib.PurePath(file or "")
-    if _PYTHON in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
-        return True
-    if file in (None, "built-in", "frozen"):
-        return top in sys.stdlib_module_names
-    return _is_recorded(file)
+    """Code on the host has no fingerprint."""
 
 
 @functools.cache
 def _distributions(package: str) -> list[str]:
-    """The installed distributions that brought a package."""
+    """The installed distributions that contain a package."""
     return sorted(set(metadata.packages_distributions().get(package, ())))
 
 
 class HostCode:
-    """A function on the host, and a copy of it as it was when this was made.
+    """A function on the host, and its copy at the time of tracing.
 
     Attributes:
-        fingerprint: equal ones make equal functions.
+        fingerprint: functions with equal fingerprints compute the same.
         run: the function to call, in any process: the copy, or the original if it has a version.
     """
 
@@ -276,7 +72,7 @@ class HostCode:
         version: str | None = None,
         facts: Callable[[], object] | None = None,
     ):
-        """Freezes a function; `facts` returns other values that it depends on, or raises."""
+        """Freezes a function. `facts` returns other values that it depends on, or raises."""
         self._function, self._version, self._facts = function, version, facts
         encoded = self._encoded()
         self.fingerprint = encoded.digest()
@@ -297,7 +93,7 @@ class HostCode:
 
 
 class HostCall:
-    """A callback of JAX that runs a target on the host. No other callback is of this class.
+    """A JAX callback that runs a target on the host. No other callback has this class.
 
     Attributes:
         code: the function that it runs.
@@ -310,7 +106,7 @@ class _Frozen:
     def __init__(self, function: Callable[[PyTree], PyTree], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
-        # An array: joblib hands large ones to processes through a file.
+        # An array, because joblib passes large arrays to processes through a file.
         self._pickled = np.frombuffer(file.getvalue(), np.uint8)
         self._packages = packages
 
@@ -325,7 +121,7 @@ class _Frozen:
 
 
 def fingerprint(value: object) -> str:
-    """A hash of a value and all that it reaches, the same in every process: 128 bits, in hex."""
+    """A hash of a value and everything it reaches, the same in every process: 128 bits, in hex."""
     return _encoded(value).digest()
 
 
@@ -335,13 +131,13 @@ def _encoded(value: object) -> "_Encoder":
         encoder.encode(value)
     except UnknownCodeError:
         raise
-    except Exception as error:  # Anything may go wrong when a stranger's object is taken apart.
+    except Exception as error:  # A user's object may raise anything while it is reduced.
         encoder.refuse(f"{type(error).__name__}: {error}")
     return encoder
 
 
 def _version_of(package: str) -> str:
-    """Of a package that does not name its version: the distributions that installed it."""
+    """The version of a package, or of its distributions if the package does not name one."""
     if package == "python":
         return platform.python_version()
     version = getattr(importlib.import_module(package), "__version__", None)
@@ -352,16 +148,16 @@ def _version_of(package: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Encoder:
-    """Feeds a hash with values as pickle takes them apart.
+    """Feeds values to a hash, reduced to parts as pickle does it.
 
-    Mutable objects get a number when they are first met. So recursion ends, and two names of one
-    list are not two lists.
+    A mutable object gets a number when it first occurs. So recursion ends, and two references to
+    one list differ from two lists.
 
     Attributes:
-        numbers: of the mutable objects, by address.
-        path: to the value that is taken apart, for messages.
-        packages: the packages that it has met, with their versions.
-        kept: numbered objects, which must stay alive: a new one could get a dead one's address.
+        numbers: the numbers of mutable objects, by address.
+        path: the path to the current value, for messages.
+        packages: the packages that occurred, with their versions.
+        kept: numbered objects. They must stay alive, or a new object could get an old address.
     """
 
     numbers: dict[int, int]
@@ -371,13 +167,13 @@ class _Encoder:
     sha256: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)
 
     def digest(self) -> str:
-        """The hash of all that was fed, and of the packages that it names."""
+        """The hash of all values so far, and of the packages that they name."""
         sha256 = self.sha256.copy()
         sha256.update(repr(sorted(self.packages.items())).encode())
         return sha256.hexdigest()[:32]
 
     def encode(self, value: Any) -> None:
-        """Feeds a value, with a tag for its kind and its length where it has one."""
+        """Feeds a value, with a tag for its kind, and its length if it has one."""
         kind = type(value)
         if value is None or kind in (bool, float, complex):
             self._text("atom", repr(value))
@@ -438,7 +234,7 @@ class _Encoder:
         return value.__reduce_ex__(PROTOCOL) if known is None else known(value)
 
     def _name(self, module: str, name: str) -> None:
-        """A name in an installed module, which every process finds there."""
+        """Feeds a name in an installed module, where every process finds it."""
         if not is_installed(module):
             self.refuse(f"{name} of the module {module}, which each process imports for itself")
         package = module.partition(".")[0]
@@ -453,7 +249,7 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """By itself, because NumPy makes equal dtypes one object or two."""
+        """Feeds a dtype with an encoder of its own: equal dtypes may be one object or two."""
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -467,7 +263,7 @@ class _Encoder:
             self.path.pop()
 
     def _set(self, value: Any) -> None:
-        """In the order of the hashes: the order of a set differs between processes."""
+        """Feeds a set in the order of hashes, because its own order differs between processes."""
         parts = []
         for item in value:
             part = _Encoder(dict(self.numbers), self.path, self.packages)
@@ -497,7 +293,7 @@ class _Encoder:
         self.sha256.update(data)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises an error that names the value without a fingerprint, its place, and a way out."""
+        """Raises an error that names the value without a fingerprint, its place, and a remedy."""
         where = ".".join(self.path)
         raise UnknownCodeError(
             "code on the host must have a fingerprint, so that what is released is what was"
@@ -505,3 +301,206 @@ class _Encoder:
             " function needs as values, by functools.partial, or name all of it by a text that you"
             ' change with it: targets.host(..., version="name 1.2")'
         )
+
+
+# Pickling by value.
+#
+# cloudpickle pickles functions of modules by reference. Another process imports the module anew,
+# and misses values that were assigned later. Here only Python and installed packages are imported.
+#
+# The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are not a
+# fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
+#
+# - Each class has a random number that differs between processes, and sets are in any order.
+# - Code includes its file and lines, so a comment would count.
+# - An unpickled copy finds its original class, and sets the attributes of the class back.
+# - A module is pickled whole. A lock in it makes that fail, even if no function names the lock.
+# - Arrays of JAX stay arrays of JAX. Code that JAX calls back would wait for them forever.
+
+
+@functools.cache
+def pickler() -> Any:
+    """The pickler of cloudpickle, with other reductions for some values."""
+    cloudpickle = _checks.extra("cloudpickle", "host")
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
+                raise UnknownCodeError(f"the module {obj.__name__} as a whole")
+            if isinstance(obj, types.FunctionType):
+                # pickle itself stores functions by reference, and cloudpickle might not.
+                return NotImplemented if _is_importable(obj) else _function_apart(obj)
+            if isinstance(obj, type):
+                if obj.__module__ == "builtins" or _is_importable(obj):
+                    return cloudpickle.Pickler.reducer_override(self, obj)
+                return _class_apart(obj)
+            if isinstance(obj, Cached) and not _is_importable(obj):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+            if isinstance(obj, typing.TypeVar):
+                return typing.TypeVar, (obj.__name__,)
+            if isinstance(obj, jax.Array):
+                # Code that JAX calls back must not use JAX.
+                return np.asarray(obj).__reduce_ex__(PROTOCOL)
+            if isinstance(obj, io.TextIOWrapper):
+                raise UnknownCodeError("an open file")
+            if any(base.__module__ in _POINTERS for base in inspect.getmro(type(obj))):
+                raise UnknownCodeError(f"an object of {type(obj).__module__} holds addresses")
+            return cloudpickle.Pickler.reducer_override(self, obj)
+
+    return Pickler
+
+
+def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
+    codes = list(_codes(function.__code__))
+    _refuse_imports(function, codes)
+    names = {name for code in codes for name in code.co_names}
+    variables = function.__globals__
+    operations = [x for code in codes for x in dis.get_instructions(code)]
+    used = sorted(
+        {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
+        & variables.keys()
+    )
+    # Submodules that the function may look up in packages by these names.
+    modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
+    packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
+    inside = [module for module in list(sys.modules) if module.startswith(packages)]
+    imports = [module for module in inside if names.issuperset(module.split(".")[1:])]
+    cells = function.__closure__ or ()
+    state = {
+        "imports": Imports(imports),
+        "globals": {name: _excerpt(variables[name], names, {}) for name in used},
+        "closure": [_contents(cell) for cell in cells],
+        "defaults": function.__defaults__,
+        "keyword defaults": function.__kwdefaults__,
+        "attributes": dict(vars(function)),
+    }
+    made_from = (function.__code__, function.__module__, function.__qualname__, len(cells))
+    return _new_function, made_from, state, None, None, _fill_function
+
+
+def _new_function(
+    code: types.CodeType, module: str, qualname: str, cells: int
+) -> types.FunctionType:
+    variables = {"__name__": module, "__builtins__": __builtins__}
+    closure = tuple(types.CellType() for _ in range(cells))
+    function = types.FunctionType(code, variables, closure=closure)
+    function.__qualname__ = qualname
+    return function
+
+
+def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
+    for module in state["imports"].modules:
+        importlib.import_module(module)
+    function.__globals__.update(state["globals"])
+    for cell, contents in zip(function.__closure__ or (), state["closure"], strict=True):
+        if contents:
+            (cell.cell_contents,) = contents
+    function.__defaults__ = state["defaults"]
+    function.__kwdefaults__ = state["keyword defaults"]
+    vars(function).update(state["attributes"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Imports:
+    """Modules that a process must import. They are not part of a function's fingerprint."""
+
+    modules: list[str]
+
+
+def _contents(cell: types.CellType) -> tuple[object, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # Nothing has been assigned yet.
+        return ()
+
+
+def _class_apart(cls: type) -> tuple[object, ...]:
+    """Reduces a class as cloudpickle does, but the copy is always a new class."""
+    cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
+    parts: Any = cloudpickle._dynamic_class_reduce(cls)
+    make, arguments, (namespace, slots), *rest = parts
+    untracked = (*arguments[:-2], None, arguments[-1])
+    kept = {name: namespace[name] for name in namespace if name not in _NO_BEHAVIOR}
+    return make, untracked, (kept, slots), *rest
+
+
+def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> Callable[..., object]:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:
+    """Refuses imports of user modules inside a function: they cannot be frozen."""
+    for code in codes:
+        operations = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
+        for before, operation in zip(operations, operations[2:], strict=False):
+            if operation.opname == "IMPORT_NAME":
+                relative = before.argval > 0
+                name = function.__globals__.get("__package__") if relative else operation.argval
+                if not is_installed(name or ""):
+                    raise UnknownCodeError(
+                        f"{operation.argval}, imported inside of {function.__qualname__}: import it"
+                        " at the top of the file"
+                    )
+
+
+def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
+    """A value. For a user's module, only its entries with these names."""
+    if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
+        return value
+    if id(value) not in made:
+        excerpt = made[id(value)] = types.SimpleNamespace()
+        for name in sorted(names & vars(value).keys()):
+            setattr(excerpt, name, _excerpt(vars(value)[name], names, made))
+    return made[id(value)]
+
+
+def _is_importable(value: object) -> bool:
+    """Whether an installed module holds a function or class under its own name."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if not isinstance(module, str) or not is_installed(module):
+        return False
+    try:
+        return functools.reduce(getattr, name.split("."), sys.modules[module]) is value
+    except (AttributeError, KeyError):
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_recorded(file: str) -> bool:
+    """Whether an installer put a file where it is. `pip install --target` may use any folder.
+
+    Files of an editable package do not count: its record does not name them.
+    """
+    path = pathlib.PurePath(file)
+    return any(
+        path.relative_to(folder).as_posix() in map(str, found.files or ())
+        for folder in path.parents
+        for found in metadata.distributions(path=[str(folder)])
+        if found.read_text("RECORD")
+    )
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module is a part of Python, of dpjax, or of an installed package."""
+    top = name.partition(".")[0]
+    if top in ("dpjax", "__main__"):
+        return top == "dpjax"
+    module = sys.modules.get(name) or sys.modules.get(top)
+    if module is not None:
+        file = getattr(module, "__file__", None)
+    else:
+        file = getattr(importlib.util.find_spec(top) if top else None, "origin", None)
+    path = pathlib.PurePath(file or "")
+    if _PYTHON in path.parents or not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
+    if file in (None, "built-in", "frozen"):
+        return top in sys.stdlib_module_names
+    return _is_recorded(file)

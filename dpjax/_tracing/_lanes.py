@@ -1,9 +1,9 @@
-"""Lanes of a `vmap` do not touch each other, with some exceptions.
+"""Lanes of a `vmap` do not touch each other, except through some operations.
 
-Bounds on one record assume it where records are lanes: per-example gradients, the predicates of
-queries, the records of an oracle, the statistics of a sum. A lane of JAX's own operations computes
-the same as alone, up to rounding. This file lists the exceptions but one: convolutions by many
-kernels, which `_evaluate.py` runs one after the other wherever lanes must not touch.
+Bounds on one record assume separate lanes if records are lanes: in per-example gradients,
+predicates of queries, records of an oracle, and statistics of a sum. With JAX's own operations, a
+lane computes the same as alone, up to rounding. This file lists the exceptions and refuses them.
+Convolutions by many kernels are an exception, too, but `_evaluate.py` runs these one by one.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from dpjax._tracing._walks import JITS, Equation, aval, equations
 # Under `vmap` all lanes get bits of the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# JAX does not see into this code. A kernel may read memory beyond its own block, and other code may
-# compute something else when it is batched or cut up.
+# JAX does not see the code of these. A kernel may read memory beyond its own block, and other code
+# may compute something else when it is batched or cut up.
 _OPAQUE = frozenset(
     (
         *("pallas_call", "core_map", "mpmd_map", "triton_kernel_call", "tpu_custom_call"),
@@ -35,15 +35,15 @@ _OPAQUE = frozenset(
 )
 
 
-# XLA gives one result for these, however it vectorizes: they move, compare, and compute in bits.
+# These have one result, however XLA vectorizes them: they move, compare, and compute on bits.
 _EXACT = JITS | frozenset(
     (
         *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "reduce_and", "reduce_or"),
         *("broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "concatenate"),
     )
 )
-# The same for integers. In floats these round, and the machine decides where NaN goes in a minimum.
-# Division is left out: XLA leaves division of integers by 0 to the machine.
+# These have one result on integers. Floats are rounded, and the machine decides what a minimum does
+# with NaN. Division is not here: the machine decides what a division of integers by 0 gives.
 _EXACT_FOR_INTEGERS = frozenset(
     (
         *("add", "sub", "mul", "neg", "abs", "sign", "min", "max", "clamp", "reduce_sum"),
@@ -52,12 +52,12 @@ _EXACT_FOR_INTEGERS = frozenset(
 )
 
 
-# Programs whose lanes do not touch, which takes longer to find out than a warm sampling has.
+# Programs whose lanes do not touch. To find that out takes longer than a warm sampling.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
 
 def touching(traced: jex.ClosedJaxpr) -> str | None:
-    """The first thing that a traced program does and that lets lanes touch, or None."""
+    """The first operation of a traced program that lets lanes touch, in words; None without one."""
     if traced.jaxpr in _SEPARATE:
         return None
     if found := _touching(traced):
@@ -68,7 +68,7 @@ def touching(traced: jex.ClosedJaxpr) -> str | None:
 
 def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
-        # The effect of an axis that is bound inside is not among them.
+        # Axes that are bound inside the program have no effect here.
         if type(effect).__name__ == "NamedAxisEffect":
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
@@ -89,7 +89,7 @@ def _touching(traced: jex.ClosedJaxpr) -> str | None:
 
 
 def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
-    """Refuses a program if its lanes may touch under `vmap`; `name` is for messages."""
+    """Refuses a program whose lanes may touch under `vmap`; `name` is for messages."""
     if found := touching(traced):
         raise ValueError(
             f"{name} must not {found}. Under jax.vmap, its value for one could depend on others"
@@ -97,10 +97,10 @@ def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
 
 
 def is_exact(traced: jex.ClosedJaxpr) -> bool:
-    """Whether each lane has the same bits alone and among others, unless a number is subnormal.
+    """Whether a lane has the same bits alone and among others, unless an input is subnormal.
 
-    Floats are only moved and compared, so nothing is rounded. A machine may take a subnormal number
-    for 0 in one lane and not in another, so no constant may be subnormal.
+    Then floats are only moved and compared, so nothing is rounded. No constant may be subnormal: a
+    machine may treat a subnormal number as 0 in one lane and not in another.
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
@@ -116,7 +116,7 @@ def is_exact(traced: jex.ClosedJaxpr) -> bool:
 
 def _is_exact(equation: Equation) -> bool:
     operation = equation.primitive.name
-    if operation == "select_n":  # Among more than two XLA leaves it to the machine, too.
+    if operation == "select_n":  # The machine decides a choice among more than two.
         return aval(equation.invars[0]).dtype == bool
     if operation in _EXACT:
         return True
@@ -145,6 +145,6 @@ def check_lanes(
     """
     checked, traced = traced_lane(function, *batched)
     refuse_touching(name, traced)
-    # Code outside of JAX, and references, may remember one example when they see another.
+    # Code outside of JAX, and references, may remember an example until they see another one.
     refuse_outside_code(name, traced)
     return checked, traced

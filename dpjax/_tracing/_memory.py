@@ -1,8 +1,8 @@
 """The arrays of a traced program that take memory.
 
-XLA fuses steps that go element by element into the loop of the reduction that they lead to. So the
-terms of a sum take no memory, unless something else needs them too. On accelerators it may decide
-otherwise: for an H200 it keeps the terms of a kernel density, and for an H100 it does not.
+XLA fuses elementwise steps into the loop of the reduction after them. So the terms of a sum take no
+memory, unless something else needs them too. On accelerators XLA may decide otherwise: for an H200
+it keeps the terms of a kernel density, and for an H100 it does not.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.extend.core as jex
 
 from dpjax._tracing._walks import Equation, aval, called, passed, reached_from, run
 
-# One element of the result takes one of every operand.
+# Operations whose results need one element of every operand for each element.
 _BY_ELEMENT = frozenset(
     (
         *("add", "add_any", "sub", "mul", "div", "rem", "neg", "abs", "square", "sqrt", "rsqrt"),
@@ -26,12 +26,12 @@ _BY_ELEMENT = frozenset(
 _REDUCTIONS = frozenset(
     ("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 )
-_WHOLE = object()  # A use that needs the whole array. Every reduction is a use of its own.
+_WHOLE = object()  # A use that needs the whole array. Each reduction is a separate use.
 
 
 @dataclasses.dataclass(eq=False)
 class _Array:
-    """An array that depends on the inputs, and the uses that fused steps after it lead to."""
+    """An array that depends on the inputs, and its uses at the ends of fused steps."""
 
     size: int
     fusible: bool = False
@@ -39,14 +39,14 @@ class _Array:
 
     @property
     def is_written(self) -> bool:
-        # Something that two loops need may be computed in both, or once.
+        # If two loops need an array, XLA may compute it in both, or write it once.
         return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
 
 
 def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused: bool) -> int:
     """The bytes of the largest array that depends on the given inputs.
 
-    If steps are fused, only of those that are kept in memory. In the bodies of loops all count.
+    If steps are fused, only arrays that are written to memory count. In bodies of loops all count.
     """
     arrays, inside = list[_Array](), list[int]()
     steps = list[tuple[str, list[_Array], list[_Array]]]()

@@ -1,4 +1,4 @@
-"""The axes of devices over which arrays vary, according to `jax.shard_map`."""
+"""Axes of devices over which arrays vary inside `jax.shard_map`."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,13 +16,13 @@ Axes: TypeAlias = frozenset[str]
 def varying_axes(tree: PyTree) -> Axes:
     """The axes of devices over which some array of a tree may vary.
 
-    Empty outside of `jax.shard_map`, and inside of one that does not check.
+    Empty outside `jax.shard_map`, and inside one with check_vma=False.
     """
     return Axes().union(*map(_axes, jax.tree.leaves(tree)))
 
 
 def refuse_unchecked() -> None:
-    """Refuses to go on where devices may hold different numbers and JAX does not say which."""
+    """Refuses a shard_map in which JAX does not track which numbers differ between devices."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if manual and _axes(lax.axis_index(manual)) != frozenset(manual):
         raise ValueError(
@@ -32,7 +32,7 @@ def refuse_unchecked() -> None:
 
 
 def refuse_inside(what: str, instead: str) -> None:
-    """Refuses a call that cannot know whether it runs once, or once on every shard."""
+    """Refuses a call inside shard_map, where it cannot tell how often it runs."""
     if manual := jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"{what} must be outside of jax.shard_map and jax.pmap, got shards over"
@@ -41,10 +41,10 @@ def refuse_inside(what: str, instead: str) -> None:
 
 
 def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """The value of a function on each shard, of the numbers of that shard.
+    """The value of a function on each shard, from the numbers of that shard.
 
-    Inside `jax.shard_map`, a gradient with respect to a shared array is a sum over all shards. So
-    the function is traced into one call on plain shapes, where no array is shared. Then the call
+    Inside `jax.shard_map`, a gradient with respect to a shared array is summed over all shards. So
+    the function is first traced on plain shapes, where no array is shared. Then the traced call
     gets the numbers.
     """
     if not axes:
@@ -65,7 +65,7 @@ def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> 
 
 
 def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The function, where axes of a mesh that are typed `Explicit` count as `Auto`.
+    """The function, with axes of type `Explicit` treated as `Auto`.
 
     The outputs are the same on all devices.
     """

@@ -1,10 +1,12 @@
 """Draws with threefry keys, fast on a CPU.
 
-There JAX runs the rounds of threefry2x32 in a loop around all numbers, which go to memory and back
-each time. Here they are written out, so a number stays in registers until its last round: the same
-bits in a quarter of the time, compiled in half of it. XLA would fuse them into the loop of every
-number that depends on theirs, and compute them again for each. So the two words that they give are
-the results of one reduction, which is fused into nothing, see `dpjax/_exact/_kernels.py`.
+On a CPU, JAX runs the rounds of threefry2x32 in a loop around all numbers, which go to memory and
+back in each round. Here the rounds are unrolled, so a number stays in registers until its last
+round. The bits are the same, in a quarter of the time, and compilation takes half the time.
+
+XLA would fuse the unrolled rounds into the loop of every number that depends on them, and repeat
+them there. So the two words of a draw are the results of one reduction, which XLA does not fuse
+into later loops (`dpjax/_exact/_kernels.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +22,12 @@ from dpjax._core._types import PyTree
 from dpjax._exact._kernels import at_once
 from dpjax._tracing._walks import Equation, aval, bind, replaced, specs
 
-_THREEFRY = "threefry2x32"  # The name of such keys, and of the operation that does all rounds.
+_THREEFRY = "threefry2x32"  # The name of these keys, and of the operation with all rounds.
 _ROTATIONS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
 
 
 def drawn(draw: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """`draw(*arguments)`, bit by bit, with the rounds of threefry written out on a CPU."""
+    """`draw(*arguments)` with the same bits, where the rounds of threefry are unrolled on a CPU."""
     # A new function each time: a trace that JAX keeps may hold a stale closure.
     traced, shapes = jax.make_jaxpr(lambda *xs: draw(*xs), return_shape=True)(*arguments)
     found = replaced(traced, jax.tree.leaves(arguments), _written_out)
@@ -41,7 +43,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
     if name not in ("random_bits", "random_fold_in", "random_split"):
         return None
     keys, *others = operands
-    # Of other keys by that name there are none here: `Program.trace` refuses them.
+    # `Program.trace` has refused other implementations with this name.
     if jax.random.key_impl(keys) != _THREEFRY:
         return None
     words = jax.random.key_data(keys)
@@ -50,7 +52,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
 
 
 def _of_words(equation: Equation) -> jex.ClosedJaxpr:
-    """What a draw computes from the words of its keys: JAX hides that until it compiles."""
+    """The program of a draw from the words of its keys, which JAX hides until it compiles."""
     keys, *numbers = map(aval, equation.invars)
     shape = np.broadcast_shapes(keys.shape, *(x.shape for x in numbers))
     given, of_key = equation.params, threefry_prng_impl.key_shape

@@ -15,8 +15,8 @@ Atom: TypeAlias = jex.Var | jex.Literal
 Program: TypeAlias = jex.ClosedJaxpr | jex.Jaxpr
 V = TypeVar("V")
 
-# Calls of inner programs. Some also have rules for derivatives, which nothing uses: a traced
-# program is not differentiated any more.
+# Calls of inner programs. Some have rules for derivatives, which are not used: a traced program is
+# no longer differentiated.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | frozenset(
     (
@@ -24,10 +24,10 @@ _CALLS = JITS | frozenset(
         *("checkpoint", "remat", "remat2"),
     )
 )
-# Takes an operation and its operands to its outputs, or to None to leave it as it is.
+# Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# Programs with replacements, by the program. A program that is called again is the same object
-# again, so JAX neither traces nor compiles it anew. The mesh around it is a part of its types.
+# Programs after replacement, by the original program. If it is called again, its replacement is the
+# same object, so JAX neither traces nor compiles it anew. The mesh around it is part of its types.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
@@ -37,19 +37,19 @@ _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakK
 
 
 def aval(atom: Atom) -> Any:
-    """The shape and dtype of a variable or literal, which JAX does not tell type checkers."""
+    """The shape and dtype of a variable or literal; JAX has no type annotation for it."""
     return atom.aval
 
 
 def called(equation: Equation) -> Any:
-    """The program that an operation calls; None where it does more than that."""
+    """The program that an operation calls; None if the operation does more than call it."""
     if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
 def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a `scan` stay the same, and how many it carries. Others are sliced."""
+    """The number of operands that a `scan` keeps fixed, and that it carries; it slices the rest."""
     if "num_consts" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
     fixed, carried, _ = parameters["ft_in"].unpack()  # From jax 0.11 on.
@@ -77,7 +77,7 @@ def run(
         program: with or without constants.
         inputs: a value for each of its inputs.
         operation: `operation(equation, operands)` gives the outputs.
-        known: takes a constant or a literal to a value.
+        known: maps a constant or a literal to a value.
     """
     jaxpr, constants = parts(program)
     values = dict(zip(jaxpr.constvars, map(known, constants), strict=True))
@@ -104,12 +104,12 @@ def replaced(
 ) -> list[jax.Array]:
     """Runs a program with some of its operations replaced, also in inner programs.
 
-    Rules for derivatives are left out: a program that was traced is not differentiated any more.
+    Rules for derivatives are left out: a traced program is no longer differentiated.
 
     Args:
         program: with or without constants.
         operands: arrays.
-        replacement: a function of a module, because replaced inner programs are kept under it.
+        replacement: a module-level function, because replaced inner programs are kept by it.
     """
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
@@ -124,7 +124,7 @@ def replaced(
         if name not in JITS and (inner := called(equation)):
             return replaced(inner, operands, replacement)
         if name == "shard_map":
-            # Made anew: its program can be traced only where the axes of its mesh are known.
+            # Made anew, because its program can be traced only where the mesh has its axes.
             given = equation.params
             return jax.shard_map(
                 lambda *operands: replaced(given["jaxpr"], operands, replacement),
@@ -134,7 +134,7 @@ def replaced(
                 axis_names=given["newly_manual_axes"],
                 check_vma=given["check_vma"],
             )(*operands)
-        if name == "custom_vmap_call":  # Of dpjax, see `_evaluate.py`.
+        if name == "custom_vmap_call":  # Only dpjax's rules are left, see `_evaluate.py`.
             return bind(equation, equation.params, operands)
         parameters = {
             name: _replaced_inside(value, replacement) for name, value in equation.params.items()
@@ -145,9 +145,9 @@ def replaced(
 
 
 def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
-    """A context whose JAX holds the dtypes of an operation: queries compute in 64 bits in places.
+    """A context with x64 for operations on 64 bits, as some queries have.
 
-    Without x64 an inner program would be traced anew in 32 bits.
+    Otherwise their inner programs would be traced anew in 32 bits.
     """
     kinds = (jax.numpy.integer, jax.numpy.floating)
     dtypes = {aval(x).dtype for x in (*equation.invars, *equation.outvars) if hasattr(x, "aval")}
@@ -171,7 +171,7 @@ def _replaced_inside(value: Any, replacement: Replacement) -> Any:
 
 
 def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Shapes and dtypes, and how arrays lie on devices, to trace a program with them anew."""
+    """Shape structs for tracing a program anew, with the placement of arrays on devices."""
     return [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, **_placement(x))
         for x in avals
@@ -179,7 +179,7 @@ def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _placement(shaped: Any) -> dict[str, Any]:
-    """Over which axes of a mesh an array is spread, or varies inside of `shard_map`."""
+    """The axes of a mesh over which an array is spread, or varies inside `shard_map`."""
     sharding = getattr(shaped, "sharding", None)
     kind = getattr(shaped, "manual_axis_type", None)
     varies = kind is not None and kind.varying
@@ -202,7 +202,7 @@ def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
 
 
 def live(jaxpr: jex.Jaxpr) -> list[Equation]:
-    """The operations that outputs depend on; a traced program may hold others."""
+    """The operations that outputs depend on; a traced program may contain others."""
     needed, found = _variables(jaxpr.outvars), list[Equation]()
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(equation.outvars):
@@ -217,7 +217,7 @@ def primitives(jaxpr: jex.Jaxpr) -> set[str]:
 
 
 def _variables(atoms: Iterable[Atom]) -> set[jex.Var]:
-    """Without literals, which have no hash."""
+    """The variables among atoms. Literals have no hash."""
     return {atom for atom in atoms if isinstance(atom, jex.Var)}
 
 
@@ -239,6 +239,6 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
 
 def passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
     """The inputs of an inner program that depend on reached variables."""
-    # Operands line up with inner inputs from the back: a branch has a predicate in front.
+    # Operands match inner inputs from the back: a branch has a predicate in front.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}

@@ -187,7 +187,7 @@ def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
         _ledger_file._resume()
 
     file = File()
-    _ledger_file.close_before_forks(file)
+    _ledger_file._OPEN.add(file)
     _ledger_file._suspend()
     other = threading.Thread(target=fork)
     other.start()
