@@ -81,7 +81,7 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
     info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
     if x.dtype == jnp.bfloat16:
-        # Its bits are the upper half of a float32. A cast is arithmetic, which may flush subnormals.
+        # Its bits are the upper half of a float32. A cast may flush subnormals.
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
         bits = lax.bitcast_convert_type(x.astype(info.dtype), unsigned)
